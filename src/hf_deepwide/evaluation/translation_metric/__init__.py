@@ -1,0 +1,1 @@
+"""`hf_deepwide.evaluation.metrics.score` as a module that `evaluate.load` reads from this folder."""

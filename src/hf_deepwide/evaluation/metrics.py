@@ -1,0 +1,134 @@
+"""Corpus scores of translations: sacreBLEU, chrF, and tokenised BLEU as multi-bleu.perl counts it.
+
+Three numbers, because papers report three. `bleu` (Post 2018) and `chrf` (Popović 2015) want plain,
+detokenised text and carry a signature that says how they were computed. `multi_bleu` splits the text at its
+spaces and does nothing else: it is comparable with a paper's "tokenised BLEU" only when hypotheses and references
+have been tokenised as that paper's were.
+"""
+
+from collections.abc import Sequence
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
+
+from hf_deepwide.errors import UserError
+
+METRICS = ("bleu", "chrf", "multi_bleu")
+
+# What Python's `str.split` takes for a space and Perl's byte-wise `split` does not. Each is moved to a
+# private-use character of its own, so that a no-break space stays inside its token, as it does in multi-bleu.perl.
+_UNICODE_SPACES = (
+    "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+_KEEP_IN_TOKEN = {ord(space): 0xF0000 + ord(space) for space in _UNICODE_SPACES}
+
+
+class MultiBLEU(BLEU):
+    """BLEU on the text's own tokens, unsmoothed: the number multi-bleu.perl prints (Papineni et al. 2002).
+
+    `lowercase` lowers all of Unicode, as the papers' preprocessing does (Moses' lowercase.perl); the script's
+    own `-lc` switch works on bytes and lowers ASCII letters only.
+    """
+
+    def __init__(self, lowercase: bool = False):
+        super().__init__(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return super()._preprocess_segment(sent.translate(_KEEP_IN_TOKEN))
+
+
+def build_metrics(
+    names: Sequence[str] = METRICS,
+    *,
+    lowercase: bool = False,
+    tokenize: str | None = "13a",
+    target_lang: str | None = None,
+) -> dict[str, Metric]:
+    """The sacreBLEU metric objects of the given names; the arguments are those of `score`.
+
+    Raises:
+        UserError: a metric or a tokenizer that does not exist, or one whose own package is not installed.
+    """
+    unknown = [name for name in names if name not in METRICS]
+    if unknown or not names:
+        raise UserError(f"metrics: {', '.join(unknown) or 'none given'}; accepted: {', '.join(METRICS)}")
+    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+        raise UserError(
+            f"tokenize: {tokenize!r} is no tokenizer of sacreBLEU; accepted: {', '.join(BLEU.TOKENIZERS)}"
+        )
+    metrics: dict[str, Metric] = {}
+    for name in names:
+        if name == "chrf":
+            metrics[name] = CHRF(lowercase=lowercase)
+        elif name == "multi_bleu":
+            metrics[name] = MultiBLEU(lowercase=lowercase)
+        else:
+            try:
+                metrics[name] = BLEU(
+                    lowercase=lowercase, tokenize=tokenize, trg_lang=target_lang or "", force=True
+                )
+            except (ImportError, RuntimeError) as error:  # the Japanese, Korean and SentencePiece tokenizers
+                raise UserError(
+                    f"tokenize: sacreBLEU's {tokenize or target_lang!r} tokenizer: {error}"
+                ) from error
+    return metrics
+
+
+def check_parallel(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    names: tuple[str, str] = ("translations", "references"),
+) -> None:
+    """Refuse two sides that cannot be compared line by line; `names` say what they are, best as file names.
+
+    Raises:
+        UserError: a single string in place of a list, no lines at all, or different numbers of lines.
+    """
+    for side, name in zip((hypotheses, references), names, strict=True):
+        if isinstance(side, str):
+            raise UserError(f"{name}: one string was given; a list of sentences is wanted")
+        if len(side) == 0:
+            raise UserError(f"{name}: empty; at least one sentence is needed for a score")
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"{names[0]} has {len(hypotheses)} lines but {names[1]} has {len(references)}; "
+            "both must hold the same sentences in the same order, one a line"
+        )
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str | None = "13a",
+    target_lang: str | None = None,
+    metrics: Sequence[str] = METRICS,
+) -> dict:
+    """Score translations against one reference each.
+
+    Args:
+        hypotheses: the translations, one string a sentence. `bleu` and `chrf` expect detokenised text.
+        references: as many references, in the same order.
+        lowercase: lower both sides first, for all metrics (the signatures then say `case:lc`).
+        tokenize: sacreBLEU's tokenizer for `bleu`; None lets sacreBLEU choose by `target_lang` (13a but for
+            Chinese, Japanese and Korean).
+        target_lang: the target language's code, used for that choice only.
+        metrics: which of `METRICS` to compute.
+
+    Returns:
+        `{"bleu": 0..100, "chrf": 0..100, "multi_bleu": 0..100, "sentences": n, "signature": {metric: text}}`,
+        with the metrics asked for.
+
+    Raises:
+        UserError: the two sides do not fit each other, or a setting does not exist.
+    """
+    check_parallel(hypotheses, references)
+    result: dict = {}
+    signature: dict[str, str] = {}
+    built = build_metrics(metrics, lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)
+    for name, metric in built.items():
+        result[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
+        signature[name] = str(metric.get_signature())
+    return {**result, "sentences": len(hypotheses), "signature": signature}

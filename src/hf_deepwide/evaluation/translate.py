@@ -1,0 +1,250 @@
+"""Translate a list of sentences with any seq2seq model: beam search, sorted by length, batches by tokens."""
+
+import copy
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.metrics import METRICS, build_metrics
+
+logger = logging.getLogger(__name__)
+
+_AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LENGTH_STEP = 8  # source lengths are rounded up to this before the length limit is computed
+
+
+@dataclass
+class EvaluationArguments:
+    """The section `evaluation` of a recipe: how test sentences are translated and scored."""
+
+    num_beams: int = field(default=5, metadata={"help": "Beam size; 1 is greedy search."})
+    length_penalty: float = field(
+        default=1.0,
+        metadata={
+            "help": "Beam scores are log-probability / length**length_penalty: larger favours longer outputs."
+        },
+    )
+    early_stopping: bool = field(
+        default=True,
+        metadata={"help": "Stop a sentence at num_beams finished hypotheses, as fairseq does."},
+    )
+    max_length_factor: float = field(
+        default=2.0,
+        metadata={
+            "help": "A translation has at most max_length_factor * source tokens + max_length_offset tokens."
+        },
+    )
+    max_length_offset: int = field(
+        default=20, metadata={"help": "See max_length_factor; with factor 0 the limit itself."}
+    )
+    max_tokens: int = field(
+        default=4096, metadata={"help": "Source tokens per batch, padding included; beams are not counted."}
+    )
+    precision: str = field(
+        default="float32",
+        metadata={"help": "float32 (no autocast), bfloat16 or float16.", "choices": list(_AUTOCAST)},
+    )
+    metrics: list[str] = field(
+        default_factory=lambda: list(METRICS), metadata={"help": f"Which of {', '.join(METRICS)} to compute."}
+    )
+    lowercase: bool = field(default=False, metadata={"help": "Score without regard to case."})
+    tokenize: str | None = field(
+        default="13a",
+        metadata={"help": "sacreBLEU's tokenizer; null: chosen by the target language."},
+    )
+    bootstrap_samples: int = field(
+        default=1000, metadata={"help": "Resamples of the paired bootstrap when systems are compared."}
+    )
+
+    def __post_init__(self) -> None:
+        for name, smallest in (
+            ("num_beams", 1),
+            ("max_tokens", 1),
+            ("bootstrap_samples", 1),
+            ("max_length_offset", 0),
+        ):
+            if getattr(self, name) < smallest:
+                raise UserError(
+                    f"evaluation.{name}: {getattr(self, name)} is too small; accepted: {smallest} or more"
+                )
+        if self.max_length_factor < 0 or self.max_length_factor == self.max_length_offset == 0:
+            raise UserError(
+                f"evaluation.max_length_factor: {self.max_length_factor} with max_length_offset "
+                f"{self.max_length_offset} leaves no room for a translation; accepted: 0 or more, not both 0"
+            )
+        if self.precision not in _AUTOCAST:
+            raise UserError(f"evaluation.precision: {self.precision!r}; accepted: {', '.join(_AUTOCAST)}")
+        build_metrics(self.metrics, tokenize=self.tokenize)
+
+
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    args: EvaluationArguments,
+    device: torch.device | str | None = None,
+) -> list[str]:
+    """Translate `sources`; element i of the result is the translation of element i.
+
+    The model comes back as it was: same training mode, same generation config (whose other fields, such as a
+    forced first token or forbidden words, are in force). A source longer than the model can read is cut, with one
+    warning that counts and names the lines. What a sentence becomes does not depend on its neighbours in the
+    batch, up to the rounding of differently padded sums.
+
+    Args:
+        model: any encoder-decoder model with `generate`.
+        tokenizer: its tokenizer.
+        sources: the sentences.
+        args: beam search and batching.
+        device: where to move the model first; None leaves it where it is.
+    """
+    outputs = generate_ids(model, tokenizer, sources, args, device)
+    # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
+    texts = tokenizer.batch_decode(outputs, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return [text.strip() for text in texts]
+
+
+def generate_ids(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    args: EvaluationArguments,
+    device: torch.device | str | None = None,
+) -> list[list[int]]:
+    """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
+    if isinstance(sources, str):
+        raise UserError("translate: one string was given; a list of sentences is wanted")
+    if device is not None:
+        model.to(device)
+    encoded = encode_sources(model, tokenizer, sources)
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None:
+        raise UserError(
+            "the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token"
+        )
+    outputs: list[list[int]] = [[] for _ in encoded]
+    limit_of = [_length_limit(model, len(ids), args) for ids in encoded]
+    with (
+        _evaluating(model),
+        _generation_settings(model, args) as settings,
+        torch.no_grad(),
+        _autocast(model.device, args.precision),
+        tqdm(total=len(encoded), desc="translating", unit="sentence", leave=False) as progress,
+    ):
+        for batch in _batches([len(ids) for ids in encoded], limit_of, args.max_tokens):
+            settings.max_new_tokens = limit_of[batch[0]]
+            rows = [torch.tensor(encoded[i]) for i in batch]
+            input_ids = torch.nn.utils.rnn.pad_sequence(
+                rows, batch_first=True, padding_value=pad_id
+            )  # [batch, source]
+            lengths = torch.tensor([len(row) for row in rows])
+            attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()  # [batch, source]
+            generated = model.generate(
+                input_ids=input_ids.to(model.device), attention_mask=attention_mask.to(model.device)
+            )  # [batch, 1 + target]
+            for i, row in zip(batch, generated[:, 1:].tolist(), strict=True):
+                outputs[i] = _strip_padding(row, pad_id)
+            progress.update(len(batch))
+    return outputs
+
+
+def encode_sources(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: Sequence[str]
+) -> list[list[int]]:
+    """Token ids of each source; those over the model's or the tokenizer's limit are cut, with one warning."""
+    if not sources:
+        return []
+    encoded = tokenizer(list(sources), verbose=False)["input_ids"]
+    limit = min(
+        tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or math.inf
+    )
+    too_long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
+    if too_long:
+        cut = tokenizer([sources[i] for i in too_long], truncation=True, max_length=int(limit))["input_ids"]
+        for i, ids in zip(too_long, cut, strict=True):
+            encoded[i] = ids
+        lines = ", ".join(str(i + 1) for i in too_long[:10]) + (", …" if len(too_long) > 10 else "")
+        logger.warning(
+            "%d of %d sources are longer than the %d tokens the model reads and were cut (line %s)",
+            len(too_long), len(encoded), limit, lines,
+        )  # fmt: skip
+    return encoded
+
+
+def _length_limit(model: PreTrainedModel, source_length: int, args: EvaluationArguments) -> int:
+    """Most tokens a translation may have; of the rounded length, or a batch of one limit would be very small."""
+    rounded = math.ceil(source_length / _LENGTH_STEP) * _LENGTH_STEP
+    limit = math.ceil(args.max_length_factor * rounded) + args.max_length_offset
+    return min(limit, getattr(model.config, "max_position_embeddings", None) or limit)
+
+
+def _batches(lengths: Sequence[int], limits: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Index lists, longest sources first (memory runs out at once or never), each of one length limit.
+
+    A source longer than `max_tokens` is a batch of its own.
+    """
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batch and (limits[i] != limits[batch[0]] or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _strip_padding(row: list[int], pad_id: int) -> list[int]:
+    while row and row[-1] == pad_id:
+        row.pop()
+    return row
+
+
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager:
+    dtype = _AUTOCAST[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode for the model; afterwards each of its modules has the mode it had."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _generation_settings(model: PreTrainedModel, args: EvaluationArguments) -> Iterator:
+    """Put a generation config with our search settings in place of the model's own for a while.
+
+    In place, and not as an argument of `generate`: what an argument leaves open is filled from the model's
+    config, so that a checkpoint's `max_length` would stand beside our `max_new_tokens`.
+    """
+    own = model.generation_config
+    settings = copy.deepcopy(own)
+    settings.update(
+        num_beams=args.num_beams,
+        length_penalty=args.length_penalty if args.num_beams > 1 else None,
+        early_stopping=args.early_stopping if args.num_beams > 1 else None,
+        max_length=None,
+        min_length=None,
+        do_sample=False,
+        num_return_sequences=1,
+        return_dict_in_generate=False,
+        use_cache=True,
+    )
+    model.generation_config = settings
+    try:
+        yield settings
+    finally:
+        model.generation_config = own
