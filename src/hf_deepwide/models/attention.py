@@ -1,0 +1,165 @@
+"""Multi-branch attention as one wide attention.
+
+Shapes: B batch, T queries, S keys, D model width, N branches, M heads of one branch, H = D / M head width.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .branches import BranchInput, BranchSum, draw_branches, merge_scale, no_branch
+
+
+def eager_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(Q K^T / sqrt(H)) V as two matrix products with a float32 softmax (MAT, Eq. 1).
+
+    Args:
+        query: `[B, heads, T, H]`; key, value: `[B, heads, S, H]`.
+        attention_mask: additive, `[B, 1, T, S]`, or None.
+
+    Returns:
+        The context `[B, T, heads, H]` and the attention weights `[B, heads, T, S]`.
+    """
+    scores = torch.matmul(query * scaling, key.transpose(2, 3)).float()  # the small factor is scaled, not [T, S]
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1).to(value.dtype)
+    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(dropped, value).transpose(1, 2), weights
+
+
+class MultiBranchAttention(nn.Module):
+    """N attentions over the same input, averaged; self- or cross-attention (MAT, Eq. 4-6, 9-10).
+
+    The residual is not part of it. With one branch and no drop-branch this is multi-head attention. The N x M heads
+    stand side by side on the head axis, so that any number of branches costs one projection each for q, k, v and the
+    output, one attention call, and one cache slot.
+    """
+
+    def __init__(self, config: Any, num_heads: int, *, is_causal: bool = False, layer_idx: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.is_causal = is_causal
+        self.layer_idx = layer_idx
+        self.branches = config.attention_branches
+        self.num_heads = num_heads
+        self.head_dim = config.d_model // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.dropout = config.attention_dropout
+        self.drop_branch = config.drop_branch
+        self.drop_unit = config.drop_unit
+        self.merge_scale = merge_scale(self.branches, config.branch_merge)
+
+        shape = (self.branches, config.d_model, config.d_model)
+        self.q_proj = BranchInput(*shape, bias=config.attention_bias)
+        self.k_proj = BranchInput(*shape, bias=config.attention_bias)
+        self.v_proj = BranchInput(*shape, bias=config.attention_bias)
+        self.out_proj = BranchSum(*shape, bias=config.attention_bias)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from `hidden_states` `[B, T, D]` to themselves or to `encoder_hidden_states` `[B, S, D]`.
+
+        Returns:
+            The merged output `[B, T, D]`, and, where the back-end gives them, the attention weights: of all heads
+            `[B, N * M, T, S]`, or averaged over the branches `[B, M, T, S]` when `output_attentions` asks for them.
+        """
+        scale, kept, gates = self.merge_scale, None, None
+        if self.training and self.drop_branch > 0:
+            scale /= 1 - self.drop_branch
+            if self._can_skip(past_key_values):
+                kept = draw_branches(self.branches, self.drop_branch)
+                if not kept:
+                    return no_branch(self, hidden_states), None
+                if len(kept) == self.branches:
+                    kept = None
+            else:
+                gates = self._draw_gates(hidden_states)
+
+        skip = {} if kept is None else {"kept": kept}
+        query = self._heads(self.q_proj(hidden_states, **skip))
+        key, value = self._keys_and_values(hidden_states, encoder_hidden_states, past_key_values, skip)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        context, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        if gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
+            context = context * gates.flatten()[:, None].to(context.dtype)
+            if self.drop_unit == "branch":
+                skip = {"gates": gates[:, 0]}
+        output = self.out_proj(context.reshape(*hidden_states.shape[:-1], -1), **skip)
+        if scale != 1:
+            output = output * scale
+        if weights is not None and self.branches > 1 and self._wants_weights(kwargs):
+            weights = weights.unflatten(1, (-1, self.num_heads)).mean(1)
+        return output, weights
+
+    def _can_skip(self, past_key_values: Cache | None) -> bool:
+        """Whether dropped branches can be left uncomputed.
+
+        Not where heads are dropped one by one, nor where a cache must hold all branches, nor where an adapter (LoRA)
+        has replaced a projection. There the branches are computed and weighed by 0 or 1.
+        """
+        inputs = all(type(proj) is BranchInput for proj in (self.q_proj, self.k_proj, self.v_proj))
+        return (
+            self.drop_unit == "branch" and past_key_values is None and inputs and type(self.out_proj) is BranchSum
+        )
+
+    def _draw_gates(self, like: torch.Tensor) -> torch.Tensor:
+        """1 for a kept and 0 for a dropped unit, `[N, M]`: drawn per head, or per branch and equal over its heads."""
+        units = self.num_heads if self.drop_unit == "head" else 1
+        kept = torch.rand(self.branches, units, device="cpu") >= self.drop_branch
+        return kept.expand(-1, self.num_heads).to(like.device)
+
+    def _heads(self, projected: torch.Tensor) -> torch.Tensor:
+        """`[B, T, heads * H]` to `[B, heads, T, H]`."""
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _keys_and_values(
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, cache: Cache | None, skip: dict
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values `[B, heads, S, H]`: computed, appended to the self-attention cache, or read from it.
+
+        Those of cross-attention are computed once per sentence and then read from the cache.
+        """
+        is_cross = memory is not None
+        if isinstance(cache, EncoderDecoderCache):
+            if is_cross and cache.is_updated.get(self.layer_idx):
+                layer = cache.cross_attention_cache.layers[self.layer_idx]
+                return layer.keys, layer.values
+            if is_cross:
+                cache.is_updated[self.layer_idx] = True
+            cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+        source = memory if is_cross else hidden_states
+        key, value = self._heads(self.k_proj(source, **skip)), self._heads(self.v_proj(source, **skip))
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        return key, value
+
+    def _wants_weights(self, kwargs: dict[str, Any]) -> bool:
+        return bool(kwargs.get("output_attentions", self.config.output_attentions))

@@ -1,0 +1,87 @@
+"""Branches of one sub-layer as one wide operation: drawing which are kept, slicing them out, and summing them.
+
+N branches of the same shape are stored side by side: their input projections as one matrix with N blocks of rows,
+their output projections as one matrix with N blocks of columns, so that
+
+    sum_i (x_i W_i + b_i)  =  [x_1 ... x_N] [W_1; ...; W_N] + sum_i b_i
+
+is one matrix product. A branch that is dropped for the whole batch is sliced out of both and never computed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+def draw_branches(branches: int, drop_rate: float) -> list[int]:
+    """The branches that survive one forward pass: each is kept if U >= rho, U ~ U[0, 1] (MAT, Eq. 6).
+
+    One draw per branch, sub-layer and forward pass, shared by all sentences and positions. It comes from the CPU's
+    generator, so that on a GPU the decision needs no synchronisation.
+    """
+    return [i for i, u in enumerate(torch.rand(branches, device="cpu").tolist()) if u >= drop_rate]
+
+
+def merge_scale(branches: int, merge: str) -> float:
+    """1/N of the paper (`"mean"`) or 1/N**2 of its released code (`"double_mean"`)."""
+    return 1 / branches if merge == "mean" else 1 / branches**2
+
+
+class BranchInput(nn.Linear):
+    """Input projections of N branches: `[batch, time, in]` to `[batch, time, kept * out]`."""
+
+    def __init__(self, branches: int, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, branches * out_features, bias=bias)
+        self.branches = branches
+
+    def forward(self, x: torch.Tensor, kept: Sequence[int] | None = None) -> torch.Tensor:
+        """Project for all branches, or only for those in `kept`."""
+        if kept is None:
+            return super().forward(x)
+        weights = self.weight.chunk(self.branches)
+        weight = torch.cat([weights[i] for i in kept])
+        bias = None
+        if self.bias is not None:
+            biases = self.bias.chunk(self.branches)
+            bias = torch.cat([biases[i] for i in kept])
+        return nn.functional.linear(x, weight, bias)
+
+
+class BranchSum(nn.Linear):
+    """Output projections of N branches, summed: `[batch, time, kept * in]` to `[batch, time, out]`.
+
+    Each branch has its own bias (`bias` holds N blocks of `out`), which is dropped with the branch.
+    """
+
+    def __init__(self, branches: int, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(branches * in_features, out_features, bias=bias)
+        self.branches = branches
+        if bias and branches > 1:
+            self.bias = nn.Parameter(torch.zeros(branches * out_features))
+
+    def forward(
+        self, x: torch.Tensor, kept: Sequence[int] | None = None, gates: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sum over all branches, or only over those in `kept`; `gates` `[N]` weighs the biases as `x` was weighed."""
+        weight, bias = self.weight, self.bias
+        if kept is not None:
+            weights = weight.chunk(self.branches, dim=1)
+            weight = torch.cat([weights[i] for i in kept], dim=1)
+        if bias is not None and (self.branches > 1 or gates is not None):
+            bias = bias.view(self.branches, -1)
+            if kept is not None:
+                bias = bias[list(kept)]
+            elif gates is not None:
+                bias = bias * gates.to(bias.dtype)[:, None]
+            bias = bias.sum(0)
+        return nn.functional.linear(x, weight, bias)
+
+
+def no_branch(module: nn.Module, like: torch.Tensor) -> torch.Tensor:
+    """What a sub-layer adds when every branch was dropped: zero, shaped like `like` `[batch, time, D]`.
+
+    Its gradient to the module's parameters is zero and not absent, because DistributedDataParallel waits for one.
+    """
+    anchor = sum(parameter.flatten()[:0].sum() for parameter in module.parameters() if parameter.requires_grad)
+    return torch.zeros_like(like) + anchor

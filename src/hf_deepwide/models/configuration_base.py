@@ -1,0 +1,190 @@
+"""The fields that every family shares, and how they are checked.
+
+Names follow Marian's configuration. Two axes are kept apart: *width* (`attention_branches`, `ffn_branches`,
+`drop_branch`, `drop_unit`, `branch_merge`: what one sub-layer computes) and *depth* (`normalize_before` and what a
+family adds: how layers are joined). At their defaults both axes are at rest, and the model is the Transformer of
+Vaswani et al. (2017).
+"""
+
+import functools
+from typing import Any, TypeVar
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+Config = TypeVar("Config", bound=type)
+
+
+def validated(cls: Config) -> Config:
+    """Check field types and the class's `validate_*` methods; a violation raises `ValueError` with a plain message.
+
+    Built on `huggingface_hub`'s `strict`, whose own exceptions are not `ValueError`s and wrap the message twice.
+    """
+    cls = strict(cls)
+
+    def plainly(method):
+        @functools.wraps(method)
+        def wrapper(self, *args, **kwargs):
+            try:
+                return method(self, *args, **kwargs)
+            except StrictDataclassError as error:
+                raise ValueError(f"{type(self).__name__}: {error.__cause__ or error}") from error
+
+        return wrapper
+
+    for name in ("__init__", "__setattr__", "validate"):
+        setattr(cls, name, plainly(getattr(cls, name)))
+    cls.validate.__is_defined_by_strict_decorator__ = True  # so that `strict` accepts a subclass, too
+    return cls
+
+
+@validated
+class DeepWideConfig(PreTrainedConfig):
+    """What all families share.
+
+    Args:
+        vocab_size: entries of the source (or joint) vocabulary.
+        decoder_vocab_size: entries of the target vocabulary; None means `vocab_size`.
+        d_model: width of the residual stream, D.
+        encoder_layers, decoder_layers: depth of the two stacks.
+        encoder_attention_heads, decoder_attention_heads: heads M of one attention branch; M divides D.
+        encoder_ffn_dim, decoder_ffn_dim: inner width F of one feed-forward branch.
+        dropout: on embeddings and on each sub-layer's output before it is added to the residual.
+        attention_dropout: on attention weights.
+        activation_dropout: after the activation in the feed-forward sub-layer.
+        activation_function: any name of `transformers.activations.ACT2FN`.
+        max_position_embeddings: longest source or target, in tokens.
+        position_embedding_type: `"sinusoidal"` (half sines, half cosines as in tensor2tensor and fairseq),
+            `"marian"` (the sinusoids of Marian NMT, which Marian checkpoints were trained with) or `"learned"`.
+        scale_embedding: multiply token embeddings by sqrt(D).
+        layernorm_embedding: LayerNorm after embedding and position, as BART has it.
+        normalize_before: pre-norm sub-layers and a final norm on both stacks; otherwise post-norm.
+        attention_bias: biases on the q, k, v and output projections.
+        lm_head_bias: a bias on the logits.
+        init_std: None for the papers' initialisation (embeddings N(0, 1/D), projections Xavier-uniform, biases 0),
+            or the standard deviation of a normal distribution for every matrix.
+        tie_word_embeddings: the output projection is the target embedding.
+        share_encoder_decoder_embeddings: source and target embeddings are one matrix.
+        attention_branches: N_a, parallel attentions in each attention sub-layer (MAT, Eq. 4).
+        ffn_branches: N_f, parallel feed-forward networks in each such sub-layer (MAT, Eq. 8).
+        drop_branch: rho, the probability of dropping a branch in training (MAT, Eq. 5-8).
+        drop_unit: `"branch"` drops whole attention branches (Eq. 5), `"head"` their heads one by one (Eq. 9).
+        branch_merge: `"mean"` is the paper's 1/N; `"double_mean"` the released code's 1/N**2.
+
+    Raises:
+        ValueError: a field has a wrong type, is out of range, or contradicts another.
+    """
+
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+    }
+
+    vocab_size: int = 32768
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    max_position_embeddings: int = 1024
+    position_embedding_type: str = "sinusoidal"
+    scale_embedding: bool = True
+    layernorm_embedding: bool = False
+    normalize_before: bool = False
+    attention_bias: bool = True
+    lm_head_bias: bool = False
+    init_std: float | int | None = None
+    tie_word_embeddings: bool = True
+    share_encoder_decoder_embeddings: bool = True
+    attention_branches: int = 1
+    ffn_branches: int = 1
+    drop_branch: float | int = 0.0
+    drop_unit: str = "branch"
+    branch_merge: str = "mean"
+    bos_token_id: int | None = 0
+    pad_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 2
+    is_encoder_decoder: bool = True
+    use_cache: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in the target vocabulary and leave the rest to `PreTrainedConfig`."""
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        if not type(self).__module__.startswith("transformers_modules."):
+            # A shared checkpoint names its own copy of the translation pipeline. Where this package is imported, the
+            # registered pipeline serves, and the key would only make `pipeline()` ask for trust_remote_code.
+            kwargs.pop("custom_pipelines", None)
+        super().__post_init__(**kwargs)
+
+    def validate_sizes(self) -> None:
+        """Counts are positive; heads divide the width; sinusoids need an even width."""
+        for name in (
+            "vocab_size",
+            "decoder_vocab_size",
+            "d_model",
+            "encoder_layers",
+            "decoder_layers",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "max_position_embeddings",
+            "attention_branches",
+            "ffn_branches",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}")
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            if self.d_model % getattr(self, name):
+                raise ValueError(f"`{name}` must divide `d_model` ({self.d_model}), got {getattr(self, name)}")
+        if self.d_model % 2 and self.position_embedding_type != "learned":
+            raise ValueError(f"`d_model` must be even for sinusoidal positions, got {self.d_model}")
+
+    def validate_probabilities(self) -> None:
+        """Rates lie in [0, 1)."""
+        for name in ("dropout", "attention_dropout", "activation_dropout", "drop_branch"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self, name)}")
+        if self.init_std is not None and self.init_std < 0:
+            raise ValueError(f"`init_std` must be None or at least 0, got {self.init_std}")
+
+    def validate_choices(self) -> None:
+        """Named options are among the names that exist."""
+        choices = {
+            "position_embedding_type": ("sinusoidal", "marian", "learned"),
+            "drop_unit": ("branch", "head"),
+            "branch_merge": ("mean", "double_mean"),
+            "activation_function": tuple(ACT2FN),
+        }
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+
+    def validate_vocabularies(self) -> None:
+        """One shared embedding matrix needs one vocabulary, and token ids must lie in it."""
+        target_size = self.decoder_vocab_size or self.vocab_size
+        if self.share_encoder_decoder_embeddings and target_size != self.vocab_size:
+            raise ValueError(
+                f"`share_encoder_decoder_embeddings=True` needs one vocabulary, got `vocab_size` {self.vocab_size} and "
+                f"`decoder_vocab_size` {target_size}; set `share_encoder_decoder_embeddings=False`"
+            )
+        if self.pad_token_id is None:
+            raise ValueError("`pad_token_id` is required: padding and shifted labels use it, got None")
+        for name in ("pad_token_id", "decoder_start_token_id"):
+            token = getattr(self, name)
+            if token is not None and not 0 <= token < target_size:
+                raise ValueError(f"`{name}` must be an id of the vocabulary (0 to {target_size - 1}), got {token}")

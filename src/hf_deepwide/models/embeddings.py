@@ -1,0 +1,85 @@
+"""Token and position embeddings of one stack."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def position_ids(mask: torch.Tensor | None, length: int, past_length: Any, device: torch.device) -> torch.Tensor:
+    """Positions counted from 0 at the first real token, `[1 or batch, length]`; padding does not count.
+
+    Args:
+        mask: `[batch, past + length]`, 1 for real tokens, or None when there is no padding.
+        length: tokens to embed now.
+        past_length: tokens already in the cache (an int, or a tensor under a static cache).
+        device: where the ids are needed.
+    """
+    if mask is not None and mask.dim() == 2 and mask.shape[1] >= length:
+        return (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+    return (torch.arange(length, device=device) + past_length)[None]
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed sinusoids, half sines, half cosines, in a table that is rebuilt and never saved.
+
+    `"sinusoidal"` is what fairseq and tensor2tensor compute: frequencies 10000^(-k / (D/2 - 1)), positions counted
+    from 2 (fairseq's padding index + 1). `"marian"` is Vaswani et al., section 3.5, with its features reordered:
+    frequencies 10000^(-2k / D), positions counted from 0.
+    """
+
+    def __init__(self, length: int, dim: int, kind: str) -> None:
+        super().__init__()
+        self.length, self.dim, self.kind = length, dim, kind
+        self.register_buffer("table", torch.empty(length, dim), persistent=False)
+
+    def build(self) -> torch.Tensor:
+        """The table `[length, D]`, computed in float64."""
+        half = self.dim // 2
+        k = torch.arange(half, dtype=torch.float64)
+        if self.kind == "marian":
+            offset, exponent = 0, 2 * k / self.dim
+        else:
+            offset, exponent = 2, k / max(half - 1, 1)
+        angles = torch.arange(offset, offset + self.length)[:, None] * 10000.0**-exponent
+        return torch.cat([angles.sin(), angles.cos()], dim=1).float()
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """Look up `[1 or batch, time]` positions: `[1 or batch, time, D]`."""
+        return self.table[positions]
+
+
+class Embeddings(nn.Module):
+    """dropout([LayerNorm](sqrt(D) * token + position))."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.max_length = config.max_position_embeddings
+        if config.position_embedding_type == "learned":
+            self.positions = nn.Embedding(self.max_length, config.d_model)
+        else:
+            self.positions = SinusoidalPositions(self.max_length, config.d_model, config.position_embedding_type)
+        self.layer_norm = nn.LayerNorm(config.d_model) if config.layernorm_embedding else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, token_embeddings: torch.Tensor, mask: torch.Tensor | None = None, past_length: Any = 0
+    ) -> torch.Tensor:
+        """Scale token embeddings `[batch, time, D]` and add their positions.
+
+        Raises:
+            ValueError: the sequence is longer than `max_position_embeddings`.
+        """
+        length = token_embeddings.shape[1]
+        if isinstance(past_length, int) and past_length + length > self.max_length:
+            raise ValueError(
+                f"a sequence of {past_length + length} tokens is longer than the model takes: "
+                f"`max_position_embeddings` is {self.max_length}; truncate or split the text"
+            )
+        positions = position_ids(mask, length, past_length, token_embeddings.device)
+        hidden = token_embeddings * self.scale + self.positions(positions)
+        if self.layer_norm is not None:
+            hidden = self.layer_norm(hidden)
+        return self.dropout(hidden)

@@ -1,0 +1,51 @@
+"""Position-wise feed-forward networks, one or several branches of them.
+
+Shapes: B batch, T time, D model width, N branches, F inner width of one branch.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from .branches import BranchInput, BranchSum, draw_branches, merge_scale, no_branch
+
+
+class MultiBranchFeedForward(nn.Module):
+    """(1/N) sum_i FFN_i(x), FFN_i(x) = act(x W1_i + b1_i) W2_i + b2_i (MAT, Eq. 3 and 8).
+
+    In training each branch is dropped with probability rho, and kept ones are scaled by 1 / (1 - rho) (Eq. 7 and 8).
+    Dropped branches are not computed. The residual is not part of it.
+    """
+
+    def __init__(self, config: Any, ffn_dim: int) -> None:
+        super().__init__()
+        self.branches = config.ffn_branches
+        self.drop_branch = config.drop_branch
+        self.merge_scale = merge_scale(self.branches, config.branch_merge)
+        self.activation = ACT2FN[config.activation_function]
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.fc1 = BranchInput(self.branches, config.d_model, ffn_dim)
+        self.fc2 = BranchSum(self.branches, ffn_dim, config.d_model)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`."""
+        scale, kept, gates = self.merge_scale, None, None
+        if self.training and self.drop_branch > 0:
+            scale /= 1 - self.drop_branch
+            kept = draw_branches(self.branches, self.drop_branch)
+            if not kept:
+                return no_branch(self, hidden_states)
+            if len(kept) == self.branches:
+                kept = None
+            elif type(self.fc1) is not BranchInput or type(self.fc2) is not BranchSum:  # LoRA: weigh by 0 or 1
+                gates = torch.zeros(self.branches, device=hidden_states.device)
+                gates[kept] = 1
+                kept = None
+        inner = self.fc1(hidden_states) if kept is None else self.fc1(hidden_states, kept=kept)
+        inner = self.activation_dropout(self.activation(inner))
+        if gates is not None:
+            inner = (inner.unflatten(-1, (self.branches, -1)) * gates[:, None].to(inner.dtype)).flatten(-2)
+        output = self.fc2(inner, kept=kept, gates=gates) if self.branches > 1 else self.fc2(inner)
+        return output if scale == 1 else output * scale

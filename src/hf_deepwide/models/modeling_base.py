@@ -1,0 +1,487 @@
+"""The encoder-decoder that every family stands on: layers, stacks, language-model head, loss.
+
+A family replaces what it changes (a layer class, a stack) and inherits the rest. Shapes: B batch, S source length,
+T target length, D model width, V vocabulary.
+"""
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import MultiBranchAttention
+from .branches import BranchInput, BranchSum
+from .configuration_base import DeepWideConfig
+from .embeddings import Embeddings, SinusoidalPositions
+from .feed_forward import MultiBranchFeedForward
+from .loss import cross_entropy, linear_cross_entropy
+
+
+class ResidualLayer(GradientCheckpointingLayer):
+    """A layer whose sub-layers are joined to their input by addition, pre- or post-norm."""
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__()
+        self.normalize_before = config.normalize_before
+        self.dropout = nn.Dropout(config.dropout)
+
+    def residual(
+        self, x: torch.Tensor, norm: nn.Module, sublayer: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Pre-norm: x + dropout(sublayer(norm(x))). Post-norm: norm(x + dropout(sublayer(x)))."""
+        if self.normalize_before:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
+
+
+class EncoderLayer(ResidualLayer):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__(config)
+        self.self_attn = MultiBranchAttention(config, config.encoder_attention_heads)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = MultiBranchFeedForward(config, config.encoder_ffn_dim)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
+        """`[B, S, D]` to `[B, S, D]`."""
+        hidden_states = self.residual(
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
+        )
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+
+
+class DecoderLayer(ResidualLayer):
+    """Causal self-attention, attention to the source, then feed-forward."""
+
+    def __init__(self, config: DeepWideConfig, layer_idx: int) -> None:
+        super().__init__(config)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.encoder_attn = MultiBranchAttention(config, heads, layer_idx=layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = MultiBranchFeedForward(config, config.decoder_ffn_dim)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`, attending to `encoder_hidden_states` `[B, S, D]`."""
+        kwargs["past_key_values"] = past_key_values
+        hidden_states = self.residual(
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
+        )
+        if encoder_hidden_states is not None:
+            hidden_states = self.residual(
+                hidden_states,
+                self.encoder_attn_layer_norm,
+                lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
+            )
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+
+
+class DeepWidePreTrainedModel(PreTrainedModel):
+    """What all models share: loading, saving, initialisation."""
+
+    config_class = DeepWideConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """The papers' initialisation, or N(0, init_std) where the config gives one (specs: fairseq, MAT's fork).
+
+        Embeddings N(0, 1/D), padding row 0; projections Xavier-uniform, each branch by its own fan-in and fan-out,
+        q, k and v as one fused [3D, D] matrix; biases 0.
+        """
+        std = self.config.init_std
+        if isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5 if std is None else std)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.Linear):
+            if module.bias is not None:
+                init.zeros_(module.bias)
+            if std is not None:
+                init.normal_(module.weight, std=std)
+                return
+            fan_in, fan_out = module.in_features, module.out_features
+            fan_in //= module.branches if isinstance(module, BranchSum) else 1
+            fan_out //= module.branches if isinstance(module, BranchInput) else 1
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, MultiBranchAttention):
+            if std is None:
+                bound = math.sqrt(6 / (4 * self.config.d_model))
+                for projection in (module.q_proj, module.k_proj, module.v_proj):
+                    init.uniform_(projection.weight, -bound, bound)
+        elif isinstance(module, SinusoidalPositions):
+            init.copy_(module.table, module.build())
+        elif isinstance(module, DeepWideForConditionalGeneration):
+            init.normal_(module.lm_head.weight, std=self.config.d_model**-0.5 if std is None else std)
+        elif isinstance(module, nn.LayerNorm):
+            super()._init_weights(module)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """`{tied parameter: its source}`.
+
+        Transformers switches all tying by `tie_word_embeddings`. Here, as in Marian, sharing the two embeddings
+        (`share_encoder_decoder_embeddings`) and tying the output projection are independent choices.
+        """
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys or {})
+
+
+class Encoder(DeepWidePreTrainedModel):
+    """Embeddings and a stack of encoder layers."""
+
+    layer_class = EncoderLayer
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiBranchAttention}
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList([self.layer_class(config) for _ in range(config.encoder_layers)])
+        self.layer_norm = nn.LayerNorm(config.d_model) if config.normalize_before else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Encode source tokens `[B, S]` (or their unscaled embeddings `[B, S, D]`) to `[B, S, D]`."""
+        inputs_embeds = embed(self.embed_tokens, input_ids, inputs_embeds, "input_ids", "inputs_embeds")
+        hidden_states = self.embeddings(inputs_embeds, attention_mask)
+        mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
+
+
+class Decoder(DeepWidePreTrainedModel):
+    """Embeddings and a stack of decoder layers."""
+
+    layer_class = DecoderLayer
+    _can_record_outputs = {
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiBranchAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiBranchAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, config.d_model, config.pad_token_id)
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList([self.layer_class(config, i) for i in range(config.decoder_layers)])
+        self.layer_norm = nn.LayerNorm(config.d_model) if config.normalize_before else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decode target tokens `[B, T]` (or embeddings `[B, T, D]`) against the source `[B, S, D]` to `[B, T, D]`.
+
+        Args:
+            attention_mask: `[B, past + T]`, 1 for real target tokens.
+            encoder_attention_mask: `[B, S]`, 1 for real source tokens.
+        """
+        inputs_embeds = embed(
+            self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds"
+        )
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(
+                DynamicCache(config=self.config), DynamicCache(config=self.config)
+            )
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        hidden_states = self.embeddings(inputs_embeds, attention_mask, past_length)
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+        )
+        cross_mask = None
+        if encoder_hidden_states is not None:
+            cross_mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                causal_mask,
+                encoder_hidden_states,
+                cross_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+def embed(
+    embed_tokens: nn.Embedding,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    ids_name: str,
+    embeds_name: str,
+) -> torch.Tensor:
+    """Token embeddings `[batch, time, D]` of ids, or those given; exactly one of the two."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError(f"exactly one of `{ids_name}` and `{embeds_name}` must be given")
+    return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+
+class DeepWideModel(DeepWidePreTrainedModel):
+    """Encoder and decoder without a head."""
+
+    encoder_class = Encoder
+    decoder_class = Decoder
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__(config)
+        if config.share_encoder_decoder_embeddings:
+            self.shared = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+            self._tied_weights_keys = {
+                "encoder.embed_tokens.weight": "shared.weight",
+                "decoder.embed_tokens.weight": "shared.weight",
+            }
+        self.encoder = self.encoder_class(config)
+        self.decoder = self.decoder_class(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source embedding, which is also the target's where they are shared."""
+        return self.shared if self.config.share_encoder_decoder_embeddings else self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the source embedding, and the target's where they are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = value
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encode `[B, S]` source tokens (unless `encoder_outputs` are given) and decode `[B, T]` target tokens."""
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin):
+    """Encoder, decoder and language-model head: a translation model."""
+
+    model_class = DeepWideModel
+    supports_label_smoothing = True
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__(config)
+        self.model = self.model_class(config)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.lm_head_bias)
+        if config.share_encoder_decoder_embeddings:
+            source = "model.shared.weight"
+            self._tied_weights_keys = {
+                "model.encoder.embed_tokens.weight": source,
+                "model.decoder.embed_tokens.weight": source,
+            }
+        else:
+            source = "model.decoder.embed_tokens.weight"
+            self._tied_weights_keys = {}
+        if config.tie_word_embeddings:
+            self._tied_weights_keys["lm_head.weight"] = source
+        self.post_init()
+
+    @classmethod
+    def from_base(cls, base: Any, **config_overrides: Any) -> "DeepWideForConditionalGeneration":
+        """Start from a trained base model; see `hf_deepwide.warm_start.from_base`.
+
+        Args:
+            base: a folder, a Hub id, or a loaded model: a vanilla model of ours, Marian, BART, mBART, M2M100 or NLLB.
+            config_overrides: fields of this family's config, e.g. `attention_branches=3, drop_branch=0.2`.
+        """
+        warm_start = importlib.import_module("hf_deepwide.warm_start")  # stays behind when this file is shared
+        return warm_start.from_base(cls, base, **config_overrides)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels `[B, T]` shifted right behind the start token; ignored positions (-100) become padding."""
+        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], dim=1)
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        label_smoothing: float = 0.0,
+        skip_logits: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Logits `[B, T, V]` of the next target token, and, where `labels` are given, their cross-entropy.
+
+        Args:
+            labels: target tokens `[B, T]`, -100 where there is none. Decoder inputs default to them, shifted right.
+            label_smoothing: epsilon: the loss is (1 - eps) * nll + eps / V * sum_v -log p_v (fairseq before 2021,
+                `torch.nn.functional.cross_entropy`).
+            skip_logits: compute the loss chunk by chunk and return no logits; `labels` are required. In training
+                this saves the memory and the time of several `[B * T, V]` tensors.
+            num_items_in_batch: target tokens over all devices and accumulation steps; the loss is the sum over this
+                batch's tokens divided by it. None: this batch's own count.
+        """
+        if labels is not None:
+            use_cache = bool(use_cache)
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        elif skip_logits:
+            raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        loss = logits = None
+        if skip_logits and type(self.lm_head) is nn.Linear:
+            loss = linear_cross_entropy(
+                outputs.last_hidden_state, self.lm_head, labels, label_smoothing, num_items_in_batch
+            )
+        else:
+            logits = self.lm_head(outputs.last_hidden_state)
+            if labels is not None:
+                loss = cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize every table of a joint vocabulary; with two vocabularies, only the source's."""
+        config = self.config
+        joint = config.decoder_vocab_size == config.vocab_size
+        if joint and not config.share_encoder_decoder_embeddings:
+            self.model.decoder.embed_tokens = self._get_resized_embeddings(
+                self.model.decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+            )
+        head = self.lm_head
+        embeddings = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if joint:
+            config.decoder_vocab_size = embeddings.num_embeddings
+        else:
+            self.lm_head = head
+        return embeddings
