@@ -1,0 +1,1 @@
+"""From raw text to padded batches, in three steps: corpora, tokenizer, batches."""

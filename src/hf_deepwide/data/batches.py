@@ -1,0 +1,336 @@
+"""Batches by tokens: encode pairs, put pairs of similar length together, pad.
+
+Shape legend: [sentences, source] and [sentences, target], lengths in tokens with `</s>`.
+
+Lengths are rounded up to a multiple of 8 and the number of sentences in a batch follows from them alone, so
+that a corpus needs a few dozen distinct shapes: CPU libraries compile a kernel for each shape they meet, and
+tensor cores want multiples of 8 anyway.
+"""
+
+import heapq
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from datasets import Dataset, Features, IterableDataset, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from .corpora import DataArguments
+
+logger = logging.getLogger(__name__)
+
+ENCODED = Features(
+    {
+        "input_ids": List(Value("int32")),
+        "labels": List(Value("int32")),
+        "source_length": Value("int32"),
+        "target_length": Value("int32"),
+    }
+)
+
+
+def encode(
+    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, args: DataArguments, filter: bool
+) -> Dataset | IterableDataset:
+    """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
+
+    With `filter` (training) pairs are left out that exceed `args.max_length` or `args.max_length_ratio`; the
+    log counts them by reason. Without it every pair stays as it is, whatever its length.
+
+    Raises:
+        UserError: no pair is left.
+
+    """
+
+    def tokenize(rows: dict) -> dict:
+        encoded = tokenizer(
+            rows["source"], text_target=rows["target"], return_attention_mask=False, verbose=False
+        )
+        source, target = encoded["input_ids"], encoded["labels"]
+        return {
+            "input_ids": source,
+            "labels": target,
+            "source_length": [len(ids) for ids in source],
+            "target_length": [len(ids) for ids in target],
+        }
+
+    keep = LengthFilter(args)
+    if isinstance(dataset, IterableDataset):
+        stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=ENCODED)
+        return stream.filter(keep) if filter else stream
+    encoded = dataset.map(
+        tokenize, batched=True, remove_columns=dataset.column_names, features=ENCODED, desc="encode"
+    )
+    if not filter:
+        return encoded
+    lengths = zip(encoded["source_length"], encoded["target_length"], strict=True)
+    kept = [row for row, (source, target) in enumerate(lengths) if keep.accepts(source, target)]
+    keep.log()
+    if not kept:
+        raise UserError(f"none of the {len(encoded)} training pairs passes the length filters: {keep}")
+    return encoded if len(kept) == len(encoded) else encoded.select(kept)
+
+
+class LengthFilter:
+    """Accepts pairs by their lengths in tokens (`</s>` included) and counts what it refuses, by reason."""
+
+    def __init__(self, args: DataArguments):
+        self.max_length = args.max_length
+        self.max_length_ratio = args.max_length_ratio
+        self.kept = 0
+        self.too_long = 0
+        self.ratio = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kept} pairs kept, {self.too_long} longer than max_length {self.max_length} and "
+            f"{self.ratio} beyond max_length_ratio {self.max_length_ratio} left out"
+        )
+
+    def accepts(self, source: int, target: int) -> bool:
+        """True if a pair of these lengths stays; counts it either way."""
+        if max(source, target) > self.max_length:
+            self.too_long += 1
+            return False
+        if self.max_length_ratio is not None and max(source, target) > self.max_length_ratio * min(
+            source, target
+        ):
+            self.ratio += 1
+            return False
+        self.kept += 1
+        return True
+
+    def __call__(self, row: dict) -> bool:
+        """`accepts` for `IterableDataset.filter`; logs now and then, as a stream may have no end."""
+        stays = self.accepts(row["source_length"], row["target_length"])
+        refused = self.too_long + self.ratio
+        if not stays and refused & (refused - 1) == 0:  # 1, 2, 4, 8, …
+            self.log()
+        return stays
+
+    def log(self) -> None:
+        """Say in the log how many pairs were kept and left out."""
+        logger.info("length filters: %s", self)
+
+
+class TokenBatchSampler:
+    """Batches of pairs of similar length with at most `max_tokens` tokens, for `DataLoader(batch_sampler=…)`.
+
+    As the papers count, a batch has sentences × max(longest source, longest target) tokens, padding included.
+    Every pair occurs exactly once an epoch; `set_epoch` changes which pairs of like length share a batch and
+    the order of batches, never the number of batches or their shapes: pairs are sorted once, longest first,
+    and cut into as many as fit; then, each epoch, pairs change places only with those whose rounded lengths
+    are the same. All of it follows from `seed` and the epoch, hence is the same on every rank; accelerate
+    deals the batches out to the ranks.
+
+    Args:
+        source_lengths, target_lengths: tokens of each pair, `</s>` included.
+        max_tokens: upper bound of a batch.
+        seed: of the shuffling.
+        batch_multiple: the number of batches is a multiple of it (ranks × accumulation steps), so that every
+            optimizer step has the same number. The largest batches are halved until it is: nothing is
+            repeated or dropped.
+        length_multiple: lengths are rounded up to it, as `TranslationCollator` pads.
+        shuffle: False gives the same batches each epoch, longest first.
+
+    Raises:
+        UserError: a pair alone exceeds `max_tokens`, or there are fewer pairs than `batch_multiple`.
+
+    """
+
+    batch_size = None  # what accelerate looks at: sizes vary, and it must not even out or drop anything
+    drop_last = False
+
+    def __init__(
+        self,
+        source_lengths: Sequence[int],
+        target_lengths: Sequence[int],
+        max_tokens: int,
+        *,
+        seed: int,
+        batch_multiple: int = 1,
+        length_multiple: int = 8,
+        shuffle: bool = True,
+    ):
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        source = _round_up(np.asarray(source_lengths, dtype=np.int64), length_multiple)
+        target = _round_up(np.asarray(target_lengths, dtype=np.int64), length_multiple)
+        width = np.maximum(source, target)
+        if len(width) < batch_multiple:
+            raise UserError(
+                f"{len(width)} pairs cannot make {batch_multiple} batches, one for each process and "
+                "accumulation step"
+            )
+        if width.max() > max_tokens:
+            row = int(width.argmax())
+            raise UserError(
+                f"pair {row} has {source_lengths[row]} source and {target_lengths[row]} target tokens, "
+                f"{width[row]} when padded to a multiple of {length_multiple}: more than training.max_tokens "
+                f"{max_tokens}. Raise max_tokens or lower data.max_length"
+            )
+        # Longest first, and within one width along the line from long source to long target, so that
+        # neighbours differ in one side at a time and few batches mix lengths.
+        self._order = np.lexsort((target - source, -width))
+        self._cells = _runs(np.stack([source, target], axis=1)[self._order])
+        self._batches = _cut(width[self._order], max_tokens, batch_multiple)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the shuffle of the next iteration."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if not self.shuffle:
+            yield from (self._order[start:end].tolist() for start, end in self._batches)
+            return
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = self._order.copy()
+        for start, end in self._cells:
+            random.shuffle(order[start:end])
+        for batch in random.permutation(len(self._batches)):
+            start, end = self._batches[batch]
+            yield order[start:end].tolist()
+
+
+def _round_up(lengths: np.ndarray, multiple: int) -> np.ndarray:
+    return -(-lengths // multiple) * multiple
+
+
+def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
+    """Start and end of each run of equal rows."""
+    cuts = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
+    bounds = [0, *cuts.tolist(), len(rows)]
+    return list(pairwise(bounds))
+
+
+def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[int, int]]:
+    """Cut falling widths into stretches (start, end) of at most `max_tokens`; see the class for the rest."""
+    batches, start = [], 0
+    while start < len(width):
+        sentences = max_tokens // int(width[start])
+        sentences -= sentences % 8 if sentences > 8 else 0
+        batches.append((start, min(start + sentences, len(width))))
+        start = batches[-1][1]
+    heap = [
+        (start - end, start, end) for start, end in batches
+    ]  # the largest first, then the longest sentences
+    heapq.heapify(heap)
+    for _ in range(-len(batches) % batch_multiple):
+        size, start, end = heapq.heappop(heap)
+        half = -(size // 2)  # rounded up
+        half = half if half < 8 else min(int(_round_up(np.int64(half), 8)), -size - 1)
+        heapq.heappush(heap, (-half, start, start + half))
+        heapq.heappush(heap, (size + half, start + half, end))
+    return sorted((start, end) for _, start, end in heap)
+
+
+class StreamBatches(torch.utils.data.IterableDataset):
+    """Token batches from an encoded stream: fills a buffer, batches it like `TokenBatchSampler`, goes on.
+
+    Yields lists of rows, to be collated: `DataLoader(StreamBatches(…), batch_size=None,
+    collate_fn=collator)`. It has no length, so train with `max_steps`. Under several processes each reads the
+    whole stream and keeps every `world_size`-th batch, so the loader must not be handed to
+    `accelerator.prepare`, which would deal out again. Order follows from seed, epoch (`set_epoch`) and the
+    stream: a run resumes exactly by skipping the batches it has seen, as the Trainer does.
+
+    Args:
+        dataset: what `encode` made of a stream.
+        max_tokens, seed, length_multiple: as for `TokenBatchSampler`.
+        buffer_size: pairs that are held and sorted at a time.
+        rank, world_size: this process and how many there are.
+
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[dict],
+        max_tokens: int,
+        *,
+        seed: int,
+        buffer_size: int = 20_000,
+        length_multiple: int = 8,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.dataset = dataset
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.buffer_size = buffer_size
+        self.length_multiple = length_multiple
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the shuffle of the next pass over the stream."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[dict]]:
+        buffer, window = [], 0
+        for row in self.dataset:
+            buffer.append(row)
+            if len(buffer) == self.buffer_size:
+                yield from self._batches(buffer, window)
+                buffer, window = [], window + 1
+        if 0 < len(buffer) < self.world_size:
+            logger.info("%d pairs at the end of the stream are fewer than processes; left out", len(buffer))
+        elif buffer:
+            yield from self._batches(buffer, window)
+
+    def _batches(self, buffer: list[dict], window: int) -> Iterator[list[dict]]:
+        sampler = TokenBatchSampler(
+            [row["source_length"] for row in buffer],
+            [row["target_length"] for row in buffer],
+            self.max_tokens,
+            seed=self.seed,
+            batch_multiple=self.world_size,
+            length_multiple=self.length_multiple,
+        )
+        # Epochs and windows are one count for the sampler: 2^32 windows are more than any stream has.
+        sampler.set_epoch((self.epoch << 32) + window)
+        for number, batch in enumerate(sampler):
+            if number % self.world_size == self.rank:
+                yield [buffer[row] for row in batch]
+
+
+class TranslationCollator:
+    """Pads encoded pairs on the right and adds the decoder's input.
+
+    Returns `input_ids` and `attention_mask` [sentences, source], and if the rows have labels `labels` (padded
+    with -100, which the loss ignores) and `decoder_input_ids` [sentences, target]: the labels one place to
+    the right behind `decoder_start_token_id`. Other fields of the rows are left out.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, decoder_start_token_id: int, pad_to_multiple_of: int = 8
+    ):
+        self.pad_token_id = tokenizer.pad_token_id
+        self.decoder_start_token_id = decoder_start_token_id
+        self.pad_to_multiple_of = pad_to_multiple_of
+
+    def __call__(self, rows: Sequence[dict]) -> dict[str, torch.Tensor]:
+        """Collate the rows of a batch."""
+        sources = [row["input_ids"] for row in rows]
+        lengths = torch.tensor([len(ids) for ids in sources])
+        input_ids = self._pad(sources, self.pad_token_id)
+        batch = {
+            "input_ids": input_ids,
+            "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
+        }
+        if "labels" in rows[0]:
+            targets = [row["labels"] for row in rows]
+            shifted = [[self.decoder_start_token_id, *ids[:-1]] for ids in targets]
+            batch["labels"] = self._pad(targets, -100)
+            batch["decoder_input_ids"] = self._pad(shifted, self.pad_token_id)
+        return batch
+
+    def _pad(self, lists: list[list[int]], value: int) -> torch.Tensor:
+        width = -(-max(map(len, lists)) // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        return torch.tensor([[*ids, *[value] * (width - len(ids))] for ids in lists])

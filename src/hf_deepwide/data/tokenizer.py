@@ -1,0 +1,167 @@
+"""The joint subword vocabulary: a BPE that `AutoTokenizer` loads without this package.
+
+One vocabulary serves both languages (Sennrich et al. 2016, section 3.2: "joint BPE"), so that names and
+numbers are cut alike on both sides and the embeddings can be tied. The special ids are fairseq's, which the
+papers use.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from datasets import Dataset, IterableDataset
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ..errors import UserError
+
+logger = logging.getLogger(__name__)
+
+Normalization = Literal["nfkc", "nfc", "none"]
+SPECIAL_TOKENS = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}  # ids 0 to 3
+
+
+@dataclass
+class TokenizerArguments:
+    """The section `tokenizer` of a recipe.
+
+    Args:
+        path: an existing tokenizer, folder or Hub id; the other fields then do not matter.
+        vocab_size: entries, the four special ones included; a small corpus may not fill it, which is logged.
+        lowercase: fold case before anything else, source and target alike. Translations then come out in
+            lower case.
+        normalization: Unicode form of all text: "nfkc" also folds widths, ligatures and odd spaces ("½"
+            becomes "1⁄2"), "nfc" only composes accents, "none" leaves the text alone.
+        split_digits: one token per digit, so that numbers never seen are still copied and converted digit by
+            digit.
+        min_frequency: a pair of pieces is merged if it occurs at least that often.
+
+    """
+
+    path: str | None = None
+    vocab_size: int = 8000
+    lowercase: bool = False
+    normalization: Normalization = "nfkc"
+    split_digits: bool = False
+    min_frequency: int = 2
+
+    def __post_init__(self):
+        if self.normalization not in get_args(Normalization):
+            accepted = ", ".join(get_args(Normalization))
+            raise UserError(f"tokenizer.normalization is {self.normalization!r}; accepted: {accepted}")
+        if self.vocab_size <= len(SPECIAL_TOKENS):
+            raise UserError(f"tokenizer.vocab_size is {self.vocab_size}; it must exceed the 4 special tokens")
+
+
+def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:
+    """Yield source and target of the first `limit` pairs (None: of all) for `train_tokenizer`."""
+    for number, row in enumerate(dataset):
+        if limit is not None and number == limit:
+            logger.info("the tokenizer is trained on the first %d pairs", limit)
+            return
+        yield row["source"]
+        yield row["target"]
+
+
+def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTrainedTokenizerFast:
+    """Train a joint BPE on `texts`; the same texts in the same order always give the same tokenizer.
+
+    Text becomes pieces and `</s>`; ids are `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3. Decoding gives back the
+    normalised text, spaces included. Nothing is saved: `save_pretrained` is the caller's.
+
+    Raises:
+        UserError: there is no text, or it has more distinct characters than `vocab_size` has room for.
+
+    """
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"], fuse_unk=True))
+    steps = {"nfkc": [normalizers.NFKC()], "nfc": [normalizers.NFC()], "none": []}[args.normalization]
+    if args.lowercase:
+        steps.append(normalizers.Lowercase())
+    if steps:
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    # "always" and not "first": a word after a language tag that strips its space must begin with the mark as
+    # well.
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if args.split_digits else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([metaspace, *digits]) if digits else metaspace
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.BpeTrainer(
+        vocab_size=args.vocab_size,
+        min_frequency=args.min_frequency,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    size = tokenizer.get_vocab_size()
+    if size == len(SPECIAL_TOKENS):
+        raise UserError("the tokenizer was given no text to train on")
+    if size > args.vocab_size:
+        raise UserError(
+            f"tokenizer.vocab_size is {args.vocab_size}, but the text alone has {size - len(SPECIAL_TOKENS)} "
+            f"distinct characters; ask for more than {size}"
+        )
+    if size < args.vocab_size:
+        logger.info("the text fills only %d of the %d entries asked for", size, args.vocab_size)
+    eos = SPECIAL_TOKENS["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, tokenizer.token_to_id(eos))]
+    )
+    # Cleaning up would delete the space before "?" and "!" that French has, and no round trip would be exact.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, padding_side="right", **SPECIAL_TOKENS
+    )
+
+
+def load_or_train(args: TokenizerArguments, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """The tokenizer at `args.path`, or one trained on `texts` (which are not touched if there is a path).
+
+    Raises:
+        UserError: nothing can be loaded from the path, or it has no padding or end token.
+
+    """
+    if args.path is None:
+        return train_tokenizer(texts, args)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(args.path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"tokenizer.path {args.path!r}: no tokenizer could be loaded: {error}") from error
+    for token in ("pad_token", "eos_token"):
+        if getattr(tokenizer, token) is None:
+            raise UserError(f"tokenizer.path {args.path!r}: it has no {token}; a translation model needs one")
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
+    """Raise a `UserError` that lists all the ways in which `tokenizer` does not fit a model's `config`.
+
+    Every id must have an embedding (on the decoder's side too, where its vocabulary is another), and both
+    must agree on which ids pad and end a sentence. A model may have more embeddings than the tokenizer has
+    entries.
+    """
+    problems = []
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "decoder_vocab_size": getattr(config, "decoder_vocab_size", None),
+    }
+    for field, size in sizes.items():
+        if size is not None and len(tokenizer) > size:
+            problems.append(f"the tokenizer has {len(tokenizer)} entries but the model's {field} is {size}")
+    for field in ("pad_token_id", "eos_token_id"):
+        theirs, ours = getattr(tokenizer, field), getattr(config, field)
+        if theirs not in (ours if isinstance(ours, list) else [ours]):
+            problems.append(f"{field} is {theirs} in the tokenizer and {ours} in the model")
+    start, size = config.decoder_start_token_id, sizes["decoder_vocab_size"] or sizes["vocab_size"]
+    if start is None or not 0 <= start < size:
+        problems.append(f"the model's decoder_start_token_id is {start}; it must be an id below {size}")
+    if problems:
+        raise UserError(
+            "the tokenizer does not fit the model: "
+            + "; ".join(problems)
+            + ". Use the tokenizer the model was "
+            "trained with, or a model configured from this tokenizer"
+        )
