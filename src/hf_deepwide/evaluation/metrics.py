@@ -2,8 +2,8 @@
 
 Three numbers, because papers report three. `bleu` (Post 2018) and `chrf` (Popović 2015) want plain,
 detokenised text and carry a signature that says how they were computed. `multi_bleu` splits the text at its
-spaces and does nothing else: it is comparable with a paper's "tokenised BLEU" only when hypotheses and references
-have been tokenised as that paper's were.
+spaces and does nothing else: it is comparable with a paper's "tokenised BLEU" only when translations and
+references have been tokenised as that paper's were.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from hf_deepwide.errors import UserError
 METRICS = ("bleu", "chrf", "multi_bleu")
 
 # What Python's `str.split` takes for a space and Perl's byte-wise `split` does not. Each is moved to a
-# private-use character of its own, so that a no-break space stays inside its token, as it does in multi-bleu.perl.
+# private-use character of its own: a no-break space then stays inside its token, as it does in
+# multi-bleu.perl.
 _UNICODE_SPACES = (
     "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
@@ -42,7 +43,7 @@ def build_metrics(
     names: Sequence[str] = METRICS,
     *,
     lowercase: bool = False,
-    tokenize: str | None = "13a",
+    tokenize: str = "13a",
     target_lang: str | None = None,
 ) -> dict[str, Metric]:
     """The sacreBLEU metric objects of the given names; the arguments are those of `score`.
@@ -53,10 +54,8 @@ def build_metrics(
     unknown = [name for name in names if name not in METRICS]
     if unknown or not names:
         raise UserError(f"metrics: {', '.join(unknown) or 'none given'}; accepted: {', '.join(METRICS)}")
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
-        raise UserError(
-            f"tokenize: {tokenize!r} is no tokenizer of sacreBLEU; accepted: {', '.join(BLEU.TOKENIZERS)}"
-        )
+    if tokenize != "auto" and tokenize not in BLEU.TOKENIZERS:
+        raise UserError(f"tokenize: {tokenize!r}; accepted: auto, {', '.join(BLEU.TOKENIZERS)}")
     metrics: dict[str, Metric] = {}
     for name in names:
         if name == "chrf":
@@ -66,12 +65,14 @@ def build_metrics(
         else:
             try:
                 metrics[name] = BLEU(
-                    lowercase=lowercase, tokenize=tokenize, trg_lang=target_lang or "", force=True
+                    lowercase=lowercase,
+                    tokenize=None if tokenize == "auto" else tokenize,
+                    trg_lang=target_lang or "",
+                    force=True,
                 )
             except (ImportError, RuntimeError) as error:  # the Japanese, Korean and SentencePiece tokenizers
-                raise UserError(
-                    f"tokenize: sacreBLEU's {tokenize or target_lang!r} tokenizer: {error}"
-                ) from error
+                reason = " ".join(str(error).split())
+                raise UserError(f"tokenize: {tokenize} (target language {target_lang}): {reason}") from error
     return metrics
 
 
@@ -102,7 +103,7 @@ def score(
     references: Sequence[str],
     *,
     lowercase: bool = False,
-    tokenize: str | None = "13a",
+    tokenize: str = "13a",
     target_lang: str | None = None,
     metrics: Sequence[str] = METRICS,
 ) -> dict:
@@ -112,7 +113,7 @@ def score(
         hypotheses: the translations, one string a sentence. `bleu` and `chrf` expect detokenised text.
         references: as many references, in the same order.
         lowercase: lower both sides first, for all metrics (the signatures then say `case:lc`).
-        tokenize: sacreBLEU's tokenizer for `bleu`; None lets sacreBLEU choose by `target_lang` (13a but for
+        tokenize: sacreBLEU's tokenizer for `bleu`; "auto" lets sacreBLEU choose by `target_lang` (13a but for
             Chinese, Japanese and Korean).
         target_lang: the target language's code, used for that choice only.
         metrics: which of `METRICS` to compute.

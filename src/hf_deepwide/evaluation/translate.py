@@ -55,9 +55,8 @@ class EvaluationArguments:
         default_factory=lambda: list(METRICS), metadata={"help": f"Which of {', '.join(METRICS)} to compute."}
     )
     lowercase: bool = field(default=False, metadata={"help": "Score without regard to case."})
-    tokenize: str | None = field(
-        default="13a",
-        metadata={"help": "sacreBLEU's tokenizer; null: chosen by the target language."},
+    tokenize: str = field(
+        default="13a", metadata={"help": "sacreBLEU's tokenizer; auto: chosen by the target language."}
     )
     bootstrap_samples: int = field(
         default=1000, metadata={"help": "Resamples of the paired bootstrap when systems are compared."}
@@ -94,9 +93,9 @@ def translate(
     """Translate `sources`; element i of the result is the translation of element i.
 
     The model comes back as it was: same training mode, same generation config (whose other fields, such as a
-    forced first token or forbidden words, are in force). A source longer than the model can read is cut, with one
-    warning that counts and names the lines. What a sentence becomes does not depend on its neighbours in the
-    batch, up to the rounding of differently padded sums.
+    forced first token or forbidden words, are in force). A source longer than the model can read is cut, with
+    one warning that counts and names the lines. What a sentence becomes does not depend on its neighbours in
+    the batch, up to the rounding of differently padded sums. A translation is one line.
 
     Args:
         model: any encoder-decoder model with `generate`.
@@ -108,7 +107,7 @@ def translate(
     outputs = generate_ids(model, tokenizer, sources, args, device)
     # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
     texts = tokenizer.batch_decode(outputs, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return [text.strip() for text in texts]
+    return [" ".join(text.splitlines()).strip() for text in texts]
 
 
 def generate_ids(
@@ -179,7 +178,7 @@ def encode_sources(
 
 
 def _length_limit(model: PreTrainedModel, source_length: int, args: EvaluationArguments) -> int:
-    """Most tokens a translation may have; of the rounded length, or a batch of one limit would be very small."""
+    """Most tokens a translation may have; of the rounded length, so that many sentences share a limit."""
     rounded = math.ceil(source_length / _LENGTH_STEP) * _LENGTH_STEP
     limit = math.ceil(args.max_length_factor * rounded) + args.max_length_offset
     return min(limit, getattr(model.config, "max_position_embeddings", None) or limit)

@@ -1,0 +1,234 @@
+"""Score a checkpoint or a file of translations, and test whether other systems differ from it.
+
+A checkpoint (a folder or a Hub id of any encoder-decoder model) on a test set:
+
+    python scripts/evaluate_translation.py --model runs/multi30k-mat \
+        --source test_2016_flickr.en.gz --reference test_2016_flickr.de.gz \
+        --translations mat.de.txt --output mat.json
+
+A file of translations, one a line:
+
+    python scripts/evaluate_translation.py --hypotheses mat.de.txt --reference test_2016_flickr.de.gz
+
+Other systems against it, by paired bootstrap resampling and approximate randomisation; each is a file of
+translations or a checkpoint folder (which needs --source):
+
+    python scripts/evaluate_translation.py --hypotheses vanilla.de.txt --reference test_2016_flickr.de.gz \
+        --compare mat.de.txt runs/multi30k-deep --source test_2016_flickr.en.gz --metrics bleu chrf
+
+As the MAT paper scores IWSLT'14 (tokenised, lowercased, beam 5, length penalty 1.2):
+
+    python scripts/evaluate_translation.py --model runs/iwslt14-mat \
+        --source test.de.gz --reference test.en.gz --metrics multi_bleu --lowercase \
+        --num_beams 5 --length_penalty 1.2
+
+Files are UTF-8 text; names that end in .gz are read compressed. Existing files are not overwritten without
+--overwrite. `--help` lists every setting.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.evaluation.metrics import check_parallel, score
+from hf_deepwide.evaluation.significance import compare_to_baseline
+from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+
+
+@dataclass
+class ScriptArguments:
+    """What to score, and where to put the results."""
+
+    reference: str = field(metadata={"help": "File of reference translations, one a line."})
+    model: str | None = field(default=None, metadata={"help": "Checkpoint to score: a folder or a Hub id."})
+    hypotheses: str | None = field(default=None, metadata={"help": "File of translations to score."})
+    source: str | None = field(default=None, metadata={"help": "File of source sentences for checkpoints."})
+    compare: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Systems to test against the scored one: files of translations, checkpoint folders."
+        },
+    )
+    output: str | None = field(default=None, metadata={"help": "JSON file for the results."})
+    translations: str | None = field(default=None, metadata={"help": "File for the model's translations."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace existing output files."})
+    seed: int = field(default=12345, metadata={"help": "Seed of the significance tests."})
+    trials: int = field(default=10_000, metadata={"help": "Trials of the approximate randomisation."})
+    source_lang: str | None = field(
+        default=None,
+        metadata={"help": "Source code for tokenizers with language codes: NLLB, mBART, M2M100."},
+    )
+    target_lang: str | None = field(
+        default=None, metadata={"help": "Target code likewise; also what --tokenize auto goes by."}
+    )
+    device: str | None = field(default=None, metadata={"help": "Default: a GPU where there is one."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run model code from the checkpoint."})
+
+
+def main() -> None:
+    """Read all files, then translate, score, compare and write."""
+    parser = HfArgumentParser((ScriptArguments, EvaluationArguments), description=__doc__.split("\n")[0])
+    script, evaluation = parser.parse_args_into_dataclasses()
+    baseline = script.model or script.hypotheses
+    check_arguments(script)
+    references = lines_of(script.reference)
+    translations: dict[str, list[str]] = {}
+    for file in [*([script.hypotheses] if script.hypotheses else []), *script.compare]:
+        if not Path(file).is_dir():
+            translations[file] = lines_of(file)
+            check_parallel(translations[file], references, (file, script.reference))
+    if script.source:
+        sources = lines_of(script.source)
+        check_parallel(sources, references, (script.source, script.reference))
+
+    scoring = {
+        "lowercase": evaluation.lowercase,
+        "tokenize": evaluation.tokenize,
+        "target_lang": script.target_lang,
+        "metrics": evaluation.metrics,
+    }
+    scores: dict[str, dict] = {}
+    for system in (baseline, *script.compare):
+        speed = {}
+        if system not in translations:
+            start = time.perf_counter()
+            translations[system] = translate_with(system, sources, script, evaluation)
+            speed = {"seconds": time.perf_counter() - start}
+        scores[system] = score(translations[system], references, **scoring) | speed
+        print_scores(system, scores[system], evaluation.metrics)
+    report = {
+        "reference": script.reference,
+        "source": script.source,
+        "settings": asdict(evaluation),
+        "hf_deepwide": version("hf_deepwide"),
+        "systems": scores,
+    }
+    if script.compare:
+        comparisons = compare_to_baseline(
+            translations[baseline],
+            {system: translations[system] for system in script.compare},
+            references,
+            samples=evaluation.bootstrap_samples,
+            trials=script.trials,
+            seed=script.seed,
+            **scoring,
+        )
+        report |= {"baseline": baseline, "comparisons": comparisons}
+        print_comparisons(baseline, comparisons)
+    if script.translations:
+        write(script.translations, "".join(f"{line}\n" for line in translations[baseline]))
+    if script.output:
+        write(script.output, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def check_arguments(script: ScriptArguments) -> None:
+    """Refuse what cannot work before anything is read, let alone translated."""
+    if (script.model is None) == (script.hypotheses is None):
+        raise UserError("give one of --model (a checkpoint) and --hypotheses (a file of translations)")
+    if script.translations and not script.model:
+        raise UserError("--translations is for what --model translates; --hypotheses is such a file already")
+    checkpoints = [name for name in (script.model, *script.compare) if name and Path(name).is_dir()]
+    if (script.model or checkpoints) and not script.source:
+        raise UserError(
+            f"{script.model or checkpoints[0]} is a checkpoint: give its input with --source FILE"
+        )
+    systems = [script.model or script.hypotheses, *script.compare]
+    twice = {name for name in systems if systems.count(name) > 1}
+    if twice:
+        raise UserError(f"--compare: {', '.join(sorted(twice))} is named twice")
+    for option, name in (("--output", script.output), ("--translations", script.translations)):
+        if name and not Path(name).parent.is_dir():
+            raise UserError(f"{option}: there is no folder {Path(name).parent}; make it first")
+        if name and Path(name).exists() and not script.overwrite:
+            raise UserError(f"{option}: {name} exists; give another name, or --overwrite to replace it")
+
+
+def lines_of(name: str) -> list[str]:
+    """The lines of a text file, plain or `.gz`."""
+    if not Path(name).is_file():
+        raise UserError(f"there is no file {name}")
+    return list(read_lines(Path(name)))
+
+
+def write(name: str, text: str) -> None:
+    """Write a text file in UTF-8, its line ends as they are."""
+    with open(name, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+def translate_with(
+    checkpoint: str, sources: Sequence[str], script: ScriptArguments, evaluation: EvaluationArguments
+) -> list[str]:
+    """Load a checkpoint and translate with it."""
+    trust = {"trust_remote_code": script.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, **trust)
+        # float32, whatever the checkpoint was saved in: lower precision is the autocast of --precision
+        model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dtype=torch.float32, **trust)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{checkpoint} cannot be loaded: {' '.join(str(error).split())}") from error
+    set_languages(model, tokenizer, script.source_lang, script.target_lang)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return translate(model, tokenizer, sources, evaluation, device=script.device or accelerator)
+
+
+def set_languages(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source_lang: str | None,
+    target_lang: str | None,
+) -> None:
+    """Tell a tokenizer with language codes the source, and the model to begin with the target's code."""
+    if not hasattr(tokenizer, "src_lang"):
+        if source_lang:
+            raise UserError(f"--source_lang {source_lang}: this checkpoint's tokenizer has no language codes")
+        return
+    tokens = getattr(tokenizer, "lang_code_to_token", {})  # M2M100 writes the code "de" as the token "__de__"
+    ids = {
+        code: tokenizer.convert_tokens_to_ids(tokens.get(code, code))
+        for code in (source_lang, target_lang)
+        if code
+    }
+    for code, token_id in ids.items():
+        if token_id is None or token_id == tokenizer.unk_token_id:
+            raise UserError(f"language {code}: not a code of this checkpoint's tokenizer")
+    if source_lang:
+        tokenizer.src_lang = source_lang
+    if target_lang:
+        model.generation_config.forced_bos_token_id = ids[target_lang]
+
+
+def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
+    """One line a metric, with the signature."""
+    print(f"{system} ({scores['sentences']} sentences)")
+    for name in metrics:
+        print(f"  {name:<10} {scores[name]:6.2f}   {scores['signature'][name]}")
+
+
+def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:
+    """One line a system and metric: how far from the baseline, and how likely by chance."""
+    for system, by_metric in comparisons.items():
+        print(f"{system} against {baseline}")
+        for name, result in by_metric.items():
+            print(
+                f"  {name:<10} {result['difference']:+6.2f}   p = {result['p_bootstrap']:.4f} (bootstrap), "
+                f"{result['p_randomization']:.4f} (randomisation)"
+            )
+
+
+if __name__ == "__main__":
+    run_script(main)

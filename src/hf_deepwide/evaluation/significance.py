@@ -1,0 +1,129 @@
+"""Is one system better than another, or only luckier? Two paired tests on the same sentences, by sacreBLEU.
+
+Paired bootstrap resampling (Koehn 2004) draws test sets from the test set; paired approximate randomisation
+(Riezler and Maxwell 2005) swaps the two systems' outputs sentence by sentence. A small p says that a
+difference as large as the observed one would seldom come by chance.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from sacrebleu.metrics.base import Metric
+from sacrebleu.significance import PairedTest, Result
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.metrics import METRICS, build_metrics, check_parallel
+
+
+class _Tested(NamedTuple):
+    """What one run of sacreBLEU's paired test gives: a result per system, and how they were computed."""
+
+    results: list[Result]
+    signature: str
+
+
+def compare_systems(
+    baseline: Sequence[str],
+    system: Sequence[str],
+    references: Sequence[str],
+    *,
+    samples: int = 1000,
+    trials: int = 10_000,
+    seed: int = 12345,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+    target_lang: str | None = None,
+    metrics: Sequence[str] = METRICS,
+) -> dict:
+    """Compare two systems' translations of the same sentences, with each metric.
+
+    Both tests are two-sided. SacreBLEU counts only differences *greater* than the observed one; what that
+    loses to ties is mended here. Equal scores have p = 1, where sacreBLEU says 1 / (samples + 1) and so
+    calls a system better than itself. Randomisation over k differing sentences has p >= 2^(1-k), because
+    swapping all of them or none gives the observed difference again.
+
+    Args:
+        baseline: translations of the first system.
+        system: translations of the second.
+        references: one reference each.
+        samples: resamples of the bootstrap.
+        trials: trials of the approximate randomisation.
+        seed: a positive number; same seed, same result.
+        lowercase: as in `score`, like `tokenize`, `target_lang` and `metrics`.
+
+    Returns:
+        For each metric `{"baseline": {"score", "mean", "ci"}, "system": {"score", "mean", "ci"},
+        "difference", "p_bootstrap", "p_randomization", "signature": {"bootstrap", "randomization"}}`.
+        `mean` and `ci` are the bootstrap's mean and the half width of its 95 % interval; the difference is
+        system minus baseline.
+
+    Raises:
+        UserError: sides that do not fit each other, or a seed or count out of range.
+    """
+    check_parallel(baseline, references, ("the baseline's translations", "references"))
+    check_parallel(system, references, ("the system's translations", "references"))
+    for name, value in (("samples", samples), ("trials", trials), ("seed", seed)):
+        if value < 1:  # sacreBLEU takes samples or trials 0 as "default", and seed 0 as "no seed"
+            raise UserError(f"{name}: {value}; accepted: 1 or more")
+    named_systems = [("baseline", list(baseline)), ("system", list(system))]
+    differing = sum(a != b for a, b in zip(baseline, system, strict=True))
+    report = {}
+    built = build_metrics(metrics, lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)
+    for (
+        name,
+        metric,
+    ) in built.items():  # one test per metric: sacreBLEU tells metrics apart by names they share
+        with _sacrebleu_seed(seed):
+            bootstrap = _paired_test(named_systems, metric, references, "bs", samples)
+            randomization = _paired_test(named_systems, metric, references, "ar", trials)
+        first, second = bootstrap.results
+        difference = second.score - first.score
+        p_randomization = max(randomization.results[1].p_value, 2.0 ** (1 - differing))
+        report[name] = {
+            "baseline": {"score": first.score, "mean": float(first.mean), "ci": float(first.ci)},
+            "system": {"score": second.score, "mean": float(second.mean), "ci": float(second.ci)},
+            "difference": difference,
+            "p_bootstrap": second.p_value if difference else 1.0,
+            "p_randomization": p_randomization if difference else 1.0,
+            "signature": {"bootstrap": bootstrap.signature, "randomization": randomization.signature},
+        }
+    return report
+
+
+def compare_to_baseline(
+    baseline: Sequence[str], systems: Mapping[str, Sequence[str]], references: Sequence[str], **settings
+) -> dict[str, dict]:
+    """`compare_systems` of each of the named systems against one baseline; `settings` are its keywords."""
+    return {
+        name: compare_systems(baseline, system, references, **settings) for name, system in systems.items()
+    }
+
+
+def _paired_test(
+    named_systems: list[tuple[str, list[str]]],
+    metric: Metric,
+    references: Sequence[str],
+    kind: str,
+    count: int,
+) -> _Tested:
+    test = PairedTest(named_systems, {"metric": metric}, [list(references)], test_type=kind, n_samples=count)
+    signatures, columns = test()
+    (title, signature), *_ = signatures.items()
+    return _Tested(columns[title], str(signature))
+
+
+@contextmanager
+def _sacrebleu_seed(seed: int) -> Iterator[None]:
+    """Set the seed of sacreBLEU's tests, which it reads from the environment each time, and nowhere else."""
+    variable = "SACREBLEU_SEED"
+    before = os.environ.get(variable)
+    os.environ[variable] = str(seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
