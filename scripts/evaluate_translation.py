@@ -180,7 +180,8 @@ def translate_with(
         # float32, whatever the checkpoint was saved in: lower precision is the autocast of --precision
         model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dtype=torch.float32, **trust)
     except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint} cannot be loaded: {' '.join(str(error).split())}") from error
+        where = "in this folder" if Path(checkpoint).is_dir() else "there is no such folder, and from the Hub"
+        raise UserError(f"{checkpoint} cannot be loaded: {where}: {' '.join(str(error).split())}") from error
     set_languages(model, tokenizer, script.source_lang, script.target_lang)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     return translate(model, tokenizer, sources, evaluation, device=script.device or accelerator)

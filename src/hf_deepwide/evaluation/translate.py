@@ -236,7 +236,6 @@ def _generation_settings(model: PreTrainedModel, args: EvaluationArguments) -> I
         length_penalty=args.length_penalty if args.num_beams > 1 else None,
         early_stopping=args.early_stopping if args.num_beams > 1 else None,
         max_length=None,
-        min_length=None,
         do_sample=False,
         num_return_sequences=1,
         return_dict_in_generate=False,

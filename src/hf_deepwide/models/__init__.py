@@ -1,1 +1,1 @@
-"""The model families. This folder is flat on purpose: its files, and only these, travel to the Hub as remote code."""
+"""The model families, in a flat folder: its files, and only these, travel to the Hub as remote code."""

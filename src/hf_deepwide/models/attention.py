@@ -117,6 +117,7 @@ class MultiBranchAttention(nn.Module):
             output = output * scale
         if weights is not None and self.branches > 1 and self._wants_weights(kwargs):
             weights = weights.unflatten(1, (-1, self.num_heads)).mean(1)
+            output = output + 0 * weights.sum()  # the average is only reported; this keeps it in the graph
         return output, weights
 
     def _can_skip(self, past_key_values: Cache | None) -> bool:
@@ -126,9 +127,7 @@ class MultiBranchAttention(nn.Module):
         has replaced a projection. There the branches are computed and weighed by 0 or 1.
         """
         inputs = all(type(proj) is BranchInput for proj in (self.q_proj, self.k_proj, self.v_proj))
-        return (
-            self.drop_unit == "branch" and past_key_values is None and inputs and type(self.out_proj) is BranchSum
-        )
+        return self.drop_unit == "branch" and past_key_values is None and inputs and type(self.out_proj) is BranchSum
 
     def _draw_gates(self, like: torch.Tensor) -> torch.Tensor:
         """1 for a kept and 0 for a dropped unit, `[N, M]`: drawn per head, or per branch and equal over its heads."""

@@ -32,7 +32,7 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, length: int, dim: int, kind: str) -> None:
         super().__init__()
         self.length, self.dim, self.kind = length, dim, kind
-        self.register_buffer("table", torch.empty(length, dim), persistent=False)
+        self.register_buffer("table", self.build(), persistent=False)
 
     def build(self) -> torch.Tensor:
         """The table `[length, D]`, computed in float64."""
@@ -79,7 +79,7 @@ class Embeddings(nn.Module):
                 f"`max_position_embeddings` is {self.max_length}; truncate or split the text"
             )
         positions = position_ids(mask, length, past_length, token_embeddings.device)
-        hidden = token_embeddings * self.scale + self.positions(positions)
+        hidden = token_embeddings * self.scale + self.positions(positions).to(token_embeddings.dtype)
         if self.layer_norm is not None:
             hidden = self.layer_norm(hidden)
         return self.dropout(hidden)

@@ -242,9 +242,7 @@ class Decoder(DeepWidePreTrainedModel):
             self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds"
         )
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(
-                DynamicCache(config=self.config), DynamicCache(config=self.config)
-            )
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden_states = self.embeddings(inputs_embeds, attention_mask, past_length)
         causal_mask = create_causal_mask(
@@ -413,7 +411,6 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        label_smoothing: float = 0.0,
         skip_logits: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -422,13 +419,15 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
 
         Args:
             labels: target tokens `[B, T]`, -100 where there is none. Decoder inputs default to them, shifted right.
-            label_smoothing: epsilon: the loss is (1 - eps) * nll + eps / V * sum_v -log p_v (fairseq before 2021,
-                `torch.nn.functional.cross_entropy`).
             skip_logits: compute the loss chunk by chunk and return no logits; `labels` are required. In training
                 this saves the memory and the time of several `[B * T, V]` tensors.
             num_items_in_batch: target tokens over all devices and accumulation steps; the loss is the sum over this
                 batch's tokens divided by it. None: this batch's own count.
+            label_smoothing: (among `kwargs`, because Trainer takes every parameter called "label..." for a label)
+                epsilon: the loss is (1 - eps) * nll + eps / V * sum_v -log p_v (fairseq before 2021,
+                `torch.nn.functional.cross_entropy`).
         """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None:
             use_cache = bool(use_cache)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
