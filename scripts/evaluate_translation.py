@@ -59,9 +59,7 @@ class ScriptArguments:
     source: str | None = field(default=None, metadata={"help": "File of source sentences for checkpoints."})
     compare: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": "Systems to test against the scored one: files of translations, checkpoint folders."
-        },
+        metadata={"help": "Systems to test against the scored one: files of translations, checkpoint folders."},
     )
     output: str | None = field(default=None, metadata={"help": "JSON file for the results."})
     translations: str | None = field(default=None, metadata={"help": "File for the model's translations."})
@@ -143,9 +141,7 @@ def check_arguments(script: ScriptArguments) -> None:
         raise UserError("--translations is for what --model translates; --hypotheses is such a file already")
     checkpoints = [name for name in (script.model, *script.compare) if name and Path(name).is_dir()]
     if (script.model or checkpoints) and not script.source:
-        raise UserError(
-            f"{script.model or checkpoints[0]} is a checkpoint: give its input with --source FILE"
-        )
+        raise UserError(f"{script.model or checkpoints[0]} is a checkpoint: give its input with --source FILE")
     systems = [script.model or script.hypotheses, *script.compare]
     twice = {name for name in systems if systems.count(name) > 1}
     if twice:
@@ -200,9 +196,7 @@ def set_languages(
         return
     tokens = getattr(tokenizer, "lang_code_to_token", {})  # M2M100 writes the code "de" as the token "__de__"
     ids = {
-        code: tokenizer.convert_tokens_to_ids(tokens.get(code, code))
-        for code in (source_lang, target_lang)
-        if code
+        code: tokenizer.convert_tokens_to_ids(tokens.get(code, code)) for code in (source_lang, target_lang) if code
     }
     for code, token_id in ids.items():
         if token_id is None or token_id == tokenizer.unk_token_id:

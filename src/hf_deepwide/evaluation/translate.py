@@ -27,9 +27,7 @@ class EvaluationArguments:
     num_beams: int = field(default=5, metadata={"help": "Beam size; 1 is greedy search."})
     length_penalty: float = field(
         default=1.0,
-        metadata={
-            "help": "Beam scores are log-probability / length**length_penalty: larger favours longer outputs."
-        },
+        metadata={"help": "Beam scores are log-probability / length**length_penalty: larger favours longer outputs."},
     )
     early_stopping: bool = field(
         default=True,
@@ -37,9 +35,7 @@ class EvaluationArguments:
     )
     max_length_factor: float = field(
         default=2.0,
-        metadata={
-            "help": "A translation has at most max_length_factor * source tokens + max_length_offset tokens."
-        },
+        metadata={"help": "A translation has at most max_length_factor * source tokens + max_length_offset tokens."},
     )
     max_length_offset: int = field(
         default=20, metadata={"help": "See max_length_factor; with factor 0 the limit itself."}
@@ -70,9 +66,7 @@ class EvaluationArguments:
             ("max_length_offset", 0),
         ):
             if getattr(self, name) < smallest:
-                raise UserError(
-                    f"evaluation.{name}: {getattr(self, name)} is too small; accepted: {smallest} or more"
-                )
+                raise UserError(f"evaluation.{name}: {getattr(self, name)} is too small; accepted: {smallest} or more")
         if self.max_length_factor < 0 or self.max_length_factor == self.max_length_offset == 0:
             raise UserError(
                 f"evaluation.max_length_factor: {self.max_length_factor} with max_length_offset "
@@ -104,10 +98,12 @@ def translate(
         args: beam search and batching.
         device: where to move the model first; None leaves it where it is.
     """
-    outputs = generate_ids(model, tokenizer, sources, args, device)
-    # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
-    texts = tokenizer.batch_decode(outputs, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return [" ".join(text.splitlines()).strip() for text in texts]
+    translations = []
+    for ids in generate_ids(model, tokenizer, sources, args, device):
+        # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
+        text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        translations.append(" ".join(text.splitlines()).strip())
+    return translations
 
 
 def generate_ids(
@@ -125,9 +121,7 @@ def generate_ids(
     encoded = encode_sources(model, tokenizer, sources)
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
-        raise UserError(
-            "the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token"
-        )
+        raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
     outputs: list[list[int]] = [[] for _ in encoded]
     limit_of = [_length_limit(model, len(ids), args) for ids in encoded]
     with (
@@ -161,9 +155,7 @@ def encode_sources(
     if not sources:
         return []
     encoded = tokenizer(list(sources), verbose=False)["input_ids"]
-    limit = min(
-        tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or math.inf
-    )
+    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or math.inf)
     too_long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
     if too_long:
         cut = tokenizer([sources[i] for i in too_long], truncation=True, max_length=int(limit))["input_ids"]

@@ -1,0 +1,131 @@
+"""`scripts/evaluate_translation.py`, run as a user runs it."""
+
+import gzip
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from test_evaluation_translate import tiny_model, tiny_tokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, NllbTokenizer
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.evaluation.significance import compare_systems
+from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "evaluate_translation.py"
+SOURCES = ["w1 w2 w3 .", "w4 w5 n't w6 w7", "w8", "w9 w10 w11 w12 w13"] * 3
+REFERENCES = ["w2 w3 w1 .", "w4 w5 n't w7 w6", "w8 ,", "w13 w12 w11 w10 w9"] * 3
+BETTER = ["w2 w3 w1 .", "w4 w5 n't w7 w5", "w8 ,", "w13 w12 w11 w10"] * 3
+SEARCH = ["--num_beams", "2", "--max_length_factor", "0", "--max_length_offset", "6"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with texts and a checkpoint, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("sources", SOURCES), ("better", BETTER), ("worse", SOURCES), ("short", BETTER[:-1])):
+        Path(f"{name}.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    with gzip.open("references.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("".join(line + "\n" for line in REFERENCES))
+    tiny_model().save_pretrained("checkpoint")
+    tiny_tokenizer().save_pretrained("checkpoint")
+    return tmp_path
+
+
+@pytest.fixture
+def run(files, monkeypatch):
+    """Run the script with the given words of a command line."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--reference", "references.txt.gz", *words])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    return run
+
+
+def test_scores_a_file(run, capsys):
+    run("--hypotheses", "better.txt", "--output", "scores.json", "--lowercase")
+    report = json.loads(Path("scores.json").read_text(encoding="utf-8"))
+    expected = score(BETTER, REFERENCES, lowercase=True)
+    assert report["systems"]["better.txt"] == expected
+    assert report["settings"]["lowercase"] is True
+    shown = capsys.readouterr().out
+    assert f"{expected['bleu']:.2f}" in shown
+    assert expected["signature"]["bleu"] in shown
+
+
+def test_scores_a_checkpoint_and_keeps_its_translations(run):
+    run("--model", "checkpoint", "--source", "sources.txt", *SEARCH,
+        "--output", "scores.json", "--translations", "out.txt", "--metrics", "chrf")  # fmt: skip
+    args = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=6)
+    model = AutoModelForSeq2SeqLM.from_pretrained("checkpoint")
+    expected = translate(model, AutoTokenizer.from_pretrained("checkpoint"), SOURCES, args)
+    assert Path("out.txt").read_text(encoding="utf-8").splitlines() == expected
+    system = json.loads(Path("scores.json").read_text(encoding="utf-8"))["systems"]["checkpoint"]
+    assert system["chrf"] == score(expected, REFERENCES)["chrf"]
+    assert "bleu" not in system
+    assert system["seconds"] > 0
+
+
+def test_compares_systems(run, capsys):
+    run("--hypotheses", "worse.txt", "--compare", "better.txt", "checkpoint", "--source", "sources.txt", *SEARCH,
+        "--output", "scores.json", "--metrics", "bleu", "--bootstrap_samples", "200", "--trials", "300",
+        "--seed", "5")  # fmt: skip
+    report = json.loads(Path("scores.json").read_text(encoding="utf-8"))
+    expected = compare_systems(SOURCES, BETTER, REFERENCES, samples=200, trials=300, seed=5, metrics=["bleu"])
+    assert report["baseline"] == "worse.txt"
+    assert report["comparisons"]["better.txt"] == expected
+    assert report["comparisons"]["checkpoint"]["bleu"]["difference"] < 0
+    assert f"{expected['bleu']['p_randomization']:.4f} (randomisation)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give one of --model (a checkpoint) and --hypotheses"),
+        (["--hypotheses", "better.txt", "--model", "checkpoint"], "give one of --model"),
+        (["--model", "checkpoint"], "checkpoint is a checkpoint: give its input with --source FILE"),
+        (["--hypotheses", "better.txt", "--compare", "checkpoint"], "give its input with --source FILE"),
+        (["--hypotheses", "missing.txt"], "there is no file missing.txt"),
+        (["--hypotheses", "short.txt"], "short.txt has 11 lines but references.txt.gz has 12"),
+        (["--hypotheses", "better.txt", "--compare", "short.txt"], "short.txt has 11 lines"),
+        (["--hypotheses", "better.txt", "--compare", "better.txt"], "--compare: better.txt is named twice"),
+        (["--hypotheses", "better.txt", "--output", "worse.txt"], "worse.txt exists; give another name"),
+        (["--hypotheses", "better.txt", "--output", "no/s.json"], "there is no folder no; make it first"),
+        (["--hypotheses", "better.txt", "--translations", "t.txt"], "--translations is for what --model translates"),
+        (["--hypotheses", "better.txt", "--num_beams", "0"], "evaluation.num_beams: 0 is too small"),
+        (["--model", "checkpoint", "--source", "short.txt"], "short.txt has 11 lines"),
+        (["--model", "empty", "--source", "sources.txt"], "empty cannot be loaded: in this folder:"),
+        (["--model", "checkpoint", "--source", "sources.txt", "--source_lang", "de"], "has no language codes"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_is_one_line(run, capsys, words, message):
+    Path("empty").mkdir()
+    with pytest.raises(SystemExit) as exit_:
+        run(*words)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert exit_.value.code == 2
+    assert error.startswith("error: ")
+    assert message in error
+    assert Path("worse.txt").read_text(encoding="utf-8").splitlines() == SOURCES
+
+
+def test_overwrite_replaces(run):
+    Path("scores.json").write_text("old", encoding="utf-8")
+    run("--hypotheses", "better.txt", "--output", "scores.json", "--overwrite")
+    assert "systems" in json.loads(Path("scores.json").read_text(encoding="utf-8"))
+
+
+def test_language_codes_reach_tokenizer_and_model():
+    set_languages = runpy.run_path(str(SCRIPT))["set_languages"]
+    vocabulary = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "a"])}
+    tokenizer = NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["deu_Latn", "eng_Latn"])
+    model = tiny_model()
+    set_languages(model, tokenizer, "deu_Latn", "eng_Latn")
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"])[0] == "deu_Latn"
+    assert model.generation_config.forced_bos_token_id == tokenizer.convert_tokens_to_ids("eng_Latn")
+    with pytest.raises(UserError, match="language xx: not a code"):
+        set_languages(model, tokenizer, "deu_Latn", "xx")
