@@ -1,0 +1,1 @@
+"""From a recipe to a trained, scored and documented model: recipe, trainer, checkpoints, run."""

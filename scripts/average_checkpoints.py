@@ -1,0 +1,32 @@
+"""Average the weights of checkpoints, as papers do with the last five.
+
+    python scripts/average_checkpoints.py runs/multi30k/checkpoint-{1200,1300,1400} --output runs/multi30k-mean
+
+The result is what `from_pretrained` loads: the mean in the checkpoints' own precision, summed in float64, with the
+config, the generation config and the tokenizer of the checkpoint named last.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.training.averaging import average_checkpoints
+
+
+def main() -> None:
+    """Check the output folder, average."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", nargs="+", help="folders with a model.safetensors each")
+    parser.add_argument("--output", required=True, help="folder for the result; it is made")
+    parser.add_argument("--overwrite", action="store_true", help="write into the folder even if it is not empty")
+    script = parser.parse_args()
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    output = Path(script.output)
+    if output.exists() and any(output.iterdir()) and not script.overwrite:
+        raise UserError(f"--output: {output} is not empty; give another folder, or --overwrite")
+    average_checkpoints(script.checkpoints, output)
+
+
+if __name__ == "__main__":
+    run_script(main)

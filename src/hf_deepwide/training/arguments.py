@@ -1,0 +1,149 @@
+"""What can be said about training: every field of `Seq2SeqTrainingArguments`, our own beside them, our defaults."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Seq2SeqTrainingArguments
+
+# Fields of the parent that would be ignored, or would break token batches, and what to use instead.
+REFUSED = {
+    "per_device_train_batch_size": "batches are counted in tokens; set training.max_tokens",
+    "per_device_eval_batch_size": "batches are counted in tokens; set training.max_tokens or evaluation.max_tokens",
+    "auto_find_batch_size": "batches are counted in tokens; set training.max_tokens",
+    "train_sampling_strategy": "pairs of similar length are always put together",
+    "length_column_name": "pairs of similar length are always put together",
+    "sortish_sampler": "pairs of similar length are always put together",
+    "dataloader_drop_last": "every pair is seen once an epoch; none is dropped",
+    "remove_unused_columns": "the collator picks the columns it needs",
+    "generation_config": "validation uses predict_with_generate, generation_num_beams and the section evaluation",
+    "generation_max_length": "evaluation.max_length_factor and evaluation.max_length_offset say how long outputs get",
+    "include_num_input_tokens_seen": "target tokens and their speed are always logged",
+    "label_names": "labels are always called labels",
+    "do_train": "what a run does follows from its recipe",
+    "do_eval": "set training.eval_strategy",
+    "do_predict": "what a run does follows from its recipe",
+    "resume_from_checkpoint": "an interrupted run is resumed by itself",
+    "push_to_hub": "share a finished run with scripts/share.py",
+}
+
+
+def _default(name: str, value: Any) -> Any:
+    """The parent's field with another default."""
+    return field(default=value, metadata=Seq2SeqTrainingArguments.__dataclass_fields__[name].metadata)
+
+
+@dataclass
+class TranslationTrainingArguments(Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
+
+    Defaults are the papers' (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight decay);
+    evaluation and checkpoints come once an epoch, and the best checkpoint is kept.
+
+    Raises:
+        ValueError: a value out of range, or fields that contradict each other.
+    """
+
+    max_tokens: int = field(
+        default=4096,
+        metadata={
+            "help": "Tokens in a batch, per device, padding included: sentences * max(longest source, longest target)."
+        },
+    )
+    average_last: int = field(
+        default=0,
+        metadata={
+            "help": "The final model is the mean of the last so many checkpoints; 0: it is the best checkpoint."
+        },
+    )
+    early_stopping_patience: int = field(
+        default=0,
+        metadata={"help": "Stop after so many evaluations in a row without a better metric_for_best_model; 0: never."},
+    )
+    generation_every: int = field(
+        default=1,
+        metadata={"help": "With predict_with_generate: translate validation at every so-manieth evaluation."},
+    )
+    attn_implementation: str = field(
+        default="auto",
+        metadata={
+            "help": "eager, sdpa, flash_attention_2 or flex_attention; auto: eager (matrix products) on a CPU under "
+            "bf16, where it is twice as fast as sdpa, else sdpa."
+        },
+    )
+    keep_memory: bool = field(
+        default=True,
+        metadata={"help": "Tell glibc to keep freed memory between steps; see training/memory.py."},
+    )
+    bf16: bool | str = field(
+        default="auto",
+        metadata={"help": "bfloat16 autocast: true, false, or auto: where the device has the instructions."},
+    )
+    learning_rate: float = _default("learning_rate", 5e-4)
+    lr_scheduler_type: str = _default("lr_scheduler_type", "inverse_sqrt")
+    warmup_steps: float = _default("warmup_steps", 4000)
+    adam_beta2: float = _default("adam_beta2", 0.98)
+    label_smoothing_factor: float = _default("label_smoothing_factor", 0.1)
+    eval_strategy: str = _default("eval_strategy", "epoch")
+    save_strategy: str = _default("save_strategy", "epoch")
+    load_best_model_at_end: bool = _default("load_best_model_at_end", True)
+    save_total_limit: int | None = _default("save_total_limit", None)
+    logging_steps: float = _default("logging_steps", 50)
+    generation_num_beams: int | None = _default("generation_num_beams", 1)
+    remove_unused_columns: bool = _default("remove_unused_columns", False)
+    restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
+
+    def __post_init__(self) -> None:
+        """Fill in what is left to us, check our own fields, and leave the rest to the parent."""
+        on_cpu = self.use_cpu or not torch.accelerator.is_available()
+        self.use_cpu = on_cpu  # the parent refuses bf16 on a CPU unless it is told that a CPU is meant
+        if self.bf16 == "auto":
+            self.bf16 = not self.fp16 and (cpu_has_bf16() if on_cpu else torch.cuda.is_bf16_supported(False))
+        if not isinstance(self.bf16, bool):
+            raise ValueError(f"bf16 is {self.bf16!r}; accepted: true, false, auto")
+        if self.fp16 and on_cpu:
+            raise ValueError("fp16 needs a GPU; on a CPU set bf16: auto, or neither")
+        if self.attn_implementation == "auto":
+            self.attn_implementation = "eager" if on_cpu and self.bf16 else "sdpa"
+        if self.save_total_limit is None:
+            # the newest (to resume from, or all that are averaged) and the best
+            self.save_total_limit = max(self.average_last, 1) + 1
+        super().__post_init__()
+        self._check()
+
+    def _check(self) -> None:
+        for name, smallest in (
+            ("max_tokens", 1),
+            ("average_last", 0),
+            ("early_stopping_patience", 0),
+            ("generation_every", 1),
+        ):
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} is {getattr(self, name)}; accepted: {smallest} or more")
+        if self.save_total_limit and self.save_total_limit <= self.average_last:
+            raise ValueError(
+                f"save_total_limit {self.save_total_limit} would delete checkpoints that average_last "
+                f"{self.average_last} needs; set it to {self.average_last + 1} or more, or leave it out"
+            )
+        metric = (self.metric_for_best_model or "loss").removeprefix("eval_")
+        if metric not in ("loss", "bleu"):
+            raise ValueError(f"metric_for_best_model is {metric!r}; accepted: loss, bleu")
+        if metric == "bleu" and not (self.predict_with_generate and self.generation_every == 1):
+            raise ValueError("metric_for_best_model: bleu needs predict_with_generate: true and generation_every: 1")
+        if self.early_stopping_patience and not self.load_best_model_at_end:
+            raise ValueError("early_stopping_patience needs load_best_model_at_end: true")
+        if self.save_strategy == "no":
+            raise ValueError("save_strategy is no; the final model is made from checkpoints: epoch, steps, best")
+
+
+def cpu_has_bf16() -> bool:
+    """True if the processor multiplies bfloat16 matrices in hardware (x86: AMX or AVX-512; Arm: BF16).
+
+    Without such instructions bfloat16 is emulated and slower than float32.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    return bool(words & {"amx_bf16", "avx512_bf16", "bf16"})

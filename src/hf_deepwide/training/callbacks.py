@@ -1,0 +1,127 @@
+"""What happens at the seams of the training loop: data order, dropout seeds, speed, the progress bar."""
+
+import time
+from typing import Any
+
+import torch
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers.trainer_callback import ExportableState
+
+from ..data.batches import TokenBatchSampler
+
+
+class EpochCallback(TrainerCallback):
+    """Tells the sampler which epoch begins.
+
+    Transformers does so itself, except after resuming within an epoch under several processes, where its call does
+    not get through the wrappers and the epoch would be replayed in the order of epoch 0.
+    """
+
+    def __init__(self, sampler: TokenBatchSampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """`state.epoch` is fractional within an epoch; the sum guards against its rounding."""
+        self.sampler.set_epoch(int(state.epoch + 1e-6))
+
+
+class SeedByRank(TrainerCallback):
+    """Gives each process its own random numbers once all have the same weights.
+
+    The Trainer seeds all processes alike, so without this all of them would draw the same dropout masks and drop
+    the same branches. On resume the states of all ranks' generators are restored later than this.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Seed with `seed + rank`."""
+        set_seed(args.seed + args.process_index)
+
+
+class Throughput(TrainerCallback, ExportableState):
+    """Counts target tokens (`</s>` included, padding not) and the time of training steps.
+
+    Evaluation and saving do not count as steps. Totals survive an interruption, as they are part of checkpoints.
+    """
+
+    def __init__(self, target_tokens: int = 0, seconds: float = 0.0, minutes: float = 0.0) -> None:
+        self.target_tokens = target_tokens
+        self.seconds = seconds  # in training steps
+        self.minutes = minutes  # in all, evaluation and saving included, in earlier sessions
+        self._new_tokens: torch.Tensor | int = 0
+        self._logged = (target_tokens, seconds)
+        self._start = self._mark = time.perf_counter()
+
+    def count(self, tokens: torch.Tensor | int) -> None:
+        """Add the tokens of one optimizer step, over all processes; not read yet, lest a GPU be waited for."""
+        self._new_tokens = self._new_tokens + tokens
+
+    def rate(self) -> float:
+        """Target tokens per second since the last call."""
+        self._settle()
+        tokens, seconds = self.target_tokens - self._logged[0], self.seconds - self._logged[1]
+        self._logged = (self.target_tokens, self.seconds)
+        return tokens / seconds if seconds > 0 else 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clocks."""
+        self._start = self._mark = time.perf_counter()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The time since the mark was the step's, data loading included."""
+        now = time.perf_counter()
+        self.seconds += now - self._mark
+        self._mark = now
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the evaluation out."""
+        self._mark = time.perf_counter()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave the saving out."""
+        self._mark = time.perf_counter()
+
+    def state(self) -> dict:
+        """What a checkpoint keeps, for the Trainer to restore."""
+        self._settle()
+        minutes = self.minutes + (time.perf_counter() - self._start) / 60
+        totals = {"target_tokens": self.target_tokens, "seconds": self.seconds, "minutes": minutes}
+        return {"args": totals, "attributes": {}}
+
+    def _settle(self) -> None:
+        self.target_tokens += int(self._new_tokens)
+        self._new_tokens = 0
+
+
+class TranslationProgress(ProgressCallback):
+    """The Trainer's bar (steps, time left) with loss and speed beside it, and one line per evaluation."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Show the newest numbers."""
+        if not state.is_world_process_zero or self.training_bar is None or logs is None:
+            return
+        if "loss" in logs:
+            self.training_bar.set_postfix_str(
+                f"epoch {state.epoch:.1f}, loss {logs['loss']:.3f}, {logs['tokens_per_second']:,.0f} tokens/s"
+            )
+        if "eval_loss" in logs:
+            bleu = f", BLEU {logs['eval_bleu']:.2f}" if "eval_bleu" in logs else ""
+            self.training_bar.write(
+                f"step {state.global_step}, epoch {state.epoch:.1f}: validation loss {logs['eval_loss']:.4f}{bleu}"
+            )

@@ -1,0 +1,81 @@
+"""The model card (README.md) of a finished run."""
+
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedConfig
+
+from .recipe import Recipe
+
+PAPERS = {
+    "vanilla_transformer": ("Vaswani et al. 2017, Attention Is All You Need", "1706.03762"),
+    "mat": ("Fan et al. 2020, Multi-branch Attentive Transformer", "2006.10270"),
+    "multipath_transformer": ("Lin et al. 2023, Multi-Path Transformer is Better", "2305.05948"),
+    "latent_depth": ("Li et al. 2020, Deep Transformers with Latent Depth", "2009.13102"),
+    "depthwise_lstm": ("Xu et al. 2024, Rewiring the Transformer with Depth-Wise LSTMs", "2007.06257"),
+}
+
+
+def write_model_card(
+    run: Path, recipe: Recipe, config: PreTrainedConfig, results: dict[str, Any], samples: list[tuple[str, str, str]]
+) -> Path:
+    """Fill the template and save it as `README.md`.
+
+    Args:
+        run: the folder of the run.
+        recipe: its recipe.
+        config: the model's config.
+        results: what `results.json` holds.
+        samples: a few test sentences as (source, translation, reference).
+    """
+    data = recipe.data
+    card_data = ModelCardData(
+        language=[data.source_lang, data.target_lang],
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["translation", "hf_deepwide", config.model_type],
+        model_name=recipe.name,
+        metrics=["sacrebleu", "chrf"],
+        eval_results=_eval_results(recipe, results) or None,
+    )
+    template = files("hf_deepwide") / "model_card_template.md"
+    with as_file(template) as path:
+        card = ModelCard.from_template(
+            card_data,
+            template_path=str(path),
+            name=recipe.name,
+            folder=run.as_posix(),
+            family=config.model_type,
+            paper=PAPERS.get(config.model_type),
+            data=data,
+            test_name=data.test or "held-out phrases",
+            init_from=recipe.init_from,
+            config=config,
+            evaluation=recipe.evaluation,
+            results=results,
+            samples=samples,
+            recipe=yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True).strip(),
+        )
+    path = run / "README.md"
+    card.save(path)
+    return path
+
+
+def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
+    """The scores in the form of the Hub's model index."""
+    test, data = results.get("test", {}), recipe.data
+    return [
+        EvalResult(
+            task_type="translation",
+            dataset_type=data.name or data.format,
+            dataset_name=f"{data.test or 'held-out phrases'} {data.source_lang}-{data.target_lang}",
+            metric_type={"bleu": "sacrebleu", "chrf": "chrf"}[metric],
+            metric_value=round(test[metric], 2),
+            metric_name={"bleu": "sacreBLEU", "chrf": "chrF"}[metric],
+        )
+        for metric in ("bleu", "chrf")
+        if metric in test
+    ]

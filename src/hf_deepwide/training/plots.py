@@ -1,0 +1,51 @@
+"""Learning curves of a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+PANELS = (
+    # title of the axis, (key of the log, label), logarithmic
+    ("loss per token", (("loss", "training"), ("eval_loss", "validation")), False),
+    ("BLEU", (("eval_bleu", "validation"),), False),
+    ("gradient norm", (("grad_norm", None),), True),
+    ("learning rate", (("learning_rate", None),), False),
+)
+
+
+def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Path:
+    """Draw loss, BLEU, gradient norm and learning rate over steps; panels without data are left out.
+
+    Args:
+        history: `TrainerState.log_history`.
+        path: the image to write; its folder is made.
+        title: above the panels.
+    """
+    panels = [panel for panel in PANELS if any(_series(history, key)[0] for key, _ in panel[1])]
+    figure = Figure(figsize=(7, 1 + 2.2 * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (name, lines, logarithmic) in zip(axes, panels, strict=True):
+        for key, label in lines:
+            steps, values = _series(history, key)
+            if steps:
+                axis.plot(steps, values, label=label, marker="." if key.startswith("eval_") else None, linewidth=1.2)
+        axis.set_ylabel(name)
+        axis.grid(alpha=0.3)
+        if logarithmic:
+            axis.set_yscale("log")
+        if len(lines) > 1:
+            axis.legend(frameon=False)
+    axes[0].set_title(title)
+    axes[-1].set_xlabel("step")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _series(history: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one logged quantity."""
+    entries = [(entry["step"], entry[key]) for entry in history if key in entry]
+    return [step for step, _ in entries], [value for _, value in entries]

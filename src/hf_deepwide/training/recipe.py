@@ -1,0 +1,293 @@
+"""A recipe: one YAML file that says everything about a run, and dotted overrides of its keys.
+
+    model:      {family: mat, init_from: null, d_model: 256, …}     family and fields of its config
+    data:       {format: text, train: multi30k/train, …}            `data.corpora.DataArguments`
+    tokenizer:  {vocab_size: 8000, …}                               `data.tokenizer.TokenizerArguments`
+    training:   {max_tokens: 4096, learning_rate: 1e-3, …}          `training.arguments.TranslationTrainingArguments`
+    evaluation: {num_beams: 5, …}                                   `evaluation.translate.EvaluationArguments`
+
+All keys are checked before anything is read or trained: a recipe that loads fails later only on what it names
+(files, checkpoints), not on how it is written.
+"""
+
+import copy
+import dataclasses
+import difflib
+import re
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
+
+from ..data.corpora import DataArguments
+from ..data.tokenizer import TokenizerArguments
+from ..errors import UserError
+from ..evaluation.translate import EvaluationArguments
+from .arguments import REFUSED, TranslationTrainingArguments
+
+SECTIONS = {
+    "model": None,
+    "data": DataArguments,
+    "tokenizer": TokenizerArguments,
+    "training": TranslationTrainingArguments,
+    "evaluation": EvaluationArguments,
+}
+
+
+class RecipeLoader(yaml.SafeLoader):
+    """YAML as its readers expect it: `1e-3` is a number, `no` a word (Norwegian, or a strategy), keys are unique."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        """As `SafeLoader`, but a key that is given twice is an error: the first would be lost silently."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key, (key_node, _) in zip(keys, node.value, strict=True):
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+RecipeLoader.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] not in (_BOOL, _FLOAT)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+RecipeLoader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+RecipeLoader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|nan)$"),
+    list("-+.0123456789"),
+)
+
+
+@dataclass
+class Recipe:
+    """A checked recipe.
+
+    Args:
+        name: the file's name without its suffix; what the run is called.
+        source: the file, for messages.
+        values: section to keys, as written and overridden: what a run keeps as its `recipe.yaml`.
+        data, tokenizer, evaluation: the sections as objects.
+    """
+
+    name: str
+    source: str
+    values: dict[str, dict[str, Any]]
+    data: DataArguments
+    tokenizer: TokenizerArguments
+    evaluation: EvaluationArguments
+
+    @property
+    def family(self) -> str:
+        """The model type."""
+        return self.values["model"]["family"]
+
+    @property
+    def init_from(self) -> str | None:
+        """The checkpoint that training starts from, if any."""
+        return self.values["model"].get("init_from")
+
+    @property
+    def model_fields(self) -> dict[str, Any]:
+        """Config fields that the recipe sets."""
+        model = self.values["model"]
+        return {key: value for key, value in model.items() if key not in ("family", "init_from")}
+
+    @property
+    def output_dir(self) -> Path:
+        """Where the run lives: `training.output_dir`, else `runs/<name>`."""
+        return Path(self.values["training"].get("output_dir") or Path("runs", self.name)).expanduser()
+
+    def training_arguments(self) -> TranslationTrainingArguments:
+        """The section `training` as an object. Made on demand: making it chooses and opens the devices."""
+        fields = self.values["training"] | {"output_dir": str(self.output_dir)}
+        try:
+            return TranslationTrainingArguments(**fields)
+        except ValueError as error:
+            raise UserError(f"{self.source}: training: {' '.join(str(error).split())}") from error
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply overrides, given as on the command line: `--training.max_steps 100 …`.
+
+    Raises:
+        UserError: no such file; not YAML; an unknown section or key (names the nearest one); a value of a wrong
+            type or out of range. Each message starts with the file (or the override) and the key's dotted path.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no recipe {path}")
+    values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: a recipe is a mapping of the sections {', '.join(SECTIONS)}")
+    for section, keys in values.items():
+        _check_name(str(path), "section", section, SECTIONS)
+        if keys is not None and not isinstance(keys, dict):
+            raise UserError(f"{path}: {section}: a section is a mapping of keys to values, not {keys!r}")
+    values = {section: dict(values.get(section) or {}) for section in SECTIONS}
+    for key, value in parse_overrides(overrides):
+        section, _, name = key.partition(".")
+        _check_name(f"--{key}", "section", section, SECTIONS)
+        if not name or "." in name:
+            raise UserError(f"--{key}: an override names a section and a key, as in --training.max_steps 100")
+        values[section][name] = value
+    return check_recipe(values, path.stem, str(path))
+
+
+def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str) -> Recipe:
+    """Check every key and value and make the sections; `source` opens the messages."""
+    _check_model(values["model"], source)
+    if values["model"].get("init_from") and not values["tokenizer"].get("path"):
+        raise UserError(
+            f"{source}: model.init_from: the checkpoint knows only its own tokens, so tokenizer.path must be set "
+            f"(to {values['model']['init_from']}, if its tokenizer is beside it)"
+        )
+    sections = {}
+    for section, cls in SECTIONS.items():
+        if cls is None:
+            continue
+        _check_fields(values[section], section, cls, source)
+        if section == "training":
+            continue
+        try:
+            sections[section] = cls(**copy.deepcopy(values[section]))
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from None
+    return Recipe(name, source, values, **sections)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Parse YAML; a syntax error names `source` and the line."""
+    try:
+        return yaml.load(text, RecipeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{source}{line}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """`["--a.b", "1", "--c.d=x"]` to `[("a.b", 1), ("c.d", "x")]`; values are YAML."""
+    pairs, rest = [], list(arguments)
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("--"):
+            raise UserError(f"{option!r} is no override; write --section.key value")
+        key, equals, value = option[2:].partition("=")
+        if not equals:
+            if not rest or re.match(r"--\w+\.", rest[0]):
+                raise UserError(f"--{key} has no value; write --{key} VALUE (a switch: --{key} true)")
+            value = rest.pop(0)
+        pairs.append((key, parse_yaml(value, f"--{key}")))
+    return pairs
+
+
+def differences(ours: dict[str, dict], theirs: dict[str, dict]) -> list[str]:
+    """Dotted keys in which two recipes' values differ, with both values; where a run lives is no difference."""
+    lines = []
+    for section in SECTIONS:
+        a, b = ours.get(section, {}), theirs.get(section, {})
+        for key in sorted({*a, *b} - ({"output_dir"} if section == "training" else set())):
+            if key not in a or key not in b or a[key] != b[key]:
+                shown = [repr(side[key]) if key in side else "not set" for side in (a, b)]
+                lines.append(f"{section}.{key}: {shown[0]}, now {shown[1]}")
+    return lines
+
+
+def config_class(family: str) -> type[PreTrainedConfig]:
+    """The config class of a model type."""
+    return CONFIG_MAPPING[family]
+
+
+def families() -> list[str]:
+    """Model types that can translate: ours, and Transformers' own for control runs."""
+    trainable = {cls.model_type for cls in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING}
+    return sorted(name for name in trainable if name)
+
+
+def _check_model(fields: dict[str, Any], source: str) -> None:
+    family = fields.get("family")
+    if not isinstance(family, str):
+        raise UserError(f"{source}: model.family: give a model type, such as vanilla_transformer or mat")
+    _check_name(f"{source}: model.family", "model type", family, families())
+    init_from = fields.get("init_from")
+    if init_from is not None and not isinstance(init_from, str):
+        raise UserError(f"{source}: model.init_from: {init_from!r} is neither a folder, a Hub id, nor null")
+    cls = config_class(family)
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in fields:
+        _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])
+    given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
+    try:
+        cls(**given)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"{source}: model: {' '.join(str(error).split())}") from error
+
+
+def _check_fields(values: dict[str, Any], section: str, cls: type, source: str) -> None:
+    hints = get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls) if field.init]
+    for key, value in values.items():
+        if section == "training" and key in REFUSED:
+            raise UserError(f"{source}: training.{key} has no effect here: {REFUSED[key]}")
+        _check_name(f"{source}: {section}", "key", key, [name for name in known if name not in REFUSED])
+        if not _fits(value, hints[key]):
+            raise UserError(f"{source}: {section}.{key}: {value!r} is not accepted; give {_describe(hints[key])}")
+
+
+def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones, and say which of them comes nearest."""
+    known = list(known)
+    if name in known:
+        return
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0)[0]
+    raise UserError(f"{where}: unknown {kind} {name!r}; the nearest is {nearest!r}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """True if a value read from YAML is of the type that an annotation asks for."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is list:
+        return isinstance(value, list) and all(_fits(element, inner[0]) for element in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    """An annotation in words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_describe, inner)))
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, inner))
+    if origin is list:
+        return f"a list of {_describe(inner[0])}"
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        dict: "a mapping",
+        type(None): "null",
+    }
+    return names.get(origin or hint, getattr(hint, "__name__", str(hint)))

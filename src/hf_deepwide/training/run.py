@@ -1,0 +1,264 @@
+"""One run from raw text to a scored model with its card: what `scripts/train_translation.py` does.
+
+A run lives in one folder. `recipe.yaml` says what it is, `checkpoint-*` how far it has come, and `results.json`,
+written last, that it is finished.
+"""
+
+import json
+import logging
+import os
+import platform
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import PartialState
+from datasets import Dataset, IterableDataset
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    TrainerState,
+)
+
+from ..data.batches import encode
+from ..data.corpora import load_parallel
+from ..data.tokenizer import load_or_train, training_texts
+from ..errors import UserError
+from ..evaluation.metrics import score
+from .arguments import TranslationTrainingArguments
+from .averaging import average_checkpoints
+from .build import build_model
+from .checkpoints import STAGING, checkpoints, is_last, last_checkpoint, load_state
+from .memory import keep_memory
+from .model_card import write_model_card
+from .plots import plot_learning_curves
+from .recipe import Recipe, differences, parse_yaml
+from .trainer import TranslationTrainer
+
+logger = logging.getLogger(__name__)
+
+RECIPE, RESULTS, TRANSLATIONS, CURVES = "recipe.yaml", "results.json", "translations.txt", "plots/learning_curves.png"
+STREAM_TEXTS = 1_000_000  # pairs of a stream that its tokenizer is trained on
+SAMPLES = 5  # test sentences in the model card
+
+
+def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
+    """Tokenizer, training, final weights, scores, model card. Goes on where an earlier call was interrupted.
+
+    Returns:
+        What `results.json` holds.
+
+    Raises:
+        UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; or
+            something in the data, the tokenizer or the recipe is wrong.
+    """
+    args = recipe.training_arguments()
+    _check_strategy(recipe, args)
+    process = PartialState()
+    run = recipe.output_dir
+    if process.is_main_process:
+        open_run(recipe, overwrite)
+        last_checkpoint(run)  # sets damaged ones aside before the other processes look
+    process.wait_for_everyone()
+    checkpoint = last_checkpoint(run)
+    if args.keep_memory:
+        keep_memory()
+
+    train_texts = load_parallel(recipe.data, "train")
+    tokenizer = _tokenizer(recipe, train_texts, checkpoint, process)
+    train_dataset = encode(train_texts, tokenizer, recipe.data, filter=True)
+    validation_texts = validation = None
+    if args.eval_strategy != "no":
+        validation_texts = _in_memory(load_parallel(recipe.data, "validation"))
+        validation = encode(validation_texts, tokenizer, recipe.data, filter=False)
+    scored = recipe.data.test is not None or recipe.data.format == "phrases"
+    test_texts = _in_memory(load_parallel(recipe.data, "test")) if scored else None
+
+    trainer = TranslationTrainer(
+        model=build_model(recipe, tokenizer, args),
+        args=args,
+        tokenizer=tokenizer,
+        train_dataset=train_dataset,
+        eval_dataset=validation,
+        eval_texts=validation_texts,
+        evaluation=recipe.evaluation,
+        target_lang=recipe.data.target_lang,
+    )
+    if checkpoint is not None and is_last(load_state(checkpoint)):
+        logger.info("training had ended at %s", checkpoint.name)
+    else:
+        if checkpoint is not None:
+            logger.info("resuming from %s", checkpoint.name)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    process.wait_for_everyone()
+
+    state = load_state(checkpoints(run)[-1])
+    chosen, weights = final_checkpoints(run, state, args)
+    if process.is_main_process:
+        average_checkpoints(chosen, run)
+    process.wait_for_everyone()
+    # read back from the folder, as everybody else will
+    model = AutoModelForSeq2SeqLM.from_pretrained(run, attn_implementation=args.attn_implementation)
+    trainer.model = model.to(args.device)
+    results = {
+        "parameters": model.num_parameters(),
+        "train": _training_facts(state, args, weights),
+        "recipe": recipe.values,
+        "versions": _versions(),
+        "machine": _machine(),
+    }
+    samples: list[tuple[str, str, str]] = []
+    if test_texts is not None:
+        sources, references = test_texts["source"][:], test_texts["target"][:]
+        translations = trainer.translate(sources, recipe.evaluation)
+        scores = score(
+            translations,
+            references,
+            lowercase=recipe.evaluation.lowercase,
+            tokenize=recipe.evaluation.tokenize,
+            target_lang=recipe.data.target_lang,
+            metrics=recipe.evaluation.metrics,
+        )
+        results = {"test": scores, **results}
+        samples = list(zip(sources, translations, references, strict=True))[:SAMPLES]
+        if process.is_main_process:
+            (run / TRANSLATIONS).write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
+    if process.is_main_process:
+        plot_learning_curves(state.log_history, run / CURVES, recipe.name)
+        write_model_card(run, recipe, model.config, results, samples)
+        _write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    process.wait_for_everyone()
+    return results
+
+
+def open_run(recipe: Recipe, overwrite: bool) -> None:
+    """Make the folder of a run, or see that going on in it is right; leave the recipe in it.
+
+    With `overwrite` what an earlier run wrote is removed. A folder that is not a run's is never touched.
+    """
+    run = recipe.output_dir
+    if run.exists() and not run.is_dir():
+        raise UserError(f"training.output_dir: {run} is a file")
+    kept = run / RECIPE
+    if run.is_dir() and any(run.iterdir()) and not kept.is_file():
+        raise UserError(f"training.output_dir: {run} is not empty and holds no run; give another folder")
+    if kept.is_file() and overwrite:
+        _clear(run)
+    if (run / RESULTS).is_file():
+        raise UserError(
+            f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it"
+        )
+    if kept.is_file() and checkpoints(run):
+        changes = differences(parse_yaml(kept.read_text(encoding="utf-8"), str(kept)), recipe.values)
+        if changes:
+            raise UserError(
+                f"{run} holds an unfinished run of another recipe ({'; '.join(changes)}). Resume it with its own "
+                f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
+            )
+    run.mkdir(parents=True, exist_ok=True)
+    _write_whole(kept, yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True))
+
+
+def final_checkpoints(run: Path, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
+    """The checkpoints whose mean is the final model, and what to call it."""
+    present = checkpoints(run)
+    if args.average_last:
+        chosen = present[-args.average_last :]
+        if len(chosen) < args.average_last:
+            logger.warning("the run has %d checkpoints; average_last asks for %d", len(chosen), args.average_last)
+        return chosen, f"the mean of the checkpoints of steps {', '.join(_step(path) for path in chosen)}"
+    best = run / f"checkpoint-{state.best_global_step}"
+    if args.load_best_model_at_end and best in present:
+        metric = "BLEU" if args.metric_for_best_model.endswith("bleu") else "loss"
+        return [best], f"the checkpoint of step {_step(best)}, the best in validation {metric}"
+    return present[-1:], f"the last checkpoint, of step {_step(present[-1])}"
+
+
+def _step(checkpoint: Path) -> str:
+    return checkpoint.name.removeprefix("checkpoint-")
+
+
+def _check_strategy(recipe: Recipe, args: TranslationTrainingArguments) -> None:
+    if recipe.data.streaming and (args.max_steps <= 0 or "epoch" in (args.eval_strategy, args.save_strategy)):
+        raise UserError(
+            f"{recipe.source}: data.streaming: a stream has no length, so set training.max_steps, and eval_strategy "
+            "and save_strategy to steps"
+        )
+
+
+def _tokenizer(
+    recipe: Recipe, texts: Dataset | IterableDataset, checkpoint: Path | None, process: PartialState
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that is loaded or trained on the first process and read back from the run's folder by all."""
+    run = recipe.output_dir
+    if checkpoint is not None:
+        return AutoTokenizer.from_pretrained(checkpoint)
+    if process.is_main_process:
+        limit = STREAM_TEXTS if isinstance(texts, IterableDataset) else None
+        load_or_train(recipe.tokenizer, training_texts(texts, limit)).save_pretrained(run)
+    process.wait_for_everyone()
+    return AutoTokenizer.from_pretrained(run)
+
+
+def _in_memory(dataset: Dataset | IterableDataset) -> Dataset:
+    """A split to evaluate on; of a stream, all of it."""
+    return Dataset.from_list(list(dataset)) if isinstance(dataset, IterableDataset) else dataset
+
+
+def _training_facts(state: TrainerState, args: TranslationTrainingArguments, weights: str) -> dict[str, Any]:
+    counted = state.stateful_callbacks["Throughput"]["args"]
+    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    best = {
+        f"best_validation_{name}": choose(entry[f"eval_{name}"] for entry in evaluations if f"eval_{name}" in entry)
+        for name, choose in (("loss", min), ("bleu", max))
+        if any(f"eval_{name}" in entry for entry in evaluations)
+    }
+    return {
+        "steps": state.global_step,
+        "epochs": state.epoch,
+        "target_tokens": counted["target_tokens"],
+        "tokens_per_second": counted["target_tokens"] / counted["seconds"],
+        "minutes": counted["minutes"],
+        **best,
+        "weights": weights,
+        "precision": f"{args.mixed_precision} autocast" if args.mixed_precision != "no" else "float32",
+        "attention": args.attn_implementation,
+        "processes": args.world_size,
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("hf_deepwide", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def _machine() -> dict[str, Any]:
+    """Processor, the cores this process may use, and graphics cards."""
+    processor = platform.processor() or platform.machine()
+    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
+        names = [line for line in cpuinfo.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        processor = names[0].partition(":")[2].strip() if names else processor
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"processor": processor, "cores": cores, "gpus": gpus}
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file under another name and rename it: it is there in full or not at all."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(text, encoding="utf-8")
+    draft.rename(path)
+
+
+def _clear(run: Path) -> None:
+    """Remove what a run writes, and nothing else."""
+    for pattern in ("checkpoint-*", "damaged-checkpoint-*", STAGING, "plots"):
+        for folder in run.glob(pattern):
+            shutil.rmtree(folder)
+    for pattern in (RECIPE, RESULTS, TRANSLATIONS, "README.md", "model.safetensors", "*config.json", "tokenizer*"):
+        for file in run.glob(pattern):
+            file.unlink()

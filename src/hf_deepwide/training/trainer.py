@@ -1,0 +1,311 @@
+"""The trainer: `Seq2SeqTrainer` with batches by tokens and an honest loss per token."""
+
+import dataclasses
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProgressCallback,
+    Seq2SeqTrainer,
+)
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
+
+from ..data.batches import StreamBatches, TokenBatchSampler, TranslationCollator
+from ..evaluation.metrics import score
+from ..evaluation.translate import EvaluationArguments, translate
+from .arguments import TranslationTrainingArguments
+from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
+from .checkpoints import STAGING
+
+logger = logging.getLogger(__name__)
+
+
+class TranslationTrainer(Seq2SeqTrainer):
+    """Trains any encoder-decoder model on encoded pairs.
+
+    The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and
+    accumulation steps alike, so that N processes compute what one process with N accumulation steps computes.
+    Models that compute it themselves (`supports_label_smoothing`) are asked to, and to keep no logits; from all
+    others only logits are taken, as several of them (Marian, BART) average each batch on its own.
+
+    Evaluation draws no random numbers of training's, so how often one evaluates does not change what is learnt.
+
+    Args:
+        model: the model; its `generation_config` is used as it is.
+        args: the arguments.
+        tokenizer: its tokenizer.
+        train_dataset: what `data.batches.encode` returns: a dataset, or a stream (which needs `max_steps`).
+        eval_dataset: the encoded validation set.
+        eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
+        evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
+        target_lang: language code of the target.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: TranslationTrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        train_dataset: Any = None,
+        eval_dataset: Dataset | None = None,
+        eval_texts: Dataset | None = None,
+        evaluation: EvaluationArguments | None = None,
+        target_lang: str | None = None,
+    ) -> None:
+        self.fuses_loss = getattr(model, "supports_label_smoothing", False)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=TranslationCollator(tokenizer, model.config.decoder_start_token_id),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            compute_loss_func=None if self.fuses_loss else self._loss_from_logits,
+        )
+        self.label_smoother = None  # the parent's would take the labels away from models that compute the loss
+        self.eval_texts = eval_texts
+        self.target_lang = target_lang
+        self.evaluation = dataclasses.replace(
+            evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
+        )
+        self._run_dir: str | None = None
+        self.add_callback(Throughput())
+        self.add_callback(SeedByRank())
+        if args.early_stopping_patience:
+            self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
+        if not args.disable_tqdm:
+            self.remove_callback(ProgressCallback)
+            self.add_callback(TranslationProgress())
+
+    # Data
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches by tokens; accelerate deals them out to the processes."""
+        args = self.args
+        if isinstance(self.train_dataset, IterableDataset):
+            stream = StreamBatches(
+                self.train_dataset,
+                args.max_tokens,
+                seed=args.data_seed or args.seed,
+                rank=args.process_index,
+                world_size=args.world_size,
+            )
+            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=self.data_collator)
+        sampler = self._sampler(
+            self.train_dataset,
+            args.max_tokens,
+            shuffle=True,
+            batch_multiple=args.world_size * args.gradient_accumulation_steps,
+        )
+        self.remove_callback(EpochCallback)
+        self.add_callback(EpochCallback(sampler))
+        return self._loader(self.train_dataset, sampler)
+
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
+        """The same for validation, each pair once, longest first."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        longest = max(max(dataset["source_length"]), max(dataset["target_length"]))
+        multiple = self.data_collator.pad_to_multiple_of
+        max_tokens = max(self.args.max_tokens, -(-longest // multiple) * multiple)  # no pair may be left out
+        sampler = self._sampler(dataset, max_tokens, shuffle=False, batch_multiple=self.args.world_size)
+        return self._loader(dataset, sampler)
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """As for validation."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def _sampler(self, dataset: Dataset, max_tokens: int, shuffle: bool, batch_multiple: int) -> TokenBatchSampler:
+        return TokenBatchSampler(
+            dataset["source_length"][:],
+            dataset["target_length"][:],
+            max_tokens,
+            seed=self.args.data_seed or self.args.seed,
+            batch_multiple=batch_multiple,
+            length_multiple=self.data_collator.pad_to_multiple_of,
+            shuffle=shuffle,
+        )
+
+    def _loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader:
+        loader = DataLoader(
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
+        return self.accelerator.prepare(loader)
+
+    # Loss
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The loss per target token; see the class. Without `num_items_in_batch`, per token of this batch."""
+        if self.fuses_loss:
+            inputs = {**inputs, "label_smoothing": self.args.label_smoothing_factor, "skip_logits": True}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _loss_from_logits(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Of `outputs.logits` [sentences, target, vocabulary] and `labels` [sentences, target]."""
+        total = nn.functional.cross_entropy(
+            outputs["logits"].flatten(0, 1).float(),
+            labels.flatten(),
+            label_smoothing=self.args.label_smoothing_factor,
+            reduction="sum",
+        )
+        return total / (labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
+
+    # Evaluation
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As the parent, with the random generators left as they were."""
+        with torch.random.fork_rng():
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Loss per token over all tokens (the parent averages the batches' means), and BLEU where asked for."""
+        self.model.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        totals = torch.zeros(2, device=self.args.device)  # summed loss, tokens
+        for inputs in dataloader:
+            inputs = self._prepare_inputs(inputs)
+            tokens = inputs["labels"].ne(-100).sum()
+            with torch.no_grad(), self.accelerator.autocast():
+                totals += torch.stack([self.compute_loss(self.model, inputs) * tokens, tokens.float()])
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        loss, tokens = self.accelerator.reduce(totals, "sum").tolist()
+        metrics = {f"{metric_key_prefix}_loss": loss / tokens}
+        if self.args.predict_with_generate and self.eval_texts is not None and metric_key_prefix == "eval":
+            earlier = sum("eval_loss" in entry for entry in self.state.log_history)
+            if earlier % self.args.generation_every == 0:
+                metrics["eval_bleu"] = self._bleu()
+        return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))
+
+    def translate(self, sources: Sequence[str], evaluation: EvaluationArguments) -> list[str]:
+        """Translate on all processes, each a share; each gets all translations, in order."""
+        rank, world = self.args.process_index, self.args.world_size
+        share = translate(self.model, self.processing_class, sources[rank::world], evaluation)
+        if world == 1:
+            return share
+        shares = gather_object([share])
+        translations = [""] * len(sources)
+        for start, texts in enumerate(shares):
+            translations[start::world] = texts
+        return translations
+
+    def _bleu(self) -> float:
+        hypotheses = self.translate(self.eval_texts["source"][:], self.evaluation)
+        scores = score(
+            hypotheses,
+            self.eval_texts["target"][:],
+            lowercase=self.evaluation.lowercase,
+            tokenize=self.evaluation.tokenize,
+            target_lang=self.target_lang,
+            metrics=["bleu"],
+        )
+        return scores["bleu"]
+
+    # Speed
+
+    @property
+    def throughput(self) -> Throughput:
+        """The counter of tokens; resuming puts a new one in its place, so it is looked up."""
+        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Throughput))
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, torch.Tensor | int | None]:
+        """As the parent; the target tokens of the step, which it counts over all processes, are also added up."""
+        batches, tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if tokens is not None:
+            self.throughput.count(tokens)
+        return batches, tokens
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """0: the parent's estimate walks through all parameters in every step and knows nothing of the decoder."""
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As the parent, with the speed since the last log beside the loss."""
+        if "loss" in logs:
+            logs["tokens_per_second"] = self.throughput.rate()
+        super().log(logs, start_time)
+
+    # Checkpoints
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._run_dir or super()._get_output_dir(trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        # Training runs with `use_cache=False`, but that is no property of the model that is saved.
+        self.model.config.use_cache = True
+        super()._save(output_dir, state_dict)
+        self.model.config.use_cache = self.args.use_cache
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # Tied weights and constant tables are not in a checkpoint; the parent reports them as missing.
+        expected = {*self.model.all_tied_weights_keys, *(self.model._keys_to_ignore_on_save or ())}
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in expected]
+        super()._issue_warnings_after_load(load_result)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write the checkpoint under another name and rename it, so that an interruption leaves none in part."""
+        run, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
+        staging = run / STAGING
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._run_dir = str(staging)
+        super()._save_checkpoint(model, trial)
+        self._run_dir = None
+        self.accelerator.wait_for_everyone()
+        if self.state.best_global_step:  # the parent looked for it, or put it, in the other folder
+            best = run / f"checkpoint-{self.state.best_global_step}"
+            if best.name == name or best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        if self.args.should_save:
+            self.state.save_to_json(str(staging / name / TRAINER_STATE_NAME))
+            shutil.rmtree(run / name, ignore_errors=True)  # one of an earlier attempt
+            (staging / name).rename(run / name)
+            staging.rmdir()
+            rotate_checkpoints(str(run), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=False)
+        self.accelerator.wait_for_everyone()
+
+
+class EndlessStream(IterableDataset):
+    """Pass after pass over a stream, so that the Trainer sees one long epoch and can skip ahead in it exactly."""
+
+    def __init__(self, stream: StreamBatches) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[list[dict]]:
+        for epoch in count():
+            self.stream.set_epoch(epoch)
+            yield from self.stream
