@@ -10,7 +10,7 @@ from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .branches import BranchInput, BranchSum, draw_branches, merge_scale, no_branch
+from .branches import BranchInput, BranchSum, draw_branches, merge_scale, no_branch, project_together
 
 
 def eager_attention(
@@ -36,7 +36,7 @@ def eager_attention(
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1).to(value.dtype)
-    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
+    dropped = nn.functional.dropout(weights, p=dropout, training=module.training) if dropout else weights
     return torch.matmul(dropped, value).transpose(1, 2), weights
 
 
@@ -94,9 +94,7 @@ class MultiBranchAttention(nn.Module):
             else:
                 gates = self._draw_gates(hidden_states)
 
-        skip = {} if kept is None else {"kept": kept}
-        query = self._heads(self.q_proj(hidden_states, **skip))
-        key, value = self._keys_and_values(hidden_states, encoder_hidden_states, past_key_values, skip)
+        query, key, value = self._project(hidden_states, encoder_hidden_states, past_key_values, kept)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         context, weights = attend(
             self,
@@ -110,9 +108,13 @@ class MultiBranchAttention(nn.Module):
         )
         if gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
             context = context * gates.flatten()[:, None].to(context.dtype)
-            if self.drop_unit == "branch":
-                skip = {"gates": gates[:, 0]}
-        output = self.out_proj(context.reshape(*hidden_states.shape[:-1], -1), **skip)
+        context = context.reshape(*hidden_states.shape[:-1], -1)
+        if kept is not None:
+            output = self.out_proj(context, kept=kept)
+        elif gates is not None and self.drop_unit == "branch":
+            output = self.out_proj(context, gates=gates[:, 0])
+        else:
+            output = self.out_proj(context)
         if scale != 1:
             output = output * scale
         if weights is not None and self.branches > 1 and self._wants_weights(kwargs):
@@ -120,14 +122,18 @@ class MultiBranchAttention(nn.Module):
             output = output + 0 * weights.sum()  # the average is only reported; this keeps it in the graph
         return output, weights
 
+    def _plain(self) -> bool:
+        """Whether the projections are our own, and not wrapped by an adapter (LoRA) or replaced by quantised ones."""
+        inputs = all(type(projection) is BranchInput for projection in (self.q_proj, self.k_proj, self.v_proj))
+        return inputs and type(self.out_proj) is BranchSum
+
     def _can_skip(self, past_key_values: Cache | None) -> bool:
         """Whether dropped branches can be left uncomputed.
 
-        Not where heads are dropped one by one, nor where a cache must hold all branches, nor where an adapter (LoRA)
-        has replaced a projection. There the branches are computed and weighed by 0 or 1.
+        Not where heads are dropped one by one, nor where a cache must hold all branches, nor where an adapter wraps a
+        projection. There the branches are computed and weighed by 0 or 1.
         """
-        inputs = all(type(proj) is BranchInput for proj in (self.q_proj, self.k_proj, self.v_proj))
-        return self.drop_unit == "branch" and past_key_values is None and inputs and type(self.out_proj) is BranchSum
+        return self.drop_unit == "branch" and past_key_values is None and self._plain()
 
     def _draw_gates(self, like: torch.Tensor) -> torch.Tensor:
         """1 for a kept and 0 for a dropped unit, `[N, M]`: drawn per head, or per branch and equal over its heads."""
@@ -139,10 +145,30 @@ class MultiBranchAttention(nn.Module):
         """`[B, T, heads * H]` to `[B, heads, T, H]`."""
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
+    def _project(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None,
+        cache: Cache | None,
+        kept: list[int] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries `[B, heads, T, H]`, keys and values `[B, heads, S, H]`, of all branches or those in `kept`."""
+        if not self.training or cache is not None or not self._plain():
+            query = self._heads(self.q_proj(hidden_states))
+            return query, *self._keys_and_values(hidden_states, memory, cache)
+        if memory is None:
+            projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states, kept)
+        else:
+            projected = (
+                self.q_proj(hidden_states, kept),
+                *project_together([self.k_proj, self.v_proj], memory, kept),
+            )
+        return tuple(map(self._heads, projected))
+
     def _keys_and_values(
-        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, cache: Cache | None, skip: dict
+        self, hidden_states: torch.Tensor, memory: torch.Tensor | None, cache: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values `[B, heads, S, H]`: computed, appended to the self-attention cache, or read from it.
+        """Keys and values, appended to the self-attention cache if there is one.
 
         Those of cross-attention are computed once per sentence and then read from the cache.
         """
@@ -155,7 +181,7 @@ class MultiBranchAttention(nn.Module):
                 cache.is_updated[self.layer_idx] = True
             cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
         source = memory if is_cross else hidden_states
-        key, value = self._heads(self.k_proj(source, **skip)), self._heads(self.v_proj(source, **skip))
+        key, value = self._heads(self.k_proj(source)), self._heads(self.v_proj(source))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         return key, value

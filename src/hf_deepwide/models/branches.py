@@ -35,17 +35,31 @@ class BranchInput(nn.Linear):
         super().__init__(in_features, branches * out_features, bias=bias)
         self.branches = branches
 
+    def parameters_of(self, kept: Sequence[int] | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Weights and biases of all branches as one block each, or of the branches in `kept`, in blocks."""
+        if kept is None:
+            return [self.weight], [] if self.bias is None else [self.bias]
+        weights = self.weight.chunk(self.branches)
+        biases = () if self.bias is None else self.bias.chunk(self.branches)
+        return [weights[i] for i in kept], [biases[i] for i in kept if biases]
+
     def forward(self, x: torch.Tensor, kept: Sequence[int] | None = None) -> torch.Tensor:
         """Project for all branches, or only for those in `kept`."""
-        if kept is None:
-            return super().forward(x)
-        weights = self.weight.chunk(self.branches)
-        weight = torch.cat([weights[i] for i in kept])
-        bias = None
-        if self.bias is not None:
-            biases = self.bias.chunk(self.branches)
-            bias = torch.cat([biases[i] for i in kept])
-        return nn.functional.linear(x, weight, bias)
+        return super().forward(x) if kept is None else project_together([self], x, kept)[0]
+
+
+def project_together(
+    projections: Sequence[BranchInput], x: torch.Tensor, kept: Sequence[int] | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Several projections of the same `x` as one matrix product, for all branches or those in `kept`.
+
+    Joining the weights costs a copy of them, so this pays where `x` has many more rows than they have: in training,
+    where it also saves casting `x`, and adding up its gradients, once per projection.
+    """
+    blocks = [projection.parameters_of(kept) for projection in projections]
+    weight = torch.cat([weight for weights, _ in blocks for weight in weights])
+    biases = [bias for _, biases in blocks for bias in biases]
+    return nn.functional.linear(x, weight, torch.cat(biases) if biases else None).chunk(len(projections), dim=-1)
 
 
 class BranchSum(nn.Linear):

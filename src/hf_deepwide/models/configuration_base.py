@@ -179,8 +179,8 @@ class DeepWideConfig(PreTrainedConfig):
         target_size = self.decoder_vocab_size or self.vocab_size
         if self.share_encoder_decoder_embeddings and target_size != self.vocab_size:
             raise ValueError(
-                f"`share_encoder_decoder_embeddings=True` needs one vocabulary, got `vocab_size` {self.vocab_size} and "
-                f"`decoder_vocab_size` {target_size}; set `share_encoder_decoder_embeddings=False`"
+                f"`share_encoder_decoder_embeddings=True` needs one vocabulary, got `vocab_size` {self.vocab_size} "
+                f"and `decoder_vocab_size` {target_size}; set `share_encoder_decoder_embeddings=False`"
             )
         if self.pad_token_id is None:
             raise ValueError("`pad_token_id` is required: padding and shifted labels use it, got None")

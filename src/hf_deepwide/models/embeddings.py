@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .dropout import Dropout
+
 
 def position_ids(mask: torch.Tensor | None, length: int, past_length: Any, device: torch.device) -> torch.Tensor:
     """Positions counted from 0 at the first real token, `[1 or batch, length]`; padding does not count.
@@ -62,7 +64,7 @@ class Embeddings(nn.Module):
         else:
             self.positions = SinusoidalPositions(self.max_length, config.d_model, config.position_embedding_type)
         self.layer_norm = nn.LayerNorm(config.d_model) if config.layernorm_embedding else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, token_embeddings: torch.Tensor, mask: torch.Tensor | None = None, past_length: Any = 0

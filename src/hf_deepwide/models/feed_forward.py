@@ -10,6 +10,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .branches import BranchInput, BranchSum, draw_branches, merge_scale, no_branch
+from .dropout import Dropout
 
 
 class MultiBranchFeedForward(nn.Module):
@@ -25,7 +26,7 @@ class MultiBranchFeedForward(nn.Module):
         self.drop_branch = config.drop_branch
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
         self.activation = ACT2FN[config.activation_function]
-        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.activation_dropout = Dropout(config.activation_dropout)
         self.fc1 = BranchInput(self.branches, config.d_model, ffn_dim)
         self.fc2 = BranchSum(self.branches, ffn_dim, config.d_model)
 

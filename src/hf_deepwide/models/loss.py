@@ -1,10 +1,15 @@
 """Cross-entropy over the vocabulary, with label smoothing, per target token.
 
-loss = sum over real tokens of [(1 - eps) * -log p(target) + eps / V * sum_v -log p(v)] / number of tokens
+    loss = 1/n sum over n real tokens of  (1 - eps) * -log p(target) + eps/V * sum_v -log p(v)
+
+Twice: from logits, and from hidden states without ever holding the logits of all tokens.
 """
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
+
+CHUNK = 512  # tokens whose logits exist at a time: enough for full GEMM speed, few enough to stay near the cache
 
 
 def token_count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
@@ -39,5 +44,87 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """The same loss from hidden states `[batch, time, D]`."""
-    return cross_entropy(lm_head(hidden_states), labels, label_smoothing, num_items_in_batch)
+    """The same loss from hidden states `[batch, time, D]` and the output projection `[V, D]`.
+
+    `torch.nn.functional.linear_cross_entropy` of PyTorch 2.13 computes in chunks only without label smoothing.
+    """
+    labels = labels.to(hidden_states.device)
+    real = labels != -100
+    total = LinearCrossEntropy.apply(hidden_states[real], lm_head.weight, lm_head.bias, labels[real], label_smoothing)
+    return total / token_count(labels, num_items_in_batch)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy of logits h W^T + b; gradients are taken chunk by chunk in the forward pass.
+
+    With p = softmax(logits) and y the one-hot target, the gradient by the logits is p - (1 - eps) y - eps/V. Only p
+    needs the vocabulary; what the other two terms add to the gradients has closed forms: rows of W at the targets,
+    and the sum of all rows. Matrix products run in the autocast type, everything else in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        """Loss of `n` tokens, summed: hidden `[n, D]`, weight `[V, D]`, bias `[V]` or None, targets `[n]`."""
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        full = torch.promote_types(hidden.dtype, torch.float32)
+        train = any(ctx.needs_input_grad[:3])
+        vocabulary = weight.shape[0]
+        with torch.autocast(device, enabled=False):
+            matrix = weight.to(dtype)
+            offset = None if bias is None else bias.to(dtype)
+            row_sum = weight.to(full).sum(0)
+            bias_sum = 0.0 if bias is None else bias.to(full).sum()
+            total = torch.zeros((), dtype=full, device=hidden.device)
+            if train:
+                grad_hidden = torch.empty_like(hidden, dtype=full)
+                grad_weight = torch.zeros_like(weight, dtype=full)
+                grad_bias = None if bias is None else torch.zeros_like(bias, dtype=full)
+            for start in range(0, hidden.shape[0], CHUNK):
+                here = slice(start, start + CHUNK)
+                h, target = hidden[here].to(dtype), targets[here]
+                logits = nn.functional.linear(h, matrix, offset)
+                p = torch.softmax(logits, -1, dtype=full)
+                log_z = logits.amax(-1).to(full) - p.amax(-1).log()  # the largest p is at least 1/V
+                at_target = logits.gather(1, target[:, None])[:, 0].to(full)
+                mean_logit = (hidden[here].to(full) @ row_sum + bias_sum) / vocabulary
+                total += (log_z - (1 - eps) * at_target - eps * mean_logit).sum()
+                if train:
+                    if grad_bias is not None:
+                        grad_bias += p.sum(0)
+                    p = p.to(dtype)
+                    grad_hidden[here] = (p @ matrix).to(full) - (1 - eps) * weight[target] - eps / vocabulary * row_sum
+                    grad_weight += p.T @ h
+            if train:
+                tokens = hidden.to(full)
+                grad_weight -= eps / vocabulary * tokens.sum(0)
+                grad_weight.index_add_(0, targets, tokens, alpha=-(1 - eps))
+                if grad_bias is not None:
+                    counts = torch.bincount(targets, minlength=vocabulary).to(full)
+                    grad_bias -= (1 - eps) * counts + eps / vocabulary * len(targets)
+                ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+                ctx.dtypes = hidden.dtype, weight.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
+        """Scale the gradients that the forward pass has taken."""
+        hidden, weight, bias = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return (
+            (hidden * grad).to(hidden_dtype),
+            (weight * grad).to(weight_dtype),
+            None if bias is None else (bias * grad).to(weight_dtype),
+            None,
+            None,
+        )

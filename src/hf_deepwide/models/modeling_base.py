@@ -30,6 +30,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import MultiBranchAttention
 from .branches import BranchInput, BranchSum
 from .configuration_base import DeepWideConfig
+from .dropout import Dropout
 from .embeddings import Embeddings, SinusoidalPositions
 from .feed_forward import MultiBranchFeedForward
 from .loss import cross_entropy, linear_cross_entropy
@@ -41,7 +42,7 @@ class ResidualLayer(GradientCheckpointingLayer):
     def __init__(self, config: DeepWideConfig) -> None:
         super().__init__()
         self.normalize_before = config.normalize_before
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def residual(
         self, x: torch.Tensor, norm: nn.Module, sublayer: Callable[[torch.Tensor], torch.Tensor]

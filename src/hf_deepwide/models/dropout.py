@@ -1,0 +1,24 @@
+"""Dropout whose mask is cheap on CPUs."""
+
+import torch
+from torch import nn
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout`, faster on CPUs.
+
+    PyTorch's CPU dropout spends most of its time drawing one uniform number per element, about a tenth of a training
+    step. Here one 64-bit draw decides four elements, so p is rounded to the nearest multiple of 2**-16 (and the kept
+    elements are scaled by exactly the rounded rate). Other devices and compiled code use PyTorch's own.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Zero elements with probability p and scale the others by 1 / (1 - p), in training only."""
+        dropped = round(self.p * 2**16)
+        if not self.training or dropped == 0:
+            return x
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or dropped == 2**16:
+            return super().forward(x)
+        bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+        keep = bits[: x.numel()].view(x.shape) >= dropped - 2**15
+        return x * keep.to(x.dtype).mul_(1 / (1 - dropped / 2**16))
