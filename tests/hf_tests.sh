@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Hugging Face's own model tests (ModelTesterMixin, ConfigTester) and the contract checks beside them, on every family.
+# Called by `make hf-tests`, which sets PYTHON and HF_COMMON (a folder with run.sh).
+set -uo pipefail
+[ -x "${HF_COMMON:?}/run.sh" ] || [ -f "$HF_COMMON/run.sh" ] || { echo "error: no run.sh in $HF_COMMON; set HF_COMMON" >&2; exit 2; }
+
+base='"vocab_size": 99, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 100,
+"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 3'
+failed=0
+
+family() {  # family CLASS_PREFIX EXTRA_FIELDS
+  echo "== $1 {${2#, }}"
+  bash "$HF_COMMON/run.sh" hf_deepwide "$1Config" "$1Model" "$1ForConditionalGeneration" "{$base$2}" 2>&1 | tail -n 12
+  [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
+}
+
+for norm in false true; do
+  for attention in eager sdpa; do
+    style=", \"normalize_before\": $norm, \"attn_implementation\": \"$attention\""
+    family VanillaTransformer "$style"
+    family MAT "$style, \"attention_branches\": 1"
+    family MAT "$style, \"attention_branches\": 3"
+  done
+done
+exit $failed
