@@ -1,0 +1,26 @@
+"""Deep and wide Transformers for machine translation, as Hugging Face model families.
+
+Importing the package registers the families with the Auto classes.
+"""
+
+from .models.configuration_mat import MATConfig
+from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.modeling_mat import MATForConditionalGeneration, MATModel
+from .models.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+)
+from .registration import register
+
+register()
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MATConfig",
+    "MATForConditionalGeneration",
+    "MATModel",
+    "VanillaTransformerConfig",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+]
