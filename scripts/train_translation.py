@@ -20,8 +20,8 @@ README.md, results.json, translations.txt, plots/, recipe.yaml and the checkpoin
 
 import argparse
 import logging
+import os
 
-from accelerate import PartialState
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.errors import run_script
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--overwrite", action="store_true", help="remove what an earlier run left in the folder")
     script, overrides = parser.parse_known_args()
     recipe = load_recipe(script.recipe, overrides)
-    first = PartialState().is_main_process
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
     disable_progress_bar()  # of loading and saving weights, which takes no time; training keeps its own
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("hf_deepwide").setLevel(logging.INFO if first else logging.ERROR)

@@ -45,8 +45,9 @@ class RecipeLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         """As `SafeLoader`, but a key that is given twice is an error: the first would be lost silently."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key, (key_node, _) in zip(keys, node.value, strict=True):
-            if keys.count(key) > 1:
+        for position, (key_node, _) in enumerate(node.value):
+            key = keys[position]
+            if key in keys[:position]:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark
                 )
