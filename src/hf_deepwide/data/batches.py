@@ -18,7 +18,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .corpora import DataArguments
+from .arguments import DataArguments
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def encode(
     """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
 
     With `filter` (training) pairs are left out that exceed `args.max_length` or `args.max_length_ratio`; the
-    log counts them by reason. Without it every pair stays as it is, whatever its length.
+    log counts them by reason. Without it every pair stays as it is, whatever its length; the log warns of long ones.
 
     Raises:
         UserError: no pair is left.
@@ -46,9 +46,7 @@ def encode(
     """
 
     def tokenize(rows: dict) -> dict:
-        encoded = tokenizer(
-            rows["source"], text_target=rows["target"], return_attention_mask=False, verbose=False
-        )
+        encoded = tokenizer(rows["source"], text_target=rows["target"], return_attention_mask=False, verbose=False)
         source, target = encoded["input_ids"], encoded["labels"]
         return {
             "input_ids": source,
@@ -61,12 +59,13 @@ def encode(
     if isinstance(dataset, IterableDataset):
         stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=ENCODED)
         return stream.filter(keep) if filter else stream
-    encoded = dataset.map(
-        tokenize, batched=True, remove_columns=dataset.column_names, features=ENCODED, desc="encode"
-    )
+    encoded = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, features=ENCODED, desc="encode")
+    lengths = list(zip(encoded["source_length"], encoded["target_length"], strict=True))
     if not filter:
+        long = sum(max(pair) > args.max_length for pair in lengths)
+        if long:
+            logger.warning("%d pairs are longer than max_length %d; they are kept", long, args.max_length)
         return encoded
-    lengths = zip(encoded["source_length"], encoded["target_length"], strict=True)
     kept = [row for row, (source, target) in enumerate(lengths) if keep.accepts(source, target)]
     keep.log()
     if not kept:
@@ -95,9 +94,7 @@ class LengthFilter:
         if max(source, target) > self.max_length:
             self.too_long += 1
             return False
-        if self.max_length_ratio is not None and max(source, target) > self.max_length_ratio * min(
-            source, target
-        ):
+        if self.max_length_ratio is not None and max(source, target) > self.max_length_ratio * min(source, target):
             self.ratio += 1
             return False
         self.kept += 1
@@ -163,8 +160,7 @@ class TokenBatchSampler:
         width = np.maximum(source, target)
         if len(width) < batch_multiple:
             raise UserError(
-                f"{len(width)} pairs cannot make {batch_multiple} batches, one for each process and "
-                "accumulation step"
+                f"{len(width)} pairs cannot make {batch_multiple} batches, one for each process and accumulation step"
             )
         if width.max() > max_tokens:
             row = int(width.argmax())
@@ -218,9 +214,7 @@ def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[
         sentences -= sentences % 8 if sentences > 8 else 0
         batches.append((start, min(start + sentences, len(width))))
         start = batches[-1][1]
-    heap = [
-        (start - end, start, end) for start, end in batches
-    ]  # the largest first, then the longest sentences
+    heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences
     heapq.heapify(heap)
     for _ in range(-len(batches) % batch_multiple):
         size, start, end = heapq.heappop(heap)
@@ -308,9 +302,7 @@ class TranslationCollator:
     the right behind `decoder_start_token_id`. Other fields of the rows are left out.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, decoder_start_token_id: int, pad_to_multiple_of: int = 8
-    ):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, decoder_start_token_id: int, pad_to_multiple_of: int = 8):
         self.pad_token_id = tokenizer.pad_token_id
         self.decoder_start_token_id = decoder_start_token_id
         self.pad_to_multiple_of = pad_to_multiple_of

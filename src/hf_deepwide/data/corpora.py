@@ -9,108 +9,24 @@ import gzip
 import hashlib
 import json
 import logging
-import os
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal, get_args
 
-from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets, load_dataset, load_from_disk
+from datasets.exceptions import DatasetsError
 from tqdm import tqdm
 
 from ..errors import UserError
+from .arguments import DataArguments, Split, where_paths_start
 
 logger = logging.getLogger(__name__)
 
-Format = Literal["text", "tsv", "jsonl", "datasets", "phrases"]
-Split = Literal["train", "validation", "test"]
 Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 
-ROOT_VARIABLE = "HF_DEEPWIDE_DATA"
 CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arrow, three times smaller
-
-
-@dataclass
-class DataArguments:
-    """The section `data` of a recipe: where the pairs come from and which of them are trained on.
-
-    `train`, `validation` and `test` say where a split is: a prefix (format text: `{prefix}.{lang}`, else
-    `{prefix}.{lang}.gz`), a file (tsv, jsonl; `.gz` too), the name of a split (datasets), nothing (phrases).
-    Relative paths start at `root`, else at `$HF_DEEPWIDE_DATA`, else at the working directory.
-
-    A TSV file has two columns, source and target, and no quoting; or a header that contains both fields.
-    JSONL rows and `datasets` columns hold the fields themselves or within a dict `translation`. A field left
-    None is called by its language code.
-
-    The filters `max_length` (tokens with `</s>`, either side), `max_length_ratio` (tokens of the longer side
-    over those of the shorter), `drop_duplicates` (equal pairs) and empty sides act on the training split
-    only.
-    """
-
-    format: Format = "text"
-    root: str | None = None
-    source_lang: str = "en"
-    target_lang: str = "de"
-    train: str | None = None
-    validation: str | None = None
-    test: str | None = None
-    name: str | None = None
-    config: str | None = None
-    streaming: bool = False
-    source_field: str | None = None
-    target_field: str | None = None
-    max_length: int = 256
-    max_length_ratio: float | None = None
-    drop_duplicates: bool = False
-    seed: int = 1  # phrases: another seed is another corpus
-    train_size: int = (
-        25_000  # phrases: pairs to train on; 500 more are held out for each of validation and test
-    )
-
-    def __post_init__(self):
-        if self.format not in get_args(Format):
-            raise UserError(f"data.format is {self.format!r}; accepted: {', '.join(get_args(Format))}")
-        if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
-            raise UserError(f"data.source_lang and data.target_lang are both {self.source_lang!r}")
-        if self.format == "datasets" and self.name is None:
-            raise UserError(
-                "data.format is 'datasets' but data.name is not set: a Hub name or a local directory"
-            )
-        if self.streaming and self.format != "datasets":
-            raise UserError(f"data.streaming needs data.format 'datasets', not {self.format!r}")
-        if self.streaming and self.drop_duplicates:
-            raise UserError(
-                "data.drop_duplicates would have to remember a whole stream; turn one of the two off"
-            )
-        if self.max_length < 2:
-            raise UserError(
-                f"data.max_length is {self.max_length}; accepted: 2 tokens (a word and </s>) or more"
-            )
-        if self.max_length_ratio is not None and self.max_length_ratio < 1:
-            raise UserError(f"data.max_length_ratio is {self.max_length_ratio}; accepted: 1 or more, or null")
-
-    @property
-    def source_name(self) -> str:
-        """The field of the source text."""
-        return self.source_field or self.source_lang
-
-    @property
-    def target_name(self) -> str:
-        """The field of the target text."""
-        return self.target_field or self.target_lang
-
-    def resolve(self, path: str) -> Path:
-        """`path` as given if absolute, else under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""
-        return Path(self.root or os.environ.get(ROOT_VARIABLE) or ".").expanduser() / path
-
-    def location(self, split: Split) -> str:
-        """Where `split` is, or a `UserError` if the recipe does not say."""
-        value = getattr(self, split)
-        if value is None:
-            raise UserError(f"data.{split} is not set: the recipe names no {split} split")
-        return value
 
 
 def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDataset:
@@ -234,9 +150,7 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
             "must be UTF-8, plain or, in a file named .gz, compressed"
         ) from error
     if "\0" in text:
-        raise UserError(
-            f"{path}, line {number}: a zero byte; this is not a UTF-8 text file (UTF-16? binary?)"
-        )
+        raise UserError(f"{path}, line {number}: a zero byte; this is not a UTF-8 text file (UTF-16? binary?)")
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -245,12 +159,7 @@ def _find(path: Path) -> Path:
     for candidate in (path, path.with_name(path.name + ".gz")):
         if candidate.is_file():
             return candidate
-    raise UserError(f"no file {path} or {path.name}.gz. {_where_from()}")
-
-
-def _where_from() -> str:
-    here = os.environ.get(ROOT_VARIABLE)
-    return f"Relative paths start at data.root, else at ${ROOT_VARIABLE} ({here or 'not set'}), else here"
+    raise UserError(f"no file {path} or {path.name}.gz. {where_paths_start()}")
 
 
 def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Iterator[Pair]]:
@@ -261,8 +170,7 @@ def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Itera
             paths.append(_find(stem.with_name(f"{stem.name}.{lang}")))
         except UserError as error:
             found = {
-                file.name[len(stem.name) + 1 :].removesuffix(".gz")
-                for file in stem.parent.glob(f"{stem.name}.*")
+                file.name[len(stem.name) + 1 :].removesuffix(".gz") for file in stem.parent.glob(f"{stem.name}.*")
             }
             languages = f"; languages found for this prefix: {', '.join(sorted(found))}" if found else ""
             raise UserError(f"{error}{languages}") from None
@@ -318,9 +226,7 @@ def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterat
             except json.JSONDecodeError as error:
                 raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
             if not isinstance(row, dict):
-                raise UserError(
-                    f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields"
-                )
+                raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
             yield number, pick(row, args.source_name, where), pick(row, args.target_name, where)
 
     return (str(path), str(path)), pairs()
@@ -345,34 +251,38 @@ def pick(row: dict, name: str, where: str) -> str:
     return value or ""
 
 
+@contextmanager
+def _telling(args: DataArguments, split_name: str) -> Iterator[None]:
+    """Turn what `datasets` raises for unknown names, configs and splits and for broken files into a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, OSError, DatasetsError) as error:
+        raise UserError(
+            f"data.name {args.name!r} (config {args.config!r}, split {split_name!r}) could not be loaded: {error}. "
+            f"{where_paths_start()}"
+        ) from error
+
+
 def _open_dataset(args: DataArguments, split_name: str) -> Dataset | IterableDataset:
     """Open a Hub name or a local directory (files, or what `save_to_disk` wrote)."""
     local = args.resolve(args.name)
     name = str(local) if local.is_dir() else args.name
-    try:
-        if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
-            saved = load_from_disk(name)
-            if isinstance(saved, dict):
-                if split_name not in saved:
-                    raise UserError(f"{name}: no split {split_name!r}; available: {', '.join(saved)}")
-                saved = saved[split_name]
-            return saved.to_iterable_dataset() if args.streaming else saved
+    if not any((local / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
         return load_dataset(name, args.config, split=split_name, streaming=args.streaming)
-    except UserError:
-        raise
-    except (
-        ValueError,
-        OSError,
-    ) as error:  # unknown names, configs and splits; no connection; unreadable files
-        raise UserError(
-            f"data.name {args.name!r} (config {args.config!r}, split {split_name!r}) could not be "
-            f"loaded: {error}. {_where_from()}"
-        ) from error
+    saved = load_from_disk(name)
+    if isinstance(saved, DatasetDict):
+        if split_name not in saved:
+            raise UserError(f"{name}: no split {split_name!r}; available: {', '.join(saved)}")
+        saved = saved[split_name]
+    return saved.to_iterable_dataset() if args.streaming else saved
 
 
 def _read_rows(args: DataArguments, split_name: str) -> tuple[tuple[str, str], Iterator[Pair]]:
-    dataset = _open_dataset(args, split_name)
     where = f"{args.name} ({split_name})"
+    with _telling(args, split_name):
+        dataset = _open_dataset(args, split_name)
 
     def pairs() -> Iterator[Pair]:
         for number, row in enumerate(dataset, start=1):
@@ -382,33 +292,36 @@ def _read_rows(args: DataArguments, split_name: str) -> tuple[tuple[str, str], I
     return (where, where), pairs()
 
 
-class StreamFilter(PairFilter):
+def _stream(args: DataArguments, split: Split) -> IterableDataset:
+    split_name = args.location(split)
+    where = f"{args.name} ({split_name})"
+    with _telling(args, split_name):
+        dataset = _open_dataset(args, split_name)
+        first = next(iter(dataset), None)
+    if first is None:
+        raise UserError(f"{where} is empty")
+
+    def to_pair(row: dict) -> dict:
+        return {"source": pick(row, args.source_name, where), "target": pick(row, args.target_name, where)}
+
+    to_pair(first)  # a wrong field should be told now, not within the training loop
+    return dataset.map(to_pair, remove_columns=list(first)).filter(StreamFilter(split, where))
+
+
+class StreamFilter:
     """A `PairFilter` for `IterableDataset.filter`: logs as it goes, since a stream may have no end."""
+
+    def __init__(self, split: Split, where: str):
+        self.keep = PairFilter(split, (where, where))
+        self.rows = 0
 
     def __call__(self, row: dict) -> bool:
         """True if the row stays."""
-        stays = super().__call__(self.kept + self.empty + 1, row["source"], row["target"])
-        if not stays and self.empty & (self.empty - 1) == 0:  # 1, 2, 4, 8, …
-            self.log()
+        self.rows += 1
+        stays = self.keep(self.rows, row["source"], row["target"])
+        if not stays and self.keep.empty & (self.keep.empty - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
+            self.keep.log()
         return stays
-
-
-def _stream(args: DataArguments, split: Split) -> IterableDataset:
-    split_name = args.location(split)
-    dataset = _open_dataset(args, split_name)
-    where = f"{args.name} ({split_name})"
-
-    def to_pair(row: dict) -> dict:
-        return {
-            "source": pick(row, args.source_name, where),
-            "target": pick(row, args.target_name, where),
-        }
-
-    first = next(iter(dataset), None)
-    if first is None:
-        raise UserError(f"{where} is empty")
-    to_pair(first)  # a wrong field should be told now, not within the training loop
-    return dataset.map(to_pair, remove_columns=list(first)).filter(StreamFilter(split, (where, where)))
 
 
 def _phrases(args: DataArguments, split: Split) -> Dataset:
@@ -418,6 +331,4 @@ def _phrases(args: DataArguments, split: Split) -> Dataset:
         raise UserError(
             f"data.format 'phrases' needs the package {error.name}: pip install 'hf_deepwide[phrases]'"
         ) from error
-    return build_phrases(args.source_lang, args.target_lang, train_size=args.train_size, seed=args.seed)[
-        split
-    ]
+    return build_phrases(args.source_lang, args.target_lang, train_size=args.train_size, seed=args.seed)[split]

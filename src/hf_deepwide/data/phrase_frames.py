@@ -146,11 +146,11 @@ FRAMES = [
     ),
     # Prices and shares
     (
-        "{item} kostet {price}.",
-        "{item} costs {price}.",
-        "{item} coûte {price}.",
-        "{item} cuesta {price}.",
-        "{item} stojí {price}.",
+        "{item} kostet {cost}.",
+        "{item} costs {cost}.",
+        "{item} coûte {cost}.",
+        "{item} cuesta {cost}.",
+        "{item} stojí {cost}.",
     ),
     (
         "{item} kostet jetzt {euros} statt {old_euros}.",
@@ -160,11 +160,11 @@ FRAMES = [
         "{item} nyní stojí {euros} místo {old_euros}.",
     ),
     (
-        "{mass} {goods} kosten {price}.",
-        "{mass} {goods} cost {price}.",
-        "{mass} {goods} coûtent {price}.",
-        "{mass} {goods} cuestan {price}.",
-        "{mass} {goods} stojí {price}.",
+        "{purchase} {goods} kosten {cost}.",
+        "{purchase} {goods} cost {cost}.",
+        "{purchase} {goods} coûtent {cost}.",
+        "{purchase} {goods} cuestan {cost}.",
+        "{purchase} {goods} stojí {cost}.",
     ),
     (
         "Abrechnung für {month}: {price}",
@@ -231,11 +231,11 @@ FRAMES = [
         "Byt má {area} a stojí {euros} měsíčně.",
     ),
     (
-        "{name} läuft {distance} in {duration}.",
-        "{name} runs {distance} in {duration}.",
-        "{name} court {distance} en {duration}.",
-        "{name} corre {distance} en {duration}.",
-        "{name} uběhne {distance} za {duration}.",
+        "{name} läuft {run} in {duration}.",
+        "{name} runs {run} in {duration}.",
+        "{name} court {run} en {duration}.",
+        "{name} corre {run} en {duration}.",
+        "{name} uběhne {run} za {duration}.",
     ),
     (
         "In den Tank passen {volume}.",
@@ -378,20 +378,16 @@ NOUNS = {
 NAMES = (  # spelled alike in all five languages, and none makes French elide "de"
     "Maria Peter Laura Martin Sofia David Julia Thomas Clara Felix Nina Robert Paula Simon Vera Daniel Lea Viktor "
     "Marta Karl"
-).split()
-
-# What CLDR names in every language, by its codes.
-TERRITORIES = (
-    "AT BE BG BR CA CH CL CN CO CU CZ DE DK EG ES FI FR GR HR HU ID IE IL IN IS IT JP KE KR LT LV MA MX NO NZ PE PL PT "
-    "RO RS SE SI SK TH UA VN"
-).split()
-LANGUAGE_CODES = (
-    "ar bg cs da de el en es et fi fr he hi hr hu is it ja ko lt lv nl no pl pt ro ru sk sl sv tr uk".split()
 )
+
+# What CLDR names in every language, by its codes; the cities are time zones of Europe.
+TERRITORIES = (
+    "AT BE BG BR CA CH CL CN CO CU CZ DE DK EG ES FI FR GR HR HU ID IE IL IN IS IT JP KE KR LT LV MA MX NO NZ PE PL "
+    "PT RO RS SE SI SK TH UA VN"
+)
+LANGUAGE_CODES = "ar bg cs da de el en es et fi fr he hi hr hu is it ja ko lt lv nl no pl pt ro ru sk sl sv uk"
 CITIES = (
-    "Europe/Berlin Europe/Vienna Europe/Zurich Europe/Paris Europe/London Europe/Rome Europe/Madrid Europe/Prague "
-    "Europe/Warsaw Europe/Brussels Europe/Copenhagen Europe/Lisbon Europe/Athens Europe/Budapest Europe/Amsterdam "
-    "Europe/Belgrade Europe/Bucharest Europe/Luxembourg Europe/Stockholm Europe/Oslo Europe/Helsinki Europe/Sofia "
-    "Europe/Vilnius Europe/Istanbul"
-).split()
-CURRENCIES = ["EUR", "EUR", "EUR", "USD", "GBP", "CHF", "JPY"]  # drawn uniformly: euros are the most common
+    "Berlin Vienna Zurich Paris London Rome Madrid Prague Warsaw Brussels Copenhagen Lisbon Athens Budapest Amsterdam "
+    "Belgrade Bucharest Luxembourg Stockholm Oslo Helsinki Sofia Vilnius Istanbul"
+)
+CURRENCIES = "EUR EUR EUR USD GBP CHF JPY"  # drawn uniformly: euros are the most common

@@ -45,9 +45,7 @@ def build_phrases(
     """
     for lang in (source_lang, target_lang):
         if lang not in LANGUAGES:
-            raise UserError(
-                f"the embedded phrases have no language {lang!r}; available: {', '.join(LANGUAGES)}"
-            )
+            raise UserError(f"the embedded phrases have no language {lang!r}; available: {', '.join(LANGUAGES)}")
     pairs = _distinct_pairs(source_lang, target_lang, seed)
     sizes = {
         "validation": HELD_OUT,
@@ -57,9 +55,7 @@ def build_phrases(
     splits = {}
     for split, size in sizes.items():
         rows = [pair for pair, _ in zip(pairs, range(size), strict=False)]
-        splits[split] = Dataset.from_dict(
-            {"source": [row[0] for row in rows], "target": [row[1] for row in rows]}
-        )
+        splits[split] = Dataset.from_dict({"source": [row[0] for row in rows], "target": [row[1] for row in rows]})
     return DatasetDict({split: splits[split] for split in ("train", "validation", "test")})
 
 
@@ -161,13 +157,18 @@ def _span(direction: int) -> Callable[[tuple[str, int], str], str]:
     return say_span
 
 
-def _draw_price(random: Random) -> tuple[float, str]:
-    whole = int(10 ** random.uniform(0, 4))
-    return whole + random.choice([0, 50, 90, 95, 99, random.randrange(100)]) / 100, random.choice(CURRENCIES)
+def _price(low: int, high: int, currencies: str) -> Slot:
+    """A price from low to high, small ones as likely as large ones, often with the cents that shops like."""
+
+    def draw(random: Random) -> tuple[float, str]:
+        cents = random.choice([0, 50, 90, 95, 99, random.randrange(100)])
+        return _log_uniform(random, low, high) + cents / 100, random.choice(currencies.split())
+
+    return Slot(draw, lambda price, lang: format_currency(*price, locale=lang))
 
 
-def _price(price: tuple[float, str], lang: str) -> str:
-    return format_currency(*price, locale=lang)
+def _log_uniform(random: Random, low: int, high: int) -> int:
+    return int(low * (high / low) ** random.random())
 
 
 def _percent(share: float, lang: str) -> str:
@@ -175,14 +176,14 @@ def _percent(share: float, lang: str) -> str:
     return format_percent(share, pattern.replace("0", "0.#"), locale=lang)
 
 
-def _measure(first: int, last: int, *units: str) -> Slot:
-    """A measure in one of the CLDR units, in whole or half units."""
+def _measure(low: int, high: int, *units: str, halves: bool = False) -> Slot:
+    """A measure from low to high in one of the CLDR units, some of them with a half if `halves`."""
 
     def draw(random: Random) -> tuple[float, str]:
-        whole = int(first * (last / first) ** random.random())
-        return whole + random.choice([0, 0, 0, 0.5]), random.choice(units)
+        half = random.choice([0, 0, 0.5]) if halves else 0
+        return _log_uniform(random, low, high) + half, random.choice(units)
 
-    return Slot(draw, lambda value, lang: format_unit(value[0], value[1], locale=lang))
+    return Slot(draw, lambda measure, lang: format_unit(*measure, locale=lang))
 
 
 def _words(number: int, lang: str) -> str:
@@ -194,8 +195,9 @@ def _ordinal(number: int, lang: str) -> str:
     return f"{number}." if lang == "cs" else num2words(number, lang=lang, to="ordinal")
 
 
-def _city(zone: str, lang: str) -> str:
-    return Locale.parse(lang).time_zones.get(zone, {}).get("city") or zone.split("/")[-1]
+def _city(city: str, lang: str) -> str:
+    zone = Locale.parse(lang).time_zones.get(f"Europe/{city}", {})
+    return zone.get("city", city)  # CLDR lists only names that differ from the zone's
 
 
 def _listing(codes: list[str], low: int, high: int, name: Callable[[str, str], str]) -> Slot:
@@ -203,9 +205,7 @@ def _listing(codes: list[str], low: int, high: int, name: Callable[[str, str], s
 
     def say_list(chosen: list[str], lang: str) -> str:
         said = format_list([name(code, lang) for code in chosen], locale=lang)
-        return (
-            re.sub(r" y (?=h?i)", " e ", said, flags=re.IGNORECASE) if lang == "es" else said
-        )  # "Cuba e Irlanda"
+        return re.sub(r" y (?=h?i)", " e ", said, flags=re.IGNORECASE) if lang == "es" else said  # "Cuba e Irlanda"
 
     return Slot(lambda random: random.sample(codes, random.randint(low, high)), say_list)
 
@@ -228,36 +228,33 @@ SLOTS = {
     "closes": Slot(_clock(12, 21, 5), lambda clock, lang: format_time(clock, "short", locale=lang)),
     "soon": Slot(_draw_span, _span(1)),
     "ago": Slot(_draw_span, _span(-1)),
-    "price": Slot(_draw_price, _price),
-    "euros": Slot(lambda random: (_draw_price(random)[0], "EUR"), _price),
-    "old_euros": Slot(lambda random: (_draw_price(random)[0], "EUR"), _price),
+    "price": _price(10, 20_000, CURRENCIES),
+    "cost": _price(5, 500, CURRENCIES),
+    "euros": _price(300, 3000, "EUR"),
+    "old_euros": _price(300, 3000, "EUR"),
     "percent": Slot(lambda random: random.randint(10, 995) / 1000, _percent),
-    "distance": _measure(2, 999, "length-kilometer", "length-meter"),
-    "mass": _measure(2, 999, "mass-kilogram", "mass-gram"),
-    "volume": _measure(5, 999, "volume-liter"),
-    "area": _measure(20, 300, "area-square-meter"),
+    "distance": _measure(80, 3000, "length-kilometer"),
+    "run": _measure(2, 42, "length-kilometer", halves=True),
+    "mass": _measure(2, 900, "mass-kilogram", "mass-gram"),
+    "purchase": _measure(2, 20, "mass-kilogram", halves=True),
+    "volume": _measure(5, 900, "volume-liter", halves=True),
+    "area": _measure(20, 300, "area-square-meter", halves=True),
     "speed": _measure(5, 150, "speed-kilometer-per-hour"),
-    "temperature": _measure(5, 40, "temperature-celsius"),
-    "duration": _measure(2, 90, "duration-minute", "duration-hour"),
-    "crowd": Slot(
-        lambda random: random.randint(1000, 99_999), lambda count, lang: format_decimal(count, locale=lang)
-    ),
+    "temperature": _measure(5, 40, "temperature-celsius", halves=True),
+    "duration": _measure(15, 240, "duration-minute"),
+    "crowd": Slot(lambda random: random.randint(1000, 99_999), lambda count, lang: format_decimal(count, locale=lang)),
     "ordinal": Slot(lambda random: random.randint(2, 99), _ordinal),
     "number": Slot(lambda random: random.randint(13, 999), _words),
-    "quantity": Slot(
-        lambda random: random.randint(13, 999), lambda count, lang: f"{count} ({_words(count, lang)})"
-    ),
-    "year": Slot(
-        lambda random: random.randint(1700, 1999), lambda year, lang: num2words(year, lang=lang, to="year")
-    ),
-    "name": Slot(lambda random: random.choice(NAMES), lambda name, lang: name),
-    "town": Slot(lambda random: random.choice(CITIES), _city),
+    "quantity": Slot(lambda random: random.randint(13, 999), lambda count, lang: f"{count} ({_words(count, lang)})"),
+    "year": Slot(lambda random: random.randint(1700, 1999), lambda year, lang: num2words(year, lang=lang, to="year")),
+    "name": Slot(lambda random: random.choice(NAMES.split()), lambda name, lang: name),
+    "town": Slot(lambda random: random.choice(CITIES.split()), _city),
     "route": Slot(
-        lambda random: random.sample(CITIES, 2),
+        lambda random: random.sample(CITIES.split(), 2),
         lambda ends, lang: " – ".join(_city(end, lang) for end in ends),
     ),
-    "towns": _listing(CITIES, 2, 4, _city),
-    "countries": _listing(TERRITORIES, 2, 4, lambda code, lang: Locale.parse(lang).territories[code]),
-    "languages": _listing(LANGUAGE_CODES, 2, 4, lambda code, lang: Locale.parse(lang).languages[code]),
+    "towns": _listing(CITIES.split(), 2, 4, _city),
+    "countries": _listing(TERRITORIES.split(), 2, 4, lambda code, lang: Locale.parse(lang).territories[code]),
+    "languages": _listing(LANGUAGE_CODES.split(), 2, 4, lambda code, lang: Locale.parse(lang).languages[code]),
     **{kind: _noun(kind) for kind in NOUNS},
 }

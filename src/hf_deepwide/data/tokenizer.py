@@ -160,8 +160,6 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
         problems.append(f"the model's decoder_start_token_id is {start}; it must be an id below {size}")
     if problems:
         raise UserError(
-            "the tokenizer does not fit the model: "
-            + "; ".join(problems)
-            + ". Use the tokenizer the model was "
+            "the tokenizer does not fit the model: " + "; ".join(problems) + ". Use the tokenizer the model was "
             "trained with, or a model configured from this tokenizer"
         )
