@@ -246,12 +246,15 @@ class Decoder(DeepWidePreTrainedModel):
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden_states = self.embeddings(inputs_embeds, attention_mask, past_length)
-        causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-        )
+        causal_mask = None
+        one_more = type(past_length) is int and past_length > 0 and inputs_embeds.shape[1] == 1
+        if attention_mask is not None or not one_more:  # a single new token may see the whole of a dynamic cache
+            causal_mask = create_causal_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+            )
         cross_mask = None
         if encoder_hidden_states is not None:
             cross_mask = create_bidirectional_mask(
