@@ -66,7 +66,7 @@ def test_agrees_with_naive_resampling(references):
     observed = abs(naive_bleu(system, references) - naive_bleu(baseline, references))
     rng = random.Random(5)
     rows = list(zip(baseline, system, references, strict=True))
-    count = 400
+    count = 250
 
     means, differences = [], []
     for _ in range(count):  # Koehn 2004, two-sided: how often a recentred difference exceeds the observed one
@@ -84,8 +84,8 @@ def test_agrees_with_naive_resampling(references):
         exceeding += abs(naive_bleu(a, truth) - naive_bleu(b, truth)) >= observed
 
     assert 0.02 < result["p_randomization"] < 0.5  # a case where p is neither 0 nor 1
-    assert result["p_bootstrap"] == pytest.approx(p_bootstrap, abs=0.07)  # 3 standard errors of the naive p
-    assert result["p_randomization"] == pytest.approx(exceeding / count, abs=0.07)
+    assert result["p_bootstrap"] == pytest.approx(p_bootstrap, abs=0.09)  # 3 standard errors of the naive p
+    assert result["p_randomization"] == pytest.approx(exceeding / count, abs=0.09)
     assert result["system"]["mean"] == pytest.approx(sum(means) / count, abs=0.4)
     half_width = (means[int(0.975 * count)] - means[int(0.025 * count)]) / 2
     assert result["system"]["ci"] == pytest.approx(half_width, rel=0.12)

@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -75,30 +75,29 @@ def sources():
 
 
 @pytest.mark.parametrize("early_stopping", [True, False])
-def test_equals_generate_of_each_sentence_alone(model, tokenizer, sources, early_stopping):
-    args = copy.copy(QUICK)
-    args.early_stopping, args.length_penalty = early_stopping, 0.6
-    model.generation_config.max_length = 30  # a checkpoint's own limit does not count
+def test_equals_generate_of_each_sentence_alone(model, tokenizer, sources, early_stopping, caplog):
+    model.final_logits_bias[0, tokenizer.eos_token_id] = 5.0  # sentences end early enough for both settings to matter
+    model.generation_config.max_length = 30  # a checkpoint's own limit does not count, nor does it give warnings
+    settings = {"num_beams": 3, "length_penalty": 2.0, "early_stopping": early_stopping}
+    args = EvaluationArguments(max_length_factor=1.0, max_length_offset=4, **settings)
+    generation_log = logging.getLogger("transformers.generation.utils")
+    generation_log.addHandler(caplog.handler)  # Transformers keeps its log from pytest
     translations = translate(model, tokenizer, sources, args)
-    assert len(set(translations)) > 15
+    generation_log.removeHandler(caplog.handler)
+    assert not caplog.records
+    assert len(set(translations)) > 10
+    for name, other in (("length_penalty", 0.6), ("early_stopping", not early_stopping)):
+        assert translate(model, tokenizer, sources, replace(args, **{name: other})) != translations
     for source, translation in zip(sources, translations, strict=True):
         ids = tokenizer(source, return_tensors="pt")["input_ids"]
         limit = math.ceil(ids.shape[1] / 8) * 8 + 4
-        alone = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            num_beams=3,
-            length_penalty=0.6,
-            early_stopping=early_stopping,
-            max_new_tokens=limit,
-        )
+        alone = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, **settings)
         assert tokenizer.decode(alone[0], skip_special_tokens=True, clean_up_tokenization_spaces=False) == translation
 
 
 @pytest.mark.parametrize("max_tokens", [1, 100, 100_000])
 def test_order_and_batches_do_not_matter(model, tokenizer, sources, max_tokens):
-    args = copy.copy(QUICK)
-    args.max_tokens = max_tokens
+    args = replace(QUICK, max_tokens=max_tokens)
     order = random.Random(1).sample(range(len(sources)), len(sources))
     expected = translate(model, tokenizer, sources, QUICK)
     assert translate(model, tokenizer, [sources[i] for i in order], args) == [expected[i] for i in order]

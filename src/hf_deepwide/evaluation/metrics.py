@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 
-from hf_deepwide.errors import UserError
+from ..errors import UserError
 
 METRICS = ("bleu", "chrf", "multi_bleu")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.translate import EvaluationArguments, generate_ids
+from ..errors import UserError
+from .translate import EvaluationArguments, generate_ids
 
 
 def median_seconds(

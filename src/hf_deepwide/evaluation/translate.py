@@ -11,8 +11,8 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.metrics import METRICS, build_metrics
+from ..errors import UserError
+from .metrics import METRICS, build_metrics
 
 logger = logging.getLogger(__name__)
 
