@@ -134,8 +134,11 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError("metric_for_best_model: bleu needs predict_with_generate: true and generation_every: 1")
         if self.early_stopping_patience and not self.load_best_model_at_end:
             raise ValueError("early_stopping_patience needs load_best_model_at_end: true")
-        if self.save_strategy == "no":
-            raise ValueError("save_strategy is no; the final model is made from checkpoints: epoch, steps, best")
+        if self.save_strategy not in ("epoch", "steps"):
+            raise ValueError(
+                f"save_strategy is {self.save_strategy.value}; the final model is made from checkpoints, and a run is "
+                "resumed from them: epoch or steps"
+            )
 
 
 def cpu_has_bf16() -> bool:

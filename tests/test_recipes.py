@@ -1,0 +1,215 @@
+"""Recipes: what is refused and in which words, overrides, and the recipes that are handed out."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_run import tiny_values, write_recipe
+
+import hf_deepwide
+from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
+from hf_deepwide.errors import UserError
+from hf_deepwide.training.arguments import REFUSED, TranslationTrainingArguments
+from hf_deepwide.training.build import build_model, new_config
+from hf_deepwide.training.recipe import check_recipe, differences, load_recipe
+
+RECIPES = sorted((Path(__file__).parents[1] / "scripts" / "recipes").glob("*.yaml"))
+assert hf_deepwide  # registers the families
+
+WRONG = {
+    # what is wrong: (section, key, value, what the message must say)
+    "unknown key": ("training", "learning_rat", 1e-3, ["training", "'learning_rat'", "'learning_rate'"]),
+    "unknown data key": ("data", "max_len", 3, ["data", "'max_len'", "'max_length'"]),
+    "unknown config field": (
+        "model",
+        "atention_branches",
+        3,
+        ["model", "'atention_branches'", "'attention_branches'"],
+    ),
+    "unknown family": ("model", "family", "matt", ["model.family", "'matt'", "'mat'"]),
+    "no family": ("model", "family", None, ["model.family", "vanilla_transformer"]),
+    "text for a number": ("training", "max_steps", "many", ["training.max_steps", "'many'", "whole number"]),
+    "a switch for a number": ("training", "max_tokens", True, ["training.max_tokens", "True", "whole number"]),
+    "fraction for a count": ("evaluation", "num_beams", 2.5, ["evaluation.num_beams", "2.5", "whole number"]),
+    "number for text": ("data", "train", 3, ["data.train", "3", "text or null"]),
+    "list of the wrong thing": ("evaluation", "metrics", ["bleu", 3], ["evaluation.metrics", "a list of text"]),
+    "out of range in data": ("data", "max_length", 1, ["data.max_length", "2"]),
+    "out of range in evaluation": ("evaluation", "num_beams", 0, ["evaluation.num_beams", "0"]),
+    "out of range in the model": ("model", "drop_branch", 1.5, ["model", "drop_branch", "1.5"]),
+    "wrong type in the model": ("model", "d_model", "wide", ["model", "d_model"]),
+    "no effect": (
+        "training",
+        "per_device_train_batch_size",
+        8,
+        ["training.per_device_train_batch_size", "max_tokens"],
+    ),
+    "base without tokenizer": ("model", "init_from", "runs/base", ["model.init_from", "tokenizer.path", "runs/base"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named(case, tmp_path):
+    section, key, value, words = WRONG[case]
+    values = tiny_values(tmp_path)
+    values[section][key] = value
+    path = write_recipe(tmp_path, values)
+    with pytest.raises(UserError) as error:
+        load_recipe(path)
+    for word in [str(path), *words]:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("modell: {family: mat}", ["section", "'modell'", "'model'"]),
+        ("model: [family, mat]", ["model", "mapping"]),
+        ("- model", ["mapping", "tokenizer"]),
+        ("model: {family: mat\ndata: 3", ["line"]),
+        ("training:\n  seed: 1\n  seed: 2\n", ["line 3", "'seed'", "twice"]),
+    ],
+)
+def test_what_is_no_recipe_is_refused(text, words, tmp_path):
+    path = tmp_path / "odd.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        load_recipe(path)
+    for word in [str(path), *words]:
+        assert word in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no recipe .*nowhere\.yaml"):
+        load_recipe(tmp_path / "nowhere.yaml")
+
+
+def test_overrides(tmp_path):
+    path = write_recipe(tmp_path, tiny_values(tmp_path))
+    recipe = load_recipe(
+        path,
+        [
+            *("--training.learning_rate", "1e-3", "--training.max_steps=7", "--data.train_size", "-1"),
+            *("--evaluation.metrics", "[bleu]", "--training.weight_decay", "0", "--data.source_lang", "no"),
+            "--model.d_model=64",
+        ],
+    )
+    assert recipe.values["training"]["learning_rate"] == 0.001
+    assert isinstance(recipe.values["training"]["learning_rate"], float)
+    assert recipe.values["training"]["max_steps"] == 7
+    assert recipe.data.train_size == -1
+    assert recipe.data.source_lang == "no", "Norwegian is not false"
+    assert recipe.model_fields["d_model"] == 64
+    assert recipe.evaluation.metrics == ["bleu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--training.max_step", "7"], ["'max_step'", "'max_steps'"]),
+        (["--trainin.max_steps", "7"], ["--trainin.max_steps", "'training'"]),
+        (["--training"], ["--training"]),
+        (["--training.max_steps"], ["--training.max_steps", "no value"]),
+        (["--training.max_steps", "--training.seed", "1"], ["--training.max_steps", "no value"]),
+        (["--training.optim.lr", "1"], ["--training.optim.lr"]),
+        (["max_steps", "7"], ["max_steps"]),
+    ],
+)
+def test_odd_overrides_are_refused(arguments, words, tmp_path):
+    path = write_recipe(tmp_path, tiny_values(tmp_path))
+    with pytest.raises(UserError) as error:
+        load_recipe(path, arguments)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"eval_strategy": "sometimes"}, ["sometimes"]),
+        ({"bf16": "maybe"}, ["bf16", "maybe"]),
+        ({"metric_for_best_model": "bleu"}, ["predict_with_generate"]),
+        ({"metric_for_best_model": "rouge"}, ["rouge", "bleu"]),
+        ({"average_last": 3, "save_total_limit": 3}, ["save_total_limit", "4"]),
+        ({"max_tokens": 0}, ["max_tokens"]),
+        ({"save_strategy": "best"}, ["save_strategy"]),
+    ],
+)
+def test_training_arguments_that_contradict_are_refused(fields, words, tmp_path):
+    values = tiny_values(tmp_path)
+    values["training"] |= fields
+    with pytest.raises(UserError) as error:
+        check_recipe(values, "tiny", "tiny.yaml").training_arguments()
+    for word in ["tiny.yaml", *words]:
+        assert word in str(error.value)
+
+
+def test_every_refused_field_exists():
+    fields = TranslationTrainingArguments.__dataclass_fields__
+    assert not set(REFUSED) - set(fields)
+
+
+def test_own_fields_are_explained():
+    for name in ("max_tokens", "average_last", "early_stopping_patience", "attn_implementation", "keep_memory"):
+        assert len(TranslationTrainingArguments.__dataclass_fields__[name].metadata["help"]) > 20
+
+
+def test_differences_name_keys_and_values(tmp_path):
+    ours, theirs = tiny_values(tmp_path), tiny_values(tmp_path / "moved")
+    assert differences(ours, theirs) == []
+    theirs["training"]["seed"] = 4
+    theirs["model"]["attention_branches"] = 3
+    assert differences(ours, theirs) == [
+        "model.attention_branches: not set, now 3",
+        "training.seed: 3, now 4",
+    ]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_that_are_handed_out(path, tmp_path):
+    recipe = load_recipe(path, ["--training.output_dir", str(tmp_path)])
+    arguments = recipe.training_arguments()
+    assert arguments.max_tokens == recipe.values["training"]["max_tokens"]
+    keys = [line for line in path.read_text(encoding="utf-8").splitlines() if re.match(r" +\w+:", line)]
+    assert len(keys) > 20
+    assert [line for line in keys if not re.search(r" # .{3}", line)] == [], "each key is explained"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(
+        training_texts(build_phrases("de", "en", train_size=200)["train"]), TokenizerArguments(vocab_size=150)
+    )
+
+
+@pytest.mark.parametrize(("family", "start"), [("mat", "eos"), ("vanilla_transformer", "eos"), ("marian", "pad")])
+def test_ids_come_from_the_tokenizer(family, start, tokenizer, tmp_path):
+    config = new_config(check_recipe(tiny_values(tmp_path, family=family), "tiny", "tiny.yaml"), tokenizer)
+    assert config.vocab_size == len(tokenizer)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (1, 0, 2)
+    assert config.decoder_start_token_id == getattr(tokenizer, f"{start}_token_id")
+    assert getattr(config, "forced_eos_token_id", 2) == 2
+
+
+def test_ids_that_contradict_the_tokenizer_are_refused(tokenizer, tmp_path):
+    recipe = check_recipe(tiny_values(tmp_path, model={"vocab_size": 999}), "tiny", "tiny.yaml")
+    with pytest.raises(UserError, match=r"model\.vocab_size: 999 contradicts"):
+        new_config(recipe, tokenizer)
+
+
+def test_weights_follow_from_the_seed(tokenizer, tmp_path):
+    recipe = check_recipe(tiny_values(tmp_path), "tiny", "tiny.yaml")
+    arguments = recipe.training_arguments()
+    one, two = (build_model(recipe, tokenizer, arguments).state_dict() for _ in range(2))
+    assert all((one[name] == two[name]).all() for name in one)
+
+
+def test_a_recipe_survives_its_own_yaml(tmp_path):
+    values = tiny_values(tmp_path)
+    values["training"]["learning_rate"] = 1e-05  # PyYAML writes 1.0e-05
+    text = yaml.safe_dump(values)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert differences(load_recipe(path).values, values) == []

@@ -1,0 +1,80 @@
+"""A run that takes seconds: a recipe for the phrases corpus, and ways to call it. Shared by the training tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from hf_deepwide.training.recipe import Recipe, check_recipe
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_translation.py"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+MODEL = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "dropout": 0.1,
+    "max_position_embeddings": 128,
+}
+
+
+def tiny_values(output_dir: Path, family: str = "mat", model: dict | None = None, **training) -> dict:
+    """The sections of a tiny recipe; 24 steps in 3 epochs of 8."""
+    return {
+        "model": {"family": family, **MODEL, **(model or {})},
+        "data": {"format": "phrases", "source_lang": "de", "target_lang": "en", "train_size": 300, "max_length": 128},
+        "tokenizer": {"vocab_size": 200},
+        "training": {
+            "output_dir": str(output_dir),
+            "seed": 3,
+            "max_tokens": 2048,
+            "max_steps": 20,
+            "learning_rate": 2e-3,
+            "warmup_steps": 5,
+            "eval_strategy": "steps",
+            "eval_steps": 4,
+            "save_strategy": "steps",
+            "save_steps": 4,
+            "save_total_limit": 10,
+            "logging_steps": 2,
+            "disable_tqdm": True,
+            **training,
+        },
+        "evaluation": {"num_beams": 1, "max_length_factor": 0.0, "max_length_offset": 8},
+    }
+
+
+def tiny_recipe(output_dir: Path, **options) -> Recipe:
+    """`tiny_values` as a recipe."""
+    values = tiny_values(output_dir, **options)
+    return check_recipe(values, "tiny", "tiny.yaml")
+
+
+def write_recipe(folder: Path, values: dict) -> Path:
+    """A recipe file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def command(recipe: Path, *arguments: str, processes: int = 1) -> list[str]:
+    """The command line of the training script."""
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return [*launcher, str(SCRIPT), str(recipe), *arguments]
+
+
+def call(recipe: Path, *arguments: str, processes: int = 1) -> subprocess.CompletedProcess:
+    """Run the training script to its end."""
+    return subprocess.run(
+        command(recipe, *arguments, processes=processes), env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
