@@ -227,7 +227,12 @@ def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterat
                 raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
             if not isinstance(row, dict):
                 raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
-            yield number, pick(row, args.source_name, where), pick(row, args.target_name, where)
+            source, target = pick(row, args.source_name, where), pick(row, args.target_name, where)
+            try:
+                (source + target).encode()
+            except UnicodeEncodeError as error:
+                raise UserError(f"{where}: half a surrogate pair (\\ud800 to \\udfff) is no character") from error
+            yield number, source, target
 
     return (str(path), str(path)), pairs()
 
