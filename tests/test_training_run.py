@@ -1,0 +1,229 @@
+"""The whole command: what it leaves behind, resuming bit for bit, what it refuses, several processes."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import ENVIRONMENT, call, command, tiny_recipe, tiny_values, write_recipe
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
+from hf_deepwide.training.run import run_recipe
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums come in another order on two threads, and the processes of these tests run on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A finished run of 20 steps, with dropout and dropped branches, and its results."""
+    torch.set_num_threads(1)
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    results = run_recipe(tiny_recipe(run, predict_with_generate=True, early_stopping_patience=50))
+    return run, results
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal(ours: Path, theirs: Path) -> None:
+    one, two = weights(ours), weights(theirs)
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+
+
+def test_what_a_run_leaves_behind(undisturbed):
+    run, returned = undisturbed
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert results == returned
+    assert {"bleu", "chrf", "multi_bleu", "sentences", "signature"} <= results["test"].keys()
+    assert results["test"]["sentences"] == 500
+    assert "version:" in results["test"]["signature"]["bleu"]
+    model = AutoModelForSeq2SeqLM.from_pretrained(run)
+    assert results["parameters"] == sum(p.numel() for p in model.parameters())
+    assert model.config.use_cache, "training switches the cache off, but not for those who load the model"
+    assert model.generation_config.max_length == 128
+    assert AutoTokenizer.from_pretrained(run)("ein").input_ids[-1] == model.config.eos_token_id
+    train = results["train"]
+    assert (train["steps"], round(train["epochs"], 2)) == (20, 3.33)
+    assert train["tokens_per_second"] > 100
+    assert 0 < train["best_validation_loss"] < 6
+    assert results["recipe"]["training"]["max_tokens"] == 2048
+    assert results["machine"]["cores"] >= 1
+    assert {"torch", "transformers", "hf_deepwide", "sacrebleu"} <= results["versions"].keys()
+    assert len((run / "translations.txt").read_text(encoding="utf-8").splitlines()) == 500
+    assert (run / "plots" / "learning_curves.png").stat().st_size > 10_000
+
+
+def test_the_model_card(undisturbed):
+    run, results = undisturbed
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlanguage:\n- de\n- en\n")
+    assert not [word for word in ("{{", "None", "nan") if word in card]
+    assert f"| sacreBLEU | {results['test']['bleu']:.2f} |" in card
+    assert "https://arxiv.org/abs/2006.10270" in card
+    assert "max_tokens: 2048" in card
+    rows = [line for line in card.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}, "all tables have three columns"
+
+
+def test_a_finished_run_is_left_alone(undisturbed):
+    run, _ = undisturbed
+    before = (run / "model.safetensors").stat().st_mtime_ns
+    with pytest.raises(UserError, match=r"finished run.*--overwrite"):
+        run_recipe(tiny_recipe(run))
+    assert (run / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_recipe_does_not_resume(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    recipe = tiny_recipe(run, predict_with_generate=True, early_stopping_patience=50, seed=4, weight_decay=0.1)
+    with pytest.raises(UserError) as error:
+        run_recipe(recipe)
+    assert "training.seed: 3, now 4" in str(error.value)
+    assert "training.weight_decay: not set, now 0.1" in str(error.value)
+    assert "learning_rate" not in str(error.value)
+    with pytest.raises(UserError, match="holds no run"):
+        run_recipe(tiny_recipe(tmp_path), overwrite=True)
+
+
+def test_killed_and_started_again(undisturbed, tmp_path):
+    """SIGKILL in mid-training, the newest checkpoint damaged on top: the same weights, bit for bit."""
+    reference, results = undisturbed
+    run = tmp_path / "run"
+    options = {"predict_with_generate": True, "early_stopping_patience": 50}
+    recipe = write_recipe(tmp_path, tiny_values(run, **options))
+    process = subprocess.Popen(command(recipe), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (run / "checkpoint-12").is_dir():
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (run / "results.json").exists()
+    newest = checkpoints(run)[-1]
+    assert newest.name != "checkpoint-20", "killed too late to test anything"
+    damaged = newest / "optimizer.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+
+    again = run_recipe(tiny_recipe(run, **options))
+    assert_equal(run / "checkpoint-20", reference / "checkpoint-20")
+    assert_equal(run, reference)
+    assert (run / "translations.txt").read_text() == (reference / "translations.txt").read_text()
+    for key in ("steps", "target_tokens", "best_validation_loss", "best_validation_bleu"):
+        assert again["train"][key] == results["train"][key]
+    assert (run / f"damaged-{newest.name}").is_dir()
+
+
+def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
+    reference, results = undisturbed
+    run = tmp_path / "run"
+    shutil.copytree(reference, run)
+    (run / "results.json").unlink()
+    (run / "model.safetensors").unlink()
+    again = run_recipe(tiny_recipe(run, predict_with_generate=True, early_stopping_patience=50))
+    assert_equal(run, reference)
+    assert again["train"] == results["train"], "nothing was trained again"
+    assert again["test"] == results["test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", "cut"),
+        ("optimizer.pt", "cut"),
+        ("scheduler.pt", "remove"),
+        ("trainer_state.json", "cut"),
+        ("rng_state.pth", "remove"),
+        ("model.safetensors", "empty"),
+    ],
+)
+def test_damaged_checkpoints_are_set_aside(name, damage, undisturbed, tmp_path, caplog):
+    for step in (16, 20):
+        shutil.copytree(undisturbed[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    (tmp_path / ".saving" / "checkpoint-24").mkdir(parents=True)  # an interrupted save
+    assert last_checkpoint(tmp_path).name == "checkpoint-20"
+    file = tmp_path / "checkpoint-20" / name
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: -10 if damage == "cut" else 0])
+    assert last_checkpoint(tmp_path).name == "checkpoint-16"
+    assert name.split(".")[0].split("_")[0] in caplog.text or "random generators" in caplog.text
+    assert (tmp_path / "damaged-checkpoint-20").is_dir()
+    assert problem(tmp_path / "checkpoint-16") is None
+
+
+def test_averaged_weights(tmp_path):
+    run = tmp_path / "run"
+    results = run_recipe(tiny_recipe(run, average_last=3, max_steps=16, save_total_limit=None, family="marian"))
+    kept = checkpoints(run)
+    assert [path.name for path in kept] == ["checkpoint-4", "checkpoint-8", "checkpoint-12", "checkpoint-16"]
+    last = [weights(path) for path in kept[-3:]]
+    mean = weights(run)
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, sum(each[name] for each in last) / 3, rtol=1e-6, atol=1e-7)
+    assert "8, 12, 16" in results["train"]["weights"]
+
+
+def test_two_processes_do_what_one_does(tmp_path):
+    """DDP on two ranks, interrupted within an epoch and resumed, against one process with two accumulation steps."""
+    still = {"model": {"dropout": 0.0, "drop_branch": 0.0}, "bf16": False, "max_tokens": 1024, "max_steps": 12}
+    still |= {"predict_with_generate": True, "eval_steps": 2, "save_steps": 2}
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = run_recipe(tiny_recipe(one, gradient_accumulation_steps=2, **still))
+    recipe = write_recipe(tmp_path, tiny_values(two, **still))
+    done = call(recipe, processes=2)
+    assert done.returncode == 0, done.stderr
+    together = json.loads((two / "results.json").read_text(encoding="utf-8"))
+    assert together["train"]["processes"] == 2
+    assert together["train"]["target_tokens"] == alone["train"]["target_tokens"]
+    assert together["train"]["best_validation_loss"] == pytest.approx(alone["train"]["best_validation_loss"], abs=1e-5)
+    expected = weights(one / "checkpoint-12")
+    for name, tensor in weights(two / "checkpoint-12").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+    losses = [[x["loss"] for x in _history(run) if "loss" in x] for run in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+    finished = weights(two / "checkpoint-12")
+    for path in checkpoints(two)[4:]:  # back to step 8, within the second epoch
+        shutil.rmtree(path)
+    (two / "results.json").unlink()
+    assert 1.0 < _history(two)[-1]["epoch"] < 2.0
+    done = call(recipe, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint-8" in done.stderr
+    again = weights(two / "checkpoint-12")
+    assert [name for name in again if not torch.equal(again[name], finished[name])] == []
+
+
+def _history(run: Path) -> list[dict]:
+    state = json.loads((checkpoints(run)[-1] / "trainer_state.json").read_text(encoding="utf-8"))
+    return state["log_history"]
+
+
+def test_mistakes_end_with_one_line(tmp_path):
+    recipe = write_recipe(tmp_path, tiny_values(tmp_path / "run"))
+    done = call(recipe, "--training.learning_rat", "3")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line]
+    assert re.match(r"error: .*'learning_rate'", line)
+    assert not (tmp_path / "run").exists()

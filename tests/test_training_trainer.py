@@ -1,0 +1,310 @@
+"""The trainer's parts against plain loops: loss, evaluation, data order, speed, averaging."""
+
+import copy
+import io
+import math
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from tiny_run import tiny_recipe, tiny_values
+from transformers import TrainerCallback
+
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.training.averaging import average_checkpoints
+from hf_deepwide.training.build import build_model
+from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
+from hf_deepwide.training.memory import keep_memory
+from hf_deepwide.training.plots import plot_learning_curves
+from hf_deepwide.training.recipe import check_recipe
+from hf_deepwide.training.run import run_recipe
+from hf_deepwide.training.trainer import TranslationTrainer
+
+FAMILIES = ["vanilla_transformer", "mat", "marian"]
+STILL = {"dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    recipe = tiny_recipe(Path("unused"))
+    texts = {split: load_parallel(recipe.data, split) for split in ("train", "validation")}
+    tokenizer = train_tokenizer(training_texts(texts["train"]), TokenizerArguments(vocab_size=200))
+    encoded = {split: encode(rows, tokenizer, recipe.data, filter=split == "train") for split, rows in texts.items()}
+    return SimpleNamespace(texts=texts, tokenizer=tokenizer, encoded=encoded)
+
+
+@pytest.fixture
+def make(corpus, tmp_path):
+    """A trainer on the tiny corpus; keywords are training arguments."""
+
+    def make_trainer(family="mat", model=None, **training) -> TranslationTrainer:
+        model = {**STILL, **({"drop_branch": 0.0} if family == "mat" else {}), **(model or {})}
+        training = {"bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, **training}
+        recipe = tiny_recipe(tmp_path / "run", family=family, model=model, **training)
+        args = recipe.training_arguments()
+        return TranslationTrainer(
+            build_model(recipe, corpus.tokenizer, args),
+            args,
+            corpus.tokenizer,
+            train_dataset=corpus.encoded["train"],
+            eval_dataset=corpus.encoded["validation"],
+            eval_texts=corpus.texts["validation"],
+        )
+
+    return make_trainer
+
+
+def naive_losses(model, rows, start: int, smoothing: float) -> tuple[torch.Tensor, int]:
+    """Summed loss and number of target tokens, sentence by sentence, by the formula."""
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for row in rows:
+        labels = torch.tensor(row["labels"])
+        decoder_input_ids = torch.tensor([[start, *row["labels"][:-1]]])
+        logits = model(input_ids=torch.tensor([row["input_ids"]]), decoder_input_ids=decoder_input_ids).logits[0]
+        minus_log_p = -logits.double().log_softmax(-1)
+        nll = minus_log_p[torch.arange(len(labels)), labels]
+        total = total + ((1 - smoothing) * nll + smoothing * minus_log_p.mean(-1)).sum()
+        tokens += len(labels)
+    return total, tokens
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_step_of_accumulated_batches_is_one_step_of_all(family, smoothing, make, corpus):
+    """Three batches of unequal size make one step; its gradient is that of the mean over all their tokens."""
+    trainer = make(
+        family, gradient_accumulation_steps=3, max_tokens=3000, max_steps=1, label_smoothing_factor=smoothing,
+        optim="sgd", learning_rate=1.0, warmup_steps=0, max_grad_norm=0, logging_steps=1,
+    )  # fmt: skip
+    before = copy.deepcopy(trainer.model).eval()
+    batches = list(trainer.get_train_dataloader().batch_sampler)[:3]
+    assert len({len(batch) for batch in batches}) > 1, "equal batches would not tell the mean of means apart"
+    trainer.train()
+
+    rows = [corpus.encoded["train"][i] for batch in batches for i in batch]
+    total, tokens = naive_losses(before, rows, before.config.decoder_start_token_id, smoothing)
+    (total / tokens).backward()
+    rate = trainer.state.log_history[0]["learning_rate"]
+    for (name, old), new in zip(before.named_parameters(), trainer.model.parameters(), strict=True):
+        if old.grad is not None:
+            torch.testing.assert_close(new, old - rate * old.grad, rtol=1e-4, atol=2e-6, msg=name)
+    assert trainer.state.log_history[0]["loss"] == pytest.approx((total / tokens).item(), rel=1e-5)
+    assert trainer.throughput.state()["args"]["target_tokens"] == tokens
+    norm = math.sqrt(sum(p.grad.double().square().sum() for p in before.parameters() if p.grad is not None))
+    assert trainer.state.log_history[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mat", "marian"])
+def test_validation_loss_is_per_token(family, make, corpus):
+    trainer = make(family, max_tokens=1500)
+    with torch.no_grad():
+        rows = corpus.encoded["validation"].select(range(60))
+        model = trainer.model.eval()
+        total, tokens = naive_losses(model, rows, model.config.decoder_start_token_id, 0.1)
+    assert trainer.evaluate(rows)["eval_loss"] == pytest.approx((total / tokens).item(), rel=1e-5)
+
+
+def test_no_logits_are_made_by_models_that_compute_the_loss(make):
+    trainer = make("mat", max_steps=1)
+    seen = []
+    trainer.model.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.logits))
+    trainer.train()
+    trainer.evaluate()
+    assert len(seen) > 1
+    assert all(logits is None for logits in seen)
+
+
+def test_validation_bleu_is_that_of_the_translations(make, corpus):
+    trainer = make("mat", predict_with_generate=True, generation_num_beams=2)
+    trainer.eval_texts = texts = corpus.texts["validation"].select(range(40))
+    metrics = trainer.evaluate()
+    arguments = EvaluationArguments(num_beams=2)
+    translations = translate(trainer.model, corpus.tokenizer, texts["source"][:], arguments)
+    assert metrics["eval_bleu"] == score(translations, texts["target"][:], metrics=["bleu"])["bleu"]
+
+
+class Record(TrainerCallback):
+    """Keeps the batches that the model sees."""
+
+    def __init__(self, trainer):
+        self.batches = []
+        collate = trainer.data_collator
+
+        def recording(rows):
+            batch = collate(rows)
+            self.batches.append([tuple(row["input_ids"]) for row in rows])
+            return batch
+
+        recording.pad_to_multiple_of = collate.pad_to_multiple_of
+        trainer.data_collator = recording
+
+
+def test_each_epoch_has_every_sentence_once_in_another_order(make, corpus):
+    trainer = make("mat", num_train_epochs=2, max_steps=-1, max_tokens=1024)
+    record = Record(trainer)
+    trainer.train()
+    steps = len(record.batches) // 2
+    everything = sorted(tuple(row) for row in corpus.encoded["train"]["input_ids"])
+    first, second = record.batches[:steps], record.batches[steps:]
+    for epoch in (first, second):
+        assert sorted(sentence for batch in epoch for sentence in batch) == everything
+    assert first != second
+
+
+def test_evaluation_does_not_change_training(make):
+    """Dropout's random numbers, and with them the weights, are the same however often validation is looked at."""
+    noisy = {"model": {"dropout": 0.2, "drop_branch": 0.3}, "max_steps": 6, "max_tokens": 1024}
+    weights = []
+    for evaluating in ({}, {"eval_strategy": "steps", "eval_steps": 2, "predict_with_generate": True}):
+        trainer = make("mat", **noisy, **evaluating)
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_early_stopping_and_the_best_checkpoint(tmp_path):
+    """A learning rate that ruins the model: the first evaluation stays the best one."""
+    recipe = tiny_recipe(
+        tmp_path / "run", early_stopping_patience=2, learning_rate=3.0, warmup_steps=2, max_steps=40, max_grad_norm=0,
+        eval_steps=2, save_steps=2,
+    )  # fmt: skip
+    results = run_recipe(recipe)
+    assert results["train"]["steps"] < 40
+    best = int(results["train"]["weights"].split("step ")[1].split(",")[0])
+    assert best == results["train"]["steps"] - 4
+    kept = load_file(tmp_path / "run" / f"checkpoint-{best}" / "model.safetensors")
+    final = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(kept[name], final[name]) for name in kept)
+
+
+def test_a_stream_is_trained_on_and_resumed(tmp_path):
+    """A local `datasets` folder, streamed: several passes, and the same weights after an interruption."""
+    values = tiny_values(tmp_path, model={"dropout": 0.1}, max_steps=12, max_tokens=1024, bf16=False)
+    texts = {split: load_parallel(tiny_recipe(tmp_path).data, split) for split in ("train", "validation", "test")}
+    for split, rows in texts.items():
+        renamed = Dataset.from_dict({"de": rows["source"][:], "en": rows["target"][:]}).select(range(200))
+        renamed.to_json(tmp_path / "corpus" / f"{split}.jsonl")
+    values["data"] = {
+        "format": "datasets", "name": str(tmp_path / "corpus"), "streaming": True, "source_lang": "de",
+        "target_lang": "en", "train": "train", "validation": "validation", "test": "test", "max_length": 100,
+    }  # fmt: skip
+    finals = []
+    for name in ("whole", "cut"):
+        values["training"]["output_dir"] = str(tmp_path / name)
+        recipe = check_recipe(values, "tiny", "tiny.yaml")
+        run_recipe(recipe)
+        if name == "cut":
+            (tmp_path / name / "results.json").unlink()
+            (tmp_path / name / "checkpoint-12").rename(tmp_path / "aside")
+            run_recipe(recipe)
+        finals.append(load_file(tmp_path / name / "checkpoint-12" / "model.safetensors"))
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+    values["training"] |= {"eval_strategy": "epoch", "save_strategy": "epoch", "output_dir": str(tmp_path / "other")}
+    with pytest.raises(UserError, match=r"data\.streaming.*max_steps"):
+        run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+
+
+def test_ranks_draw_different_numbers():
+    draws = []
+    for rank in (0, 1, 0):
+        SeedByRank().on_train_begin(SimpleNamespace(seed=5, process_index=rank), None, None)
+        draws.append(torch.rand(3))
+    assert torch.equal(draws[0], draws[2])
+    assert not torch.equal(draws[0], draws[1])
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(0, 0), (0.5, 0), (0.9999999999, 1), (3.0, 3), (3.25, 3)])
+def test_the_epoch_reaches_the_sampler(epoch, expected):
+    calls = []
+    EpochCallback(SimpleNamespace(set_epoch=calls.append)).on_epoch_begin(None, SimpleNamespace(epoch=epoch), None)
+    assert calls == [expected]
+
+
+def test_the_progress_bar_shows_speed_and_evaluations(make, monkeypatch, capsys):
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    trainer = make("mat", max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2, disable_tqdm=False)
+    trainer.train()
+    last = screen.getvalue().rstrip().split("\r")[-1]
+    assert re.search(r"4/4 \[\d\d:\d\d<00:00, .*epoch 0\.7, loss \d\.\d+, [\d,]+ tokens/s\]", last)
+    assert "step 2, epoch 0.3: validation loss " in capsys.readouterr().out
+
+
+# Averaging
+
+
+def checkpoint(folder: Path, **tensors) -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def test_the_mean_is_taken_in_double_precision(tmp_path):
+    """Against a plain sum; in float32 the small differences of bfloat16 weights would drown."""
+    generator = torch.Generator().manual_seed(0)
+    sets = [
+        {
+            "w": torch.randn(7, 5, generator=generator).to(torch.bfloat16),
+            "b": torch.randn(5, generator=generator) * 1e6,
+            "n": torch.tensor([1, 2]),
+        }
+        for _ in range(5)
+    ]
+    folders = [checkpoint(tmp_path / str(i), **tensors) for i, tensors in enumerate(sets)]
+    output = average_checkpoints(folders, tmp_path / "mean")
+    mean = load_file(output / "model.safetensors")
+    for name in ("w", "b"):
+        total = sum(tensors[name].double() for tensors in sets) / 5
+        assert torch.equal(mean[name], total.to(sets[0][name].dtype))
+    assert torch.equal(mean["n"], sets[0]["n"])
+    assert (output / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"w": torch.zeros(2)}, ["only one of them has b"]),
+        ({"w": torch.zeros(3), "b": torch.zeros(1)}, ["w is [3]", "[2]"]),
+        ({"w": torch.zeros(2), "b": torch.zeros(1, dtype=torch.float16)}, ["b is", "float16"]),
+    ],
+)
+def test_checkpoints_of_different_models_have_no_mean(other, words, tmp_path):
+    one = checkpoint(tmp_path / "one", w=torch.zeros(2), b=torch.zeros(1))
+    two = checkpoint(tmp_path / "two", **other)
+    with pytest.raises(UserError) as error:
+        average_checkpoints([one, two], tmp_path / "mean")
+    for word in [str(one), str(two), *words]:
+        assert word in str(error.value)
+    assert not (tmp_path / "mean").exists()
+
+
+def test_there_must_be_something_to_average(tmp_path):
+    with pytest.raises(UserError, match="no checkpoints"):
+        average_checkpoints([], tmp_path / "mean")
+    with pytest.raises(UserError, match=r"nowhere.*model\.safetensors"):
+        average_checkpoints([tmp_path / "nowhere"], tmp_path / "mean")
+
+
+# The rest
+
+
+def test_learning_curves_leave_out_what_was_not_logged(tmp_path):
+    history = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_loss": 2.5}]
+    small = plot_learning_curves(history, tmp_path / "plots" / "a.png", "a").stat().st_size
+    full = [*history, {"step": 2, "eval_bleu": 20.0}, {"step": 2, "learning_rate": 1e-3, "grad_norm": 1.0}]
+    assert plot_learning_curves(full, tmp_path / "b.png", "b").stat().st_size > 1.5 * small
+
+
+def test_memory_can_be_kept():
+    assert keep_memory() is (sys.platform == "linux")
