@@ -175,8 +175,10 @@ def test_largest_batches_are_split_for_the_multiple():
 def test_sampler_mistakes():
     with pytest.raises(UserError, match=r"pair 1 has 30 source and 41 target tokens, 48 when padded .* 40"):
         TokenBatchSampler([3, 30], [3, 41], 40, seed=0)
-    with pytest.raises(UserError, match="2 pairs cannot make 3 batches"):
+    with pytest.raises(UserError, match="2 pairs cannot make a multiple of 3 batches"):
         TokenBatchSampler([3, 3], [3, 3], 40, seed=0, batch_multiple=3)
+    with pytest.raises(UserError, match="5 pairs cannot make a multiple of 4 batches"):
+        TokenBatchSampler([30] * 5, [30] * 5, 40, seed=0, batch_multiple=4)
 
 
 def test_collator(words):

@@ -123,7 +123,9 @@ def test_unknown_language():
         build_phrases("de", "xx")
 
 
-def test_exhaustion_is_told(monkeypatch):
-    monkeypatch.setattr("hf_deepwide.data.phrases.FRAMES", [("{weekday}",) * len(LANGUAGES)])
+@pytest.mark.parametrize("source_lang", ["de", "en"])
+def test_phrases_that_differ_in_one_language_alone_are_left_out(monkeypatch, source_lang):
+    """Of 140 German sentences English tells 7 apart; then there are no more, which is told."""
+    monkeypatch.setattr("hf_deepwide.data.phrases.FRAMES", [("{name} {weekday}", *["{weekday}"] * 4)])
     with pytest.raises(UserError, match="exhausted after 7;"):
-        build_phrases(train_size=99)
+        build_phrases(source_lang, "en" if source_lang == "de" else "de", train_size=99)

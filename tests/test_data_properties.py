@@ -13,7 +13,7 @@ from hf_deepwide.data.batches import StreamBatches, TokenBatchSampler, Translati
 from hf_deepwide.data.corpora import DataArguments, load_parallel, read_lines
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60, deadline=None, derandomize=True)  # the same examples in each run
 
 # Any text a line may hold: all of Unicode but what ends it, and zero bytes, which say that a file is no text.
 line = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\0\ufeff"), max_size=12).map(
@@ -44,11 +44,11 @@ def test_pairs_stay_aligned(pairs):
     assert list(zip(dataset["source"], dataset["target"], strict=True)) == whole
 
 
-lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=8, max_size=150)
+lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=16, max_size=150)
 
 
 @quick
-@given(lengths, st.integers(64, 700), st.integers(1, 8), st.sampled_from([1, 4, 8]), st.integers(0, 9))
+@given(lengths, st.integers(128, 700), st.integers(1, 8), st.sampled_from([1, 4, 8]), st.integers(0, 9))
 def test_sampler(pairs, max_tokens, batch_multiple, length_multiple, seed):
     source, target = zip(*pairs, strict=True)
     fields = {"seed": seed, "batch_multiple": batch_multiple, "length_multiple": length_multiple}
@@ -77,8 +77,8 @@ def test_sampler(pairs, max_tokens, batch_multiple, length_multiple, seed):
 @given(lengths, st.integers(1, 40), st.integers(1, 3))
 def test_stream_batches(pairs, buffer_size, world_size):
     rows = [{"row": row, "source_length": s, "target_length": t} for row, (s, t) in enumerate(pairs)]
-    fields = {"seed": 1, "buffer_size": buffer_size * world_size, "world_size": world_size}
-    ranks = [list(StreamBatches(rows, 128, rank=rank, **fields)) for rank in range(world_size)]
+    fields = {"seed": 1, "buffer_size": buffer_size, "world_size": world_size}
+    ranks = [list(StreamBatches(rows, 64, rank=rank, **fields)) for rank in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1
     seen = Counter(row["row"] for batches in ranks for batch in batches for row in batch)
     assert max(seen.values()) == 1
@@ -87,7 +87,7 @@ def test_stream_batches(pairs, buffer_size, world_size):
         assert (
             len(batch)
             * max(-(-max(row[side] for row in batch) // 8) * 8 for side in ("source_length", "target_length"))
-            <= 128
+            <= 64
         )
 
 

@@ -134,7 +134,7 @@ class TokenBatchSampler:
         shuffle: False gives the same batches each epoch, longest first.
 
     Raises:
-        UserError: a pair alone exceeds `max_tokens`, or there are fewer pairs than `batch_multiple`.
+        UserError: a pair alone exceeds `max_tokens`, or there are too few pairs for a multiple of `batch_multiple`.
 
     """
 
@@ -158,10 +158,6 @@ class TokenBatchSampler:
         source = _round_up(np.asarray(source_lengths, dtype=np.int64), length_multiple)
         target = _round_up(np.asarray(target_lengths, dtype=np.int64), length_multiple)
         width = np.maximum(source, target)
-        if len(width) < batch_multiple:
-            raise UserError(
-                f"{len(width)} pairs cannot make {batch_multiple} batches, one for each process and accumulation step"
-            )
         if width.max() > max_tokens:
             row = int(width.argmax())
             raise UserError(
@@ -214,9 +210,15 @@ def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[
         sentences -= sentences % 8 if sentences > 8 else 0
         batches.append((start, min(start + sentences, len(width))))
         start = batches[-1][1]
+    missing = -len(batches) % batch_multiple
+    if len(batches) + missing > len(width):
+        raise UserError(
+            f"{len(width)} pairs cannot make a multiple of {batch_multiple} batches, one for each process and "
+            "accumulation step"
+        )
     heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences
     heapq.heapify(heap)
-    for _ in range(-len(batches) % batch_multiple):
+    for _ in range(missing):
         size, start, end = heapq.heappop(heap)
         half = -(size // 2)  # rounded up
         half = half if half < 8 else min(int(_round_up(np.int64(half), 8)), -size - 1)
@@ -268,15 +270,18 @@ class StreamBatches(torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[list[dict]]:
         buffer, window = [], 0
+        # A multiple of the processes can always be cut into one: at worst each batch is a single pair.
+        size = int(_round_up(np.int64(self.buffer_size), self.world_size))
         for row in self.dataset:
             buffer.append(row)
-            if len(buffer) == self.buffer_size:
+            if len(buffer) == size:
                 yield from self._batches(buffer, window)
                 buffer, window = [], window + 1
-        if 0 < len(buffer) < self.world_size:
-            logger.info("%d pairs at the end of the stream are fewer than processes; left out", len(buffer))
-        elif buffer:
-            yield from self._batches(buffer, window)
+        rest = len(buffer) % self.world_size
+        if rest:
+            logger.info("left out %d pairs at the end of the stream, as there are more processes", rest)
+        if len(buffer) > rest:
+            yield from self._batches(buffer[: len(buffer) - rest], window)
 
     def _batches(self, buffer: list[dict], window: int) -> Iterator[list[dict]]:
         sampler = TokenBatchSampler(
