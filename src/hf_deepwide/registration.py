@@ -1,8 +1,9 @@
-"""The families, declared once, and their registration with the Auto classes."""
+"""The families, declared once, and their registration and the pipeline's with Transformers."""
 
-from typing import NamedTuple
+import re
+from typing import Any, NamedTuple
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, pipelines
 
 from .models.configuration_mat import MATConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -12,6 +13,7 @@ from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
+from .models.pipeline_translation import TranslationPipeline
 
 
 class Family(NamedTuple):
@@ -20,6 +22,11 @@ class Family(NamedTuple):
     config: type
     model: type[DeepWideModel]
     lm: type[DeepWideForConditionalGeneration]
+
+    @property
+    def auto_classes(self) -> dict[str, type]:
+        """The family's classes under the names of the Auto classes that load them."""
+        return {"AutoConfig": self.config, "AutoModel": self.model, "AutoModelForSeq2SeqLM": self.lm}
 
 
 FAMILIES = {
@@ -31,9 +38,44 @@ FAMILIES = {
 }
 
 
+class TaskAliases(dict):
+    """The registry's table of alternative task names, in which `translation_xx_to_yy` means `translation`."""
+
+    def __contains__(self, task: object) -> bool:
+        return super().__contains__(task) or (isinstance(task, str) and self.is_pair(task))
+
+    def __missing__(self, task: str) -> str:
+        if self.is_pair(task):
+            return "translation"
+        raise KeyError(task)
+
+    @staticmethod
+    def is_pair(task: str) -> bool:
+        """Whether a task names two languages."""
+        return re.fullmatch(r"translation_.+_to_.+", task) is not None
+
+
 def register() -> None:
-    """Enter every family into the Auto classes."""
+    """Enter every family into the Auto classes, and the pipeline into the registry; again changes nothing."""
     for model_type, family in FAMILIES.items():
         AutoConfig.register(model_type, family.config, exist_ok=True)
         AutoModel.register(family.config, family.model, exist_ok=True)
         AutoModelForSeq2SeqLM.register(family.config, family.lm, exist_ok=True)
+    register_pipeline()
+
+
+def register_pipeline() -> None:
+    """Bring `pipeline("translation")` and `pipeline("translation_xx_to_yy")` back.
+
+    Not by `PIPELINE_REGISTRY.register_pipeline`: that also makes `save_pretrained` of every such pipeline write the
+    code into the checkpoint, which then asks for trust_remote_code, even a Marian's.
+    """
+    getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)  # from 5.19 on, the table is asked first
+    registry = pipelines.PIPELINE_REGISTRY
+    registry.supported_tasks["translation"] = translation_task()
+    registry.task_aliases = TaskAliases(registry.task_aliases)
+
+
+def translation_task() -> dict[str, Any]:
+    """The registry's entry; there is no default model."""
+    return {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "default": {}, "type": "text"}
