@@ -64,7 +64,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
     generation_every: int = field(
         default=1,
-        metadata={"help": "With predict_with_generate: translate validation at every so-manieth evaluation."},
+        metadata={"help": "With predict_with_generate: translate the validation set at every n-th evaluation only."},
     )
     attn_implementation: str = field(
         default="auto",

@@ -203,8 +203,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         loss, tokens = self.accelerator.reduce(totals, "sum").tolist()
         metrics = {f"{metric_key_prefix}_loss": loss / tokens}
         if self.args.predict_with_generate and self.eval_texts is not None and metric_key_prefix == "eval":
-            earlier = sum("eval_loss" in entry for entry in self.state.log_history)
-            if earlier % self.args.generation_every == 0:
+            number = 1 + sum("eval_loss" in entry for entry in self.state.log_history)
+            if number % self.args.generation_every == 0:
                 metrics["eval_bleu"] = self._bleu()
         return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))
 
