@@ -1,0 +1,344 @@
+"""share(): what it writes works in a process that has not got this package, and is all that it writes."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard, RepoUrl
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    pipeline,
+)
+
+from hf_deepwide import export
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
+from hf_deepwide.export import share, verify_folder
+from hf_deepwide.registration import FAMILIES
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "share.py"
+TEXTS = ["two dogs run", "a man in a red coat", "who is there"]
+PROBE = [[5, 9, 7, 2]]
+CARD = "---\nlibrary_name: transformers\n---\n\n# Mine\n\n![curves](plots/curves.png) [all](../x.txt) [log](run.log)\n"
+SIZES = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 48,
+    "init_std": 0.6,
+}
+NEEDED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+ELSEWHERE = """
+import json, sys
+sys.modules["hf_deepwide"] = None
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+texts, probe, result = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2])), {}
+for folder in sys.argv[3:]:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    body = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    translate = pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
+    with torch.no_grad():
+        classes = [type(loaded) for loaded in (config, model, body, translate)]
+        result[folder] = {
+            "classes": [f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in classes],
+            "logits": model(input_ids=probe, decoder_input_ids=probe).logits.tolist(),
+            "hidden": body(input_ids=probe, decoder_input_ids=probe).last_hidden_state.tolist(),
+            "ids": AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts)["input_ids"],
+            "translations": translate(texts, batch_size=2),
+        }
+print(json.dumps(result))
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([*TEXTS, "the dogs sit in the red water", "a tree"] * 3, TokenizerArguments(vocab_size=70))
+
+
+def new_model(family, tokenizer):
+    torch.manual_seed(2)
+    model = family.lm(family.config(vocab_size=len(tokenizer), **SIZES)).eval()
+    model.generation_config.update(num_beams=2, max_length=9)
+    return model
+
+
+@pytest.fixture(scope="module")
+def runs(tokenizer, tmp_path_factory):
+    """A finished run per family, with the litter of training around what is to be shared."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, family in FAMILIES.items():
+        run = folder / name
+        new_model(family, tokenizer).save_pretrained(run)
+        tokenizer.save_pretrained(run)
+        for litter in ("optimizer.pt", "training_args.bin", "run.log", "checkpoint-8/optimizer.pt", "plots/other.png"):
+            (run / litter).parent.mkdir(exist_ok=True)
+            (run / litter).write_text("litter")
+        (run / "plots" / "curves.png").write_bytes(b"picture")
+        (run / "README.md").write_text(CARD)
+    (folder / "x.txt").write_text("outside")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    for name in FAMILIES:
+        assert share(runs / name, folder / name, verify=False) == str(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elsewhere(shared, tmp_path_factory):
+    """What a process that cannot import hf_deepwide makes of the shared folders; one process for all."""
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path_factory.mktemp("modules")), "HF_HUB_OFFLINE": "1"}
+    folders = [str(shared / name) for name in FAMILIES]
+    process = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, json.dumps(TEXTS), json.dumps(PROBE), *folders],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
+    return {name: result[str(shared / name)] for name in FAMILIES}
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub that notes what would be uploaded."""
+    calls = []
+
+    class FakeHub:
+        def __init__(self, token=None):
+            calls.append(("token", token))
+
+        def create_repo(self, repo_id, **options):
+            calls.append(("create_repo", repo_id, options))
+            return RepoUrl(f"https://huggingface.co/{repo_id}")
+
+        def upload_folder(self, *, repo_id, folder_path, **options):
+            names = {str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()}
+            calls.append(("upload_folder", repo_id, names, options))
+
+    monkeypatch.setattr(export, "HfApi", FakeHub)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return calls
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_works_without_the_package(elsewhere, runs, tokenizer, name):
+    family, found = FAMILIES[name], elsewhere[name]
+    names = [family.config.__name__, family.lm.__name__, family.model.__name__, "TranslationPipeline"]
+    assert found["classes"] == [f"transformers_modules.{cls}" for cls in names]
+    model, probe = family.lm.from_pretrained(runs / name), torch.tensor(PROBE)
+    with torch.no_grad():
+        logits = model(input_ids=probe, decoder_input_ids=probe).logits
+        hidden = model.model(input_ids=probe, decoder_input_ids=probe).last_hidden_state
+    torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(found["hidden"]), hidden, rtol=0, atol=1e-6)
+    assert found["ids"] == tokenizer(TEXTS)["input_ids"]
+    expected = []
+    for text in TEXTS:
+        ids = model.generate(tokenizer(text, return_tensors="pt")["input_ids"], num_beams=2, max_length=9)[0]
+        expected.append({"translation_text": tokenizer.decode(ids, skip_special_tokens=True)})
+    assert found["translations"] == expected
+    assert len({record["translation_text"] for record in expected}) == len(TEXTS)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_needs_no_flag_where_the_package_is_imported(shared, elsewhere, name):
+    family, folder = FAMILIES[name], shared / name
+    for auto_class, cls in (
+        (AutoConfig, family.config),
+        (AutoModel, family.model),
+        (AutoModelForSeq2SeqLM, family.lm),
+    ):
+        assert type(auto_class.from_pretrained(folder)) is cls
+    for flag in ({}, {"trust_remote_code": True}):
+        translate = pipeline("translation", model=str(folder), device="cpu", **flag)
+        assert type(translate).__module__ == "hf_deepwide.models.pipeline_translation"
+        assert translate(TEXTS) == elsewhere[name]["translations"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_only_what_is_needed(shared, runs, name):
+    folder = shared / name
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    code = {file for file in files if file.endswith(".py")}
+    assert {f"modeling_{name}.py", f"configuration_{name}.py", "pipeline_translation.py"} <= code
+    assert all((Path(export.__file__).parent / "models" / file).is_file() for file in code)
+    assert not {f"modeling_{other}.py" for other in FAMILIES if other not in ("vanilla_transformer", name)} & code
+    assert files - code == NEEDED | {"README.md", "plots/curves.png"}
+    assert (folder / "README.md").read_text() == CARD
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(runs / name / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_sharing_marks_nothing_that_is_saved_later(shared, tmp_path):
+    """The classes stay as they were, and so does a model that was loaded from a shared folder."""
+    for name, family in FAMILIES.items():
+        model = AutoModelForSeq2SeqLM.from_pretrained(shared / name)
+        model.save_pretrained(tmp_path / name)
+        assert not list((tmp_path / name).glob("*.py"))
+        assert "custom_pipelines" not in json.loads((tmp_path / name / "config.json").read_text())
+        assert family.lm._auto_class is family.config._auto_class is None
+
+
+def test_a_model_in_memory_and_a_minimal_card(tokenizer, tmp_path):
+    model = new_model(FAMILIES["mat"], tokenizer)
+    share(model, tmp_path / "new" / "mine", tokenizer=tokenizer, verify=False)
+    assert not {"auto_map", "custom_pipelines"} & set(model.config.to_dict())
+    card = ModelCard.load(tmp_path / "new" / "mine" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "translation")
+    assert "mat" in card.data.tags
+    assert "# mine\n" in card.text
+    assert "trust_remote_code=True" in card.text
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine"]  # nothing of the staging is left
+    again = AutoTokenizer.from_pretrained(tmp_path / "new" / "mine")
+    assert again.decode(again(TEXTS[1])["input_ids"], skip_special_tokens=True) == TEXTS[1]
+
+
+def test_the_result_is_tried_out(shared, runs, tmp_path, monkeypatch):
+    share(runs / "mat", tmp_path / "good", verify=True)
+    broken = shutil.copytree(shared / "mat", tmp_path / "broken")
+    (broken / "attention.py").unlink()
+    with pytest.raises(RuntimeError, match=r"does not load without hf_deepwide[\s\S]*attention"):
+        verify_folder(broken)
+
+    def refuse(folder):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(export, "verify_folder", refuse)
+    with pytest.raises(RuntimeError):
+        share(runs / "mat", tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good"]
+
+
+def test_overwriting(runs, shared, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    (folder / ".git").mkdir()
+    (folder / "model-00001-of-00002.safetensors").write_text("stale")
+    with pytest.raises(UserError, match="is not empty"):
+        share(runs / "mat", folder, verify=False)
+    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert (folder / ".git").is_dir()
+    assert not (folder / "model-00001-of-00002.safetensors").exists()
+    assert not (folder / "modeling_mat.py").exists()
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is FAMILIES["vanilla_transformer"].lm
+    for other in ("work", "a_run"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "thesis.txt").write_text("years")
+        if other == "a_run":
+            shutil.copyfile(runs / "mat" / "config.json", tmp_path / other / "config.json")
+        with pytest.raises(UserError, match="was not written by share"):
+            share(runs / "mat", tmp_path / other, overwrite=True, verify=False)
+        assert (tmp_path / other / "thesis.txt").read_text() == "years"
+    with pytest.raises(UserError, match="is where the model is"):
+        share(folder, folder, overwrite=True, verify=False)
+
+
+def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    (folder / "README.md").write_text("# Edited\n![](plots/curves.png)\n")
+    share(new_model(FAMILIES["mat"], tokenizer), folder, tokenizer=tokenizer, overwrite=True, verify=False)
+    assert (folder / "README.md").read_text().startswith("# Edited")
+    assert (folder / "plots" / "curves.png").is_file()
+
+
+def test_upload(hub, runs, tmp_path):
+    url = share(runs / "mat", repo_id="me/mat", private=True, token="t", commit_message="First", verify=False)
+    assert url == "https://huggingface.co/me/mat"
+    token, create, upload = hub
+    assert token == ("token", "t")
+    assert create == ("create_repo", "me/mat", {"private": True, "exist_ok": True})
+    _, repo_id, names, options = upload
+    assert (repo_id, options["commit_message"]) == ("me/mat", "First")
+    assert NEEDED | {"README.md", "modeling_mat.py", "pipeline_translation.py", "plots/curves.png"} <= names
+    assert not [name for name in names if Path(name).suffix in (".pt", ".bin", ".log")]
+    share(runs / "mat", tmp_path / "kept", repo_id="me/mat", verify=False)
+    assert hub[-1][2] == names == {str(p.relative_to(tmp_path / "kept")) for p in (tmp_path / "kept").rglob("*.*")}
+
+
+def test_uploads_that_fail(hub, runs, monkeypatch):
+    monkeypatch.setattr(export, "write_checkpoint", lambda *_: pytest.fail("nothing should be written before that"))
+    with pytest.raises(UserError, match="repo_id 'a/b/c'"):
+        share(runs / "mat", repo_id="a/b/c")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set.*unset it, or give only a folder"):
+        share(runs / "mat", repo_id="me/mat")
+    monkeypatch.undo()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://localhost:9")
+    with pytest.raises(UserError, match="the upload to me/mat failed: "):
+        share(runs / "mat", repo_id="me/mat", token="t", verify=False)
+
+
+def test_what_cannot_be_shared(runs, tokenizer, tmp_path):
+    small = {key: value for key, value in SIZES.items() if key.startswith(("d_model", "encoder", "decoder"))}
+    bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **small))
+    bart.save_pretrained(tmp_path / "bart")
+    run = shutil.copytree(runs / "mat", tmp_path / "incomplete")
+    weights = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**weights, "encoder_layers": 2}))
+    bare = shutil.copytree(runs / "mat", tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (bare / name).unlink()
+    damaged = shutil.copytree(runs / "mat", tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"0" * 99)
+    other = train_tokenizer(TEXTS, TokenizerArguments(vocab_size=40))
+    model = new_model(FAMILIES["mat"], other)
+    for source, options, message in (
+        (tmp_path / "nowhere", {}, "holds no model: there is no .*config.json"),
+        (tmp_path / "bart", {}, "model_type is 'bart'; accepted: vanilla_transformer, mat.*push_to_hub"),
+        (bart, {}, "cannot share a .*BartForConditionalGeneration; accepted: a folder, or .*MATFor"),
+        (model.model, {}, "cannot share a .*MATModel"),
+        (model, {}, "pass `tokenizer=`"),
+        (model, {"tokenizer": tokenizer}, "does not fit the model"),
+        (run, {}, "do not make a MATForConditionalGeneration: model.encoder.layers.1"),
+        (bare, {}, "holds no tokenizer"),
+        (damaged, {}, "damaged cannot be loaded"),
+    ):
+        with pytest.raises(UserError, match=message):
+            share(source, tmp_path / "out", verify=False, **options)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="give a folder, a repo_id, or both"):
+        share(runs / "mat")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        share(runs / "mat", tmp_path / "file")
+
+
+def test_script(runs, tmp_path, monkeypatch, capsys):
+    out = str(tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["share.py", str(runs / "mat"), out, "--no-verify"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert capsys.readouterr().out == f"{out}\n"
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    for message in ("is not empty", "HF_HUB_OFFLINE is set"):
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: share: ")
+        assert message in captured.err
+        assert captured.err.count("\n") == 1
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(sys, "argv", ["share.py", str(runs / "mat"), "--repo-id", "me/mat"])
