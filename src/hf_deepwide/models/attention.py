@@ -84,11 +84,12 @@ class MultiBranchAttention(nn.Module):
         """
         scale, kept, gates = self.merge_scale, None, None
         if self.training and self.drop_branch > 0:
-            scale /= 1 - self.drop_branch
+            if self.drop_unit == "branch":
+                scale /= 1 - self.drop_branch
             if self._can_skip(past_key_values):
                 kept = draw_branches(self.branches, self.drop_branch)
                 if not kept:
-                    return no_branch(self, hidden_states), None
+                    return no_branch(self, hidden_states, encoder_hidden_states), None
                 if len(kept) == self.branches:
                     kept = None
             else:
@@ -108,6 +109,8 @@ class MultiBranchAttention(nn.Module):
         )
         if gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
             context = context * gates.flatten()[:, None].to(context.dtype)
+            if self.drop_unit == "head":  # the bias of the output belongs to no head: it is not dropped, nor scaled
+                context = context / (1 - self.drop_branch)
         context = context.reshape(*hidden_states.shape[:-1], -1)
         if kept is not None:
             output = self.out_proj(context, kept=kept)

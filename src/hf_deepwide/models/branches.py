@@ -92,10 +92,12 @@ class BranchSum(nn.Linear):
         return nn.functional.linear(x, weight, bias)
 
 
-def no_branch(module: nn.Module, like: torch.Tensor) -> torch.Tensor:
-    """What a sub-layer adds when every branch was dropped: zero, shaped like `like` `[batch, time, D]`.
+def no_branch(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
+    """What a sub-layer adds when every branch was dropped: zero, shaped like its first input `[batch, time, D]`.
 
-    Its gradient to the module's parameters is zero and not absent, because DistributedDataParallel waits for one.
+    Its gradient to the module's parameters and inputs is zero and not absent, because DistributedDataParallel waits
+    for one: also for a norm before the sub-layer, and for the encoder behind a cross-attention.
     """
-    anchor = sum(parameter.flatten()[:0].sum() for parameter in module.parameters() if parameter.requires_grad)
-    return torch.zeros_like(like) + anchor
+    sources = [*inputs, *module.parameters()]
+    anchor = sum(x[:0].sum() for x in sources if x is not None and x.requires_grad)
+    return torch.zeros_like(inputs[0]) + anchor
