@@ -86,7 +86,7 @@ class MultiBranchAttention(nn.Module):
         if self.training and self.drop_branch > 0:
             if self.drop_unit == "branch":
                 scale /= 1 - self.drop_branch
-            if self._can_skip(past_key_values):
+            if self._can_skip(past_key_values, kwargs):
                 kept = draw_branches(self.branches, self.drop_branch)
                 if not kept:
                     return no_branch(self, hidden_states, encoder_hidden_states), None
@@ -130,13 +130,14 @@ class MultiBranchAttention(nn.Module):
         inputs = all(type(projection) is BranchInput for projection in (self.q_proj, self.k_proj, self.v_proj))
         return inputs and type(self.out_proj) is BranchSum
 
-    def _can_skip(self, past_key_values: Cache | None) -> bool:
+    def _can_skip(self, past_key_values: Cache | None, kwargs: dict[str, Any]) -> bool:
         """Whether dropped branches can be left uncomputed.
 
-        Not where heads are dropped one by one, nor where a cache must hold all branches, nor where an adapter wraps a
-        projection. There the branches are computed and weighed by 0 or 1.
+        Not where heads are dropped one by one, nor where a cache must hold all branches or their attention weights
+        are asked for, nor where an adapter wraps a projection. There all are computed and weighed by 0 or 1.
         """
-        return self.drop_unit == "branch" and past_key_values is None and self._plain()
+        needed = past_key_values is not None or self._wants_weights(kwargs)
+        return self.drop_unit == "branch" and not needed and self._plain()
 
     def _draw_gates(self, like: torch.Tensor) -> torch.Tensor:
         """1 for a kept and 0 for a dropped unit, `[N, M]`: drawn per head, or per branch and equal over its heads."""
