@@ -1,8 +1,9 @@
 """Deep and wide Transformers for machine translation, as Hugging Face model families.
 
-Importing the package registers the families with the Auto classes.
+Importing the package registers the families with the Auto classes, and `pipeline("translation")`.
 """
 
+from .export import share
 from .models.configuration_mat import MATConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
@@ -23,4 +24,5 @@ __all__ = [
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
+    "share",
 ]

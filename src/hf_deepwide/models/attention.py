@@ -95,17 +95,8 @@ class MultiBranchAttention(nn.Module):
             else:
                 gates = self._draw_gates(hidden_states)
 
-        query, key, value = self._project(hidden_states, encoder_hidden_states, past_key_values, kept)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        context, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+        context, weights = self.attend(
+            hidden_states, attention_mask, encoder_hidden_states, past_key_values, kept, **kwargs
         )
         if gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
             context = context * gates.flatten()[:, None].to(context.dtype)
@@ -124,6 +115,29 @@ class MultiBranchAttention(nn.Module):
             weights = weights.unflatten(1, (-1, self.num_heads)).mean(1)
             output = output + 0 * weights.sum()  # the average is only reported; this keeps it in the graph
         return output, weights
+
+    def attend(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any,
+        encoder_hidden_states: torch.Tensor | None,
+        past_key_values: Cache | None,
+        kept: list[int] | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Everything before the output projection: contexts `[B, T, heads, H]` and weights `[B, heads, T, S]`."""
+        query, key, value = self._project(hidden_states, encoder_hidden_states, past_key_values, kept)
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        return attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
 
     def _plain(self) -> bool:
         """Whether the projections are our own, and not wrapped by an adapter (LoRA) or replaced by quantised ones."""
