@@ -206,10 +206,9 @@ def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[
     """Cut falling widths into stretches (start, end) of at most `max_tokens`; see the class for the rest."""
     batches, start = [], 0
     while start < len(width):
-        sentences = max_tokens // int(width[start])
-        sentences -= sentences % 8 if sentences > 8 else 0
-        batches.append((start, min(start + sentences, len(width))))
-        start = batches[-1][1]
+        end = min(start + _eights(max_tokens // int(width[start])), len(width))
+        batches.append((start, end))
+        start = end
     missing = -len(batches) % batch_multiple
     if len(batches) + missing > len(width):
         raise UserError(
@@ -219,12 +218,16 @@ def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[
     heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences
     heapq.heapify(heap)
     for _ in range(missing):
-        size, start, end = heapq.heappop(heap)
-        half = -(size // 2)  # rounded up
-        half = half if half < 8 else min(int(_round_up(np.int64(half), 8)), -size - 1)
-        heapq.heappush(heap, (-half, start, start + half))
-        heapq.heappush(heap, (size + half, start + half, end))
+        _, start, end = heapq.heappop(heap)
+        middle = start + _eights((end - start) // 2)
+        heapq.heappush(heap, (start - middle, start, middle))
+        heapq.heappush(heap, (middle - end, middle, end))
     return sorted((start, end) for _, start, end in heap)
+
+
+def _eights(sentences: int) -> int:
+    """Round down to a multiple of 8, except below it."""
+    return sentences - sentences % 8 if sentences > 8 else sentences
 
 
 class StreamBatches(torch.utils.data.IterableDataset):
