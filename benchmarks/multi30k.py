@@ -1,0 +1,86 @@
+"""Gather the Multi30k runs: their results, the paired tests between them, and the README's table.
+
+    for run in vanilla marian mat_scratch mat; do
+        python scripts/train_translation.py scripts/recipes/multi30k_en_de_$run.yaml
+    done
+    python benchmarks/multi30k.py runs --reference $HF_DEEPWIDE_DATA/multi30k/test_2016_flickr.de.gz
+
+writes one JSON file a run and `comparison.json` to benchmarks/results/multi30k_en_de, the runs' model cards (without
+their sample sentences, which are the corpus's) to model_cards/, and the table into README.md. Significance is against
+the vanilla run, by approximate randomisation and by paired bootstrap over the test sentences.
+"""
+
+import argparse
+import json
+import re
+import shutil
+from pathlib import Path
+
+from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.errors import run_script
+from hf_deepwide.evaluation.significance import compare_to_baseline
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "multi30k_en_de"
+BASELINE = "vanilla"
+SYSTEMS = {  # run: what it is called in the table
+    "vanilla": "vanilla Transformer",
+    "marian": "Hugging Face's `MarianMTModel`, the control",
+    "mat_scratch": "MAT, 3 branches, from scratch",
+    "mat": "MAT, 3 branches, proximal (8 epochs more, from the vanilla run)",
+}
+BEGIN, END = "<!-- multi30k -->\n", "<!-- /multi30k -->"
+
+
+def table() -> str:
+    """The Markdown table of what is in `RESULTS`."""
+    comparison = json.loads((RESULTS / "comparison.json").read_text(encoding="utf-8"))
+    lines = [
+        "| system | parameters | sacreBLEU | chrF | p against vanilla | minutes | target tokens/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run, title in SYSTEMS.items():
+        results = json.loads((RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+        test, train = results["test"], results["train"]
+        p = f"{comparison[run]['bleu']['p_randomization']:.4f}" if run in comparison else ""
+        lines.append(
+            f"| {title} | {results['parameters'] / 1e6:.2f} M | {test['bleu']:.2f} | {test['chrf']:.2f} | {p} "
+            f"| {train['minutes']:.0f} | {train['tokens_per_second']:,.0f} |"
+        )
+    signature = json.loads((RESULTS / f"{BASELINE}.json").read_text(encoding="utf-8"))["test"]["signature"]["bleu"]
+    return "\n".join([*lines, "", f"sacreBLEU signature `{signature}`."]) + "\n"
+
+
+def card_without_samples(card: str) -> str:
+    """A run's model card without sentences of the corpus, and without the plot, which stays with the run."""
+    card = re.sub(r"\n\| source \| translation \| reference \|\n(\|.*\n)+", "", card)
+    card = re.sub(r'translator\(".*"\)\n# \[.*\]\n', "", card)
+    return re.sub(r"\n!\[learning curves\]\(.*\)\n", "", card)
+
+
+def main() -> None:
+    """Copy, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="folder with the runs multi30k_en_de_*")
+    parser.add_argument("--reference", type=Path, required=True, help="test_2016_flickr.de or .de.gz")
+    args = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    outputs = {}
+    for run in SYSTEMS:
+        folder = args.runs / f"multi30k_en_de_{run}"
+        shutil.copy(folder / "results.json", RESULTS / f"{run}.json")
+        card = card_without_samples((folder / "README.md").read_text(encoding="utf-8"))
+        (ROOT / "model_cards" / f"multi30k_en_de_{run}.md").write_text(card, encoding="utf-8")
+        outputs[run] = list(read_lines(folder / "translations.txt"))
+    references = list(read_lines(args.reference))
+    comparison = compare_to_baseline(outputs.pop(BASELINE), outputs, references, metrics=["bleu", "chrf"])
+    text = json.dumps(comparison, indent=2, ensure_ascii=False) + "\n"
+    (RESULTS / "comparison.json").write_text(text, encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = readme.partition(BEGIN)
+    (ROOT / "README.md").write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
+    print(table())
+
+
+if __name__ == "__main__":
+    run_script(main)
