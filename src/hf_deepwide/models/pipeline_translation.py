@@ -116,8 +116,7 @@ class TranslationPipeline(Pipeline):
             results = super().__call__(texts, **kwargs) if texts else []
             return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
         if is_map_style(inputs):
-            # the base class looks at a KeyDataset's first item, which an empty one does not have
-            return iter(super().__call__(CheckedTexts(inputs), **kwargs) if len(inputs) else ())
+            return iter(super().__call__(CheckedTexts(inputs), **kwargs))
         return iter(super().__call__(checked(inputs), **kwargs))
 
     def preprocess(
