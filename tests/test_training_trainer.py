@@ -172,13 +172,42 @@ def test_evaluation_does_not_change_training(make):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_a_base_of_another_family_is_widened(corpus, tmp_path):
+    """Proximal initialisation by recipe: what the run starts with computes what the base does."""
+    args = tiny_recipe(tmp_path / "run").training_arguments()
+    base = build_model(tiny_recipe(tmp_path / "run", family="vanilla_transformer"), corpus.tokenizer, args)
+    base.save_pretrained(tmp_path / "base")
+    corpus.tokenizer.save_pretrained(tmp_path / "base")
+
+    def start_from(folder, family="mat", **fields):
+        values = tiny_values(tmp_path / "run", family)
+        values["model"] = {"family": family, "init_from": str(folder), **fields}
+        values["tokenizer"] = {"path": str(folder)}
+        return build_model(check_recipe(values, "tiny", "tiny.yaml"), corpus.tokenizer, args).eval()
+
+    wide = start_from(tmp_path / "base", attention_branches=3, drop_branch=0.2)
+    assert (wide.config.model_type, wide.config.attention_branches, wide.config.d_model) == ("mat", 3, 32)
+    assert wide.config._attn_implementation == args.attn_implementation
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "decoder_input_ids": torch.tensor([[2, 8, 9]])}
+    expected = base.eval()(**batch).logits
+    torch.testing.assert_close(wide(**batch).logits, expected, rtol=0, atol=1e-5)
+    same = start_from(tmp_path / "base", "vanilla_transformer", dropout=0.3)
+    assert same.config.dropout == 0.3
+    torch.testing.assert_close(same(**batch).logits, expected, rtol=0, atol=1e-6)
+    with pytest.raises(UserError, match=r"tiny\.yaml: model\.init_from .*nowhere"):
+        start_from(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="vanilla_transformer model cannot be made into a marian model"):
+        start_from(tmp_path / "base", "marian")
+
+
 def test_early_stopping_and_the_best_checkpoint(tmp_path):
     """A learning rate that ruins the model: the first evaluation stays the best one."""
     recipe = tiny_recipe(
         tmp_path / "run", early_stopping_patience=2, learning_rate=3.0, warmup_steps=2, max_steps=40, max_grad_norm=0,
-        eval_steps=2, save_steps=2,
+        eval_steps=2, save_steps=2, report_to="tensorboard",
     )  # fmt: skip
     results = run_recipe(recipe)
+    assert list((tmp_path / "run" / "runs").rglob("events.*"))
     assert results["train"]["steps"] < 40
     best = int(results["train"]["weights"].split("step ")[1].split(",")[0])
     assert best == results["train"]["steps"] - 4

@@ -256,7 +256,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 def _clear(run: Path) -> None:
     """Remove what a run writes, and nothing else."""
-    for pattern in ("checkpoint-*", "damaged-checkpoint-*", STAGING, "plots"):
+    for pattern in ("checkpoint-*", "damaged-checkpoint-*", STAGING, "plots", "runs"):  # the last is TensorBoard's
         for folder in run.glob(pattern):
             shutil.rmtree(folder)
     for pattern in (RECIPE, RESULTS, TRANSLATIONS, "README.md", "model.safetensors", "*config.json", "tokenizer*"):
