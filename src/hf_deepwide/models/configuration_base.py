@@ -129,6 +129,15 @@ class DeepWideConfig(PreTrainedConfig):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
 
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads in the cache of a decoder layer: those of all branches, side by side.
+
+        Transformers also asks `get_text_config(decoder=True)`, a copy that keeps the decoder's heads as the encoder's.
+        """
+        heads = vars(self).get("decoder_attention_heads", self.encoder_attention_heads)
+        return self.attention_branches * heads
+
     def validate_sizes(self) -> None:
         """Counts are positive; heads divide the width; sinusoids need an even width."""
         for name in (
