@@ -1,0 +1,72 @@
+"""Make a wide model that starts as a trained base: proximal initialisation, MAT section 4.
+
+    python scripts/proximal_init.py runs/multi30k_en_de_vanilla runs/mat3 --attention_branches 3 --drop_branch 0.2
+    python scripts/proximal_init.py Helsinki-NLP/opus-mt-en-de runs/mat2 --attention_branches 2 --dropout 0.3
+
+The base is a folder or a Hub id of a vanilla model or MAT of ours, Marian, BART, mBART, M2M100 or NLLB. Fields of the
+family's config can be given by name where they leave the base's function as it is. Other families by --family:
+
+    python scripts/proximal_init.py Helsinki-NLP/opus-mt-en-de runs/ours --family vanilla_transformer
+
+The output is a checkpoint with the base's generation config and tokenizer, for `from_pretrained`, `pipeline` and
+`init_from` of a recipe. It is read back and its logits on a random batch are compared with the base's, in float32.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.registration import FAMILIES
+from hf_deepwide.training.recipe import parse_overrides
+from hf_deepwide.warm_start import load_base, logit_difference
+
+TOLERANCE = 1e-5  # relative to the largest logit, or to 1
+ROUNDED_TOLERANCE = 1e-2  # of a base in half precision, whose computed positions are rounded and ours are not
+
+
+def main() -> None:
+    """Load, widen, save, read back and compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("base", help="a folder or Hub id")
+    parser.add_argument("output", type=Path, help="folder for the result; it is made")
+    parser.add_argument("--family", default="mat", choices=FAMILIES, help="the result's family (default: %(default)s)")
+    parser.add_argument("--no_tokenizer", action="store_true", help="do without a tokenizer, where the base has none")
+    script, overrides = parser.parse_known_args()
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    disable_progress_bar()
+    if script.output.exists() and (not script.output.is_dir() or any(script.output.iterdir())):
+        raise UserError(f"{script.output} exists and is not an empty folder; give another name")
+
+    base = load_base(script.base)
+    tolerance = ROUNDED_TOLERANCE if base.dtype.itemsize < 4 else TOLERANCE
+    tokenizer = None if script.no_tokenizer else load_tokenizer(script.base)
+    model = FAMILIES[script.family].lm.from_base(base, **dict(parse_overrides(overrides)))
+    model.save_pretrained(script.output)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(script.output)
+    print(f"{script.output}: {script.family}, {model.num_parameters():,} parameters; base: {base.num_parameters():,}")
+
+    saved = AutoModelForSeq2SeqLM.from_pretrained(script.output)
+    difference, largest = logit_difference(base.float(), saved.float())
+    print(f"largest difference of logits from the base's: {difference:.2g} (logits up to {largest:.3g})")
+    if model.config.branch_merge == "mean" and not difference <= tolerance * max(1, largest):
+        raise SystemExit("error: the result does not compute the base's function; please report this")
+
+
+def load_tokenizer(base: str) -> PreTrainedTokenizerBase:
+    """The base's tokenizer; a UserError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{base}: no tokenizer could be loaded: {reason} (--no_tokenizer does without)") from error
+
+
+if __name__ == "__main__":
+    run_script(main)
