@@ -27,9 +27,9 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Loss of logits `[batch, time, V]` against labels `[batch, time]` (-100: ignored), computed in float32."""
+    """Loss of logits `[batch, time, V]` against labels `[batch, time]` (-100: ignored), in float32 or better."""
     total = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(),
+        logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
         labels.flatten().to(logits.device),
         reduction="sum",
         label_smoothing=label_smoothing,

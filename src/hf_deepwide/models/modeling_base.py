@@ -165,6 +165,23 @@ class DeepWidePreTrainedModel(PreTrainedModel):
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys or {})
 
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize every table of a joint vocabulary; with two vocabularies, only the source's."""
+        config, decoder, head = self.config, self.base_model.decoder, self.get_output_embeddings()
+        joint = config.decoder_vocab_size == config.vocab_size
+        if joint and not config.share_encoder_decoder_embeddings:
+            decoder.embed_tokens = self._get_resized_embeddings(
+                decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+            )
+        embeddings = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if joint:
+            config.decoder_vocab_size = embeddings.num_embeddings
+        elif head is not None:
+            self.lm_head = head
+        return embeddings
+
 
 class Encoder(DeepWidePreTrainedModel):
     """Embeddings and a stack of encoder layers."""
@@ -398,6 +415,8 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels `[B, T]` shifted right behind the start token; ignored positions (-100) become padding."""
+        if self.config.decoder_start_token_id is None:
+            raise ValueError("`decoder_start_token_id` is None; set it in the config to the id that targets start with")
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
@@ -470,21 +489,3 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
-
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """Resize every table of a joint vocabulary; with two vocabularies, only the source's."""
-        config = self.config
-        joint = config.decoder_vocab_size == config.vocab_size
-        if joint and not config.share_encoder_decoder_embeddings:
-            self.model.decoder.embed_tokens = self._get_resized_embeddings(
-                self.model.decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
-            )
-        head = self.lm_head
-        embeddings = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if joint:
-            config.decoder_vocab_size = embeddings.num_embeddings
-        else:
-            self.lm_head = head
-        return embeddings

@@ -1,0 +1,132 @@
+"""Configurations: what is refused and what the message says, and that what is accepted survives a file."""
+
+import json
+
+import pytest
+from model_cases import CASES, config_of
+from transformers import AutoConfig
+
+from hf_deepwide import MATConfig, VanillaTransformerConfig
+
+REFUSED = [
+    # a type
+    ({"d_model": "512"}, ["d_model", "int", "'512'"]),
+    ({"encoder_layers": 6.0}, ["encoder_layers", "int", "6.0"]),
+    ({"dropout": "0.1"}, ["dropout", "float", "'0.1'"]),
+    ({"normalize_before": "yes"}, ["normalize_before", "bool", "'yes'"]),
+    ({"branch_merge": 1}, ["branch_merge", "str", "1"]),
+    ({"decoder_vocab_size": "x"}, ["decoder_vocab_size", "int", "'x'"]),
+    # a size
+    *(
+        ({name: 0}, [f"`{name}`", "at least 1", "got 0"])
+        for name in (
+            "vocab_size",
+            "d_model",
+            "encoder_layers",
+            "decoder_layers",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "max_position_embeddings",
+            "attention_branches",
+            "ffn_branches",
+        )
+    ),
+    ({"attention_branches": -2}, ["`attention_branches`", "at least 1", "got -2"]),
+    ({"encoder_attention_heads": 7}, ["`encoder_attention_heads`", "divide", "512", "got 7"]),
+    ({"decoder_attention_heads": 3}, ["`decoder_attention_heads`", "divide", "512", "got 3"]),
+    (
+        {"d_model": 15, "encoder_attention_heads": 3, "decoder_attention_heads": 3},
+        ["`d_model`", "even", "sinusoidal", "got 15"],
+    ),
+    # a rate
+    *(
+        ({name: value}, [f"`{name}`", "[0, 1)", f"got {value}"])
+        for name in ("dropout", "attention_dropout", "activation_dropout", "drop_branch")
+        for value in (-0.1, 1, 1.5, float("nan"))
+    ),
+    ({"init_std": -0.02}, ["`init_std`", "at least 0", "got -0.02"]),
+    # a name
+    ({"position_embedding_type": "rotary"}, ["`position_embedding_type`", "sinusoidal, marian, learned", "'rotary'"]),
+    ({"drop_unit": "layer"}, ["`drop_unit`", "branch, head", "'layer'"]),
+    ({"branch_merge": "sum"}, ["`branch_merge`", "mean, double_mean", "'sum'"]),
+    ({"activation_function": "reluu"}, ["`activation_function`", "relu", "'reluu'"]),
+    # a vocabulary
+    (
+        {"decoder_vocab_size": 99},
+        ["`share_encoder_decoder_embeddings=True`", "32768", "99", "`share_encoder_decoder_embeddings=False`"],
+    ),
+    ({"pad_token_id": None}, ["`pad_token_id`", "required", "None"]),
+    ({"pad_token_id": 40000}, ["`pad_token_id`", "0 to 32767", "got 40000"]),
+    ({"decoder_start_token_id": -1}, ["`decoder_start_token_id`", "0 to 32767", "got -1"]),
+]
+
+
+@pytest.mark.parametrize("config_class", [MATConfig, VanillaTransformerConfig])
+@pytest.mark.parametrize(("fields", "words"), REFUSED, ids=[json.dumps(fields) for fields, _ in REFUSED])
+def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, words, config_class):
+    with pytest.raises(ValueError, match="^" + config_class.__name__) as error:
+        config_class(**fields)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_types_are_checked_when_a_field_is_set_later_and_the_rest_when_it_is_saved(tmp_path):
+    config = MATConfig()
+    with pytest.raises(ValueError, match="d_model"):
+        config.d_model = "512"
+    assert config.d_model == 512
+    config.drop_branch = 2
+    with pytest.raises(ValueError, match=r"`drop_branch` must be in \[0, 1\), got 2"):
+        config.save_pretrained(tmp_path)
+
+
+def test_whole_numbers_are_accepted_as_rates_and_odd_widths_with_learned_positions():
+    assert MATConfig(dropout=0, drop_branch=0).drop_branch == 0
+    odd = MATConfig(d_model=15, encoder_attention_heads=3, decoder_attention_heads=5, position_embedding_type="learned")
+    assert odd.d_model == 15
+
+
+def test_defaults_are_those_of_the_papers():
+    vanilla, mat = VanillaTransformerConfig(), MATConfig()
+    base = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048, "dropout": 0.1}
+    for config in (vanilla, mat):
+        assert base.items() <= config.to_dict().items()
+        assert not config.normalize_before
+        assert config.position_embedding_type == "sinusoidal"
+        assert config.branch_merge == "mean"
+        assert config.drop_unit == "branch"
+        assert config.attention_bias
+        assert config.share_encoder_decoder_embeddings
+        assert config.tie_word_embeddings
+    assert (vanilla.attention_branches, vanilla.drop_branch) == (1, 0)
+    assert (mat.attention_branches, mat.drop_branch) == (3, 0.2)
+    assert vanilla.decoder_vocab_size == vanilla.vocab_size
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_survives_its_file_and_every_field_is_in_it(case, tmp_path):
+    config = config_of(case)
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["model_type"] == CASES[case].family
+    assert "num_key_value_heads" not in saved
+    for again in (type(config).from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(again) is type(config)
+        again.save_pretrained(tmp_path / "again")
+        assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "config.json").read_text()
+    for field, value in CASES[case].fields.items():
+        assert saved[field] == value
+    overridden = AutoConfig.from_pretrained(tmp_path, attention_branches=5)
+    assert overridden.num_key_value_heads == 5 * overridden.decoder_attention_heads
+
+
+def test_names_that_readers_of_configs_use():
+    config = MATConfig(d_model=64, encoder_layers=3, encoder_attention_heads=4)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 3, 4)
+    assert AutoConfig.for_model("mat", hidden_size=64).d_model == 64
+
+
+def test_unknown_fields_are_kept_as_transformers_does():
+    assert MATConfig(note="mine").to_dict()["note"] == "mine"

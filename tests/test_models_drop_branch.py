@@ -1,0 +1,258 @@
+"""Drop-branch, as a user of one sub-layer sees it: its values, their frequencies, their mean, and what is computed."""
+
+from collections import Counter
+
+import pytest
+import torch
+from model_cases import build, config_of, pair, scramble
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_deepwide.models import attention, feed_forward
+from hf_deepwide.models.attention import MultiBranchAttention
+from hf_deepwide.models.feed_forward import MultiBranchFeedForward
+
+MERGES = {"mean": 1, "double_mean": 2}  # how often the sum is divided by N
+
+
+def attention_layer(**fields):
+    """A self-attention in training mode, D 8 and M 2."""
+    config = config_of("mat-3", **{"d_model": 8, "attn_implementation": "eager", **fields})
+    return scramble(MultiBranchAttention(config, 2)).train()
+
+
+def feed_forward_layer(**fields):
+    return scramble(MultiBranchFeedForward(config_of("mat-3", **{"d_model": 8, **fields}), 12)).train()
+
+
+def keeping(monkeypatch, module, kept):
+    """Let exactly the branches `kept` survive in `module` (attention or feed_forward)."""
+    monkeypatch.setattr(module, "draw_branches", lambda branches, rate: list(kept))
+
+
+def inputs(seed=0, shape=(3, 5, 8)):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_two_constant_branches_have_four_outcomes_in_the_right_proportions(merge):
+    """Branches that always give 1 and 2, N = 2, rho = .3: {0, 1, 2, 3} / .7 / N, or N^2, with the mean undropped."""
+    layer = attention_layer(attention_branches=2, drop_branch=0.3, branch_merge=merge)
+    with torch.no_grad():
+        layer.out_proj.weight.zero_()
+        layer.out_proj.bias[:8], layer.out_proj.bias[8:] = 1, 2
+    divisor = 2 ** MERGES[merge]
+    x, draws, counts, total = inputs(), 10_000, Counter(), 0.0
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for _ in range(draws):
+            output, _ = layer(x)
+            value = output[0, 0, 0]
+            assert (output == value).all()  # one draw for all sentences and positions
+            counts[round(float(value), 4)] += 1
+            total += float(value)
+    outcomes = {round(k / 0.7 / divisor, 4): p for k, p in enumerate((0.09, 0.21, 0.21, 0.49))}
+    assert set(counts) == set(outcomes)
+    if merge == "double_mean":
+        assert set(outcomes) == {0, 0.3571, 0.7143, 1.0714}
+    for value, probability in outcomes.items():
+        assert counts[value] / draws == pytest.approx(probability, abs=0.015)
+    assert total / draws == pytest.approx(3 / divisor, abs=0.04 / divisor)
+
+
+@pytest.mark.parametrize("drop_unit", ["branch", "head"])
+def test_the_mean_over_draws_is_the_undropped_output(drop_unit):
+    """Eq. 5-6 and 9 are unbiased, biases included: training sees on average what inference computes."""
+    layer = attention_layer(drop_branch=0.4, drop_unit=drop_unit)
+    x, draws = inputs(shape=(1, 2, 8)), 5_000
+    torch.manual_seed(1)
+    with torch.no_grad():
+        samples = torch.stack([layer(x)[0] for _ in range(draws)])
+        expected = layer.eval()(x)[0]
+    error = (samples.mean(0) - expected) / (samples.std(0) / draws**0.5)
+    assert error.abs().max() < 4
+
+
+def test_a_joined_feed_forward_is_there_or_not():
+    """Eq. 7: FFN(x) / (1 - rho) or nothing at all, its output bias included."""
+    layer = feed_forward_layer(drop_branch=0.25)
+    x = inputs()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        samples = [layer(x) for _ in range(400)]
+        full = layer.eval()(x) / 0.75
+    dropped = [sample for sample in samples if (sample == 0).all()]
+    assert len(dropped) / 400 == pytest.approx(0.25, abs=0.08)
+    for sample in samples:
+        if not (sample == 0).all():
+            torch.testing.assert_close(sample, full)
+
+
+def test_feed_forward_branches_are_dropped_one_by_one():
+    """Eq. 8: with two branches, four outcomes."""
+    layer = feed_forward_layer(drop_branch=0.3, ffn_branches=2)
+    x = inputs()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        samples = [layer(x) for _ in range(200)]
+        b = layer.fc2.bias.view(2, 8)
+        inner = layer.activation(layer.fc1(x)).split(12, dim=-1)
+        one, two = (inner[i] @ layer.fc2.weight[:, 12 * i : 12 * i + 12].T + b[i] for i in range(2))
+    outcomes = [torch.zeros_like(one), one / 1.4, two / 1.4, (one + two) / 1.4]
+    counts = [sum(torch.allclose(s, o, atol=1e-5) for s in samples) for o in outcomes]
+    assert sum(counts) == 200
+    assert min(counts) > 0
+    assert counts[3] == max(counts)
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("kept", [[0], [2], [0, 2], [1, 2]])
+def test_a_dropped_branch_takes_its_output_bias_with_it(kept, merge, monkeypatch):
+    """What remains of three branches is a module built from only those kept, rescaled."""
+    layer = attention_layer(drop_branch=0.2, branch_merge=merge)
+    keeping(monkeypatch, attention, kept)
+    smaller = attention_layer(attention_branches=len(kept), drop_branch=0.0)
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            for kind in ("weight", "bias"):
+                blocks = getattr(getattr(layer, name), kind).chunk(3)
+                getattr(getattr(smaller, name), kind).copy_(torch.cat([blocks[i] for i in kept]))
+        columns, biases = layer.out_proj.weight.chunk(3, dim=1), layer.out_proj.bias.chunk(3)
+        smaller.out_proj.weight.copy_(torch.cat([columns[i] for i in kept], dim=1))
+        smaller.out_proj.bias.copy_(torch.cat([biases[i] for i in kept]))
+        x, memory = inputs(), inputs(1, (3, 7, 8))
+        factor = len(kept) / 3 ** MERGES[merge] / 0.8
+        for keys in (None, memory):
+            expected = smaller(x, encoder_hidden_states=keys)[0] * factor
+            torch.testing.assert_close(layer(x, encoder_hidden_states=keys)[0], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_heads_are_zeroed_before_they_are_mixed():
+    """With the identity as output projection, dropped heads are runs of D/M zeros, drawn for each branch and head."""
+    layer = attention_layer(attention_branches=1, drop_branch=0.5, drop_unit="head", attention_bias=False)
+    layer.out_proj.weight.data = torch.eye(8)
+    x, patterns = inputs(), Counter()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        full = layer.eval()(x)[0]
+        layer.train()
+        for _ in range(200):
+            output = layer(x)[0].unflatten(-1, (2, 4))
+            zero = (output == 0).all(-1)
+            assert (zero == zero[0, 0]).all()
+            alive = ~zero[0, 0]
+            torch.testing.assert_close(output, full.unflatten(-1, (2, 4)) / 0.5 * alive[:, None])
+            patterns[tuple(alive.tolist())] += 1
+    assert len(patterns) == 4
+    assert all(30 <= count <= 70 for count in patterns.values())
+
+
+@pytest.mark.parametrize("normalize_before", [False, True], ids=["post-norm", "pre-norm"])
+def test_with_every_branch_dropped_only_the_residual_passes_and_no_gradient_is_missing(normalize_before, monkeypatch):
+    """Also those of a norm before the sub-layer and of the encoder: DistributedDataParallel waits for every one."""
+    model = build("mat-3", drop_branch=0.5, normalize_before=normalize_before).train()
+    keeping(monkeypatch, attention, [])
+    keeping(monkeypatch, feed_forward, [])
+    layer = model.model.decoder.layers[1]
+    x, memory = inputs(shape=(2, 4, 16)), inputs(1, (2, 5, 16))
+    expected = x
+    if not normalize_before:
+        for norm in (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm):
+            expected = norm(expected)
+    torch.testing.assert_close(layer(x, None, memory), expected)
+
+    model(**pair()).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    for name, parameter in model.named_parameters():
+        if "_proj" in name or ".fc" in name:
+            assert (parameter.grad == 0).all(), name
+
+
+def flops(layer, *arguments, backward=False):
+    with FlopCounterMode(display=False) as counter:
+        output = layer(*arguments)
+        output = output[0] if isinstance(output, tuple) else output
+        if backward:
+            output.sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_dropped_branch_is_not_computed(implementation, monkeypatch):
+    """Forward and backward cost as much as the branches that were kept, and nothing where none was."""
+    layer = attention_layer(drop_branch=0.5, attn_implementation=implementation)
+    ffn = feed_forward_layer(drop_branch=0.5, ffn_branches=3)
+    x, memory = inputs().requires_grad_(), inputs(1, (3, 7, 8)).requires_grad_()
+    for module, call in (
+        (attention, (layer, x)),
+        (attention, (layer, x, None, memory)),
+        (feed_forward, (ffn, x)),
+    ):
+        costs = []
+        for kept in ([], [1], [0, 2], [0, 1, 2]):
+            keeping(monkeypatch, module, kept)
+            costs.append(flops(*call, backward=True))
+        assert costs[0] == 0
+        assert costs[1] > 0
+        assert costs == [costs[1] * n for n in range(4)]
+
+
+def test_evaluation_and_rate_zero_draw_nothing(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("drew a random number")
+
+    monkeypatch.setattr(torch, "rand", refuse)
+    layer = attention_layer(drop_branch=0.5, drop_unit="head").eval()
+    layer(inputs())
+    attention_layer(drop_branch=0.0)(inputs())
+    feed_forward_layer(drop_branch=0.5).eval()(inputs())
+    feed_forward_layer(drop_branch=0.0)(inputs())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_drops_the_same_branches_again(use_reentrant):
+    """Recomputation replays the random numbers: the same loss and gradients as without it, dropout and all."""
+    results = []
+    for checkpoint in (False, True):
+        model = build(
+            "mat-3", drop_branch=0.4, dropout=0.2, attention_dropout=0.1, activation_dropout=0.1, ffn_branches=2
+        ).train()
+        if checkpoint:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            assert model.model.encoder.layers[0].gradient_checkpointing
+        torch.manual_seed(3)
+        loss = model(**pair()).loss
+        loss.backward()
+        results.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_dropping_differs_between_calls_and_repeats_with_the_seed():
+    model = build("mat-3", drop_branch=0.5).train()
+    with torch.no_grad():
+        torch.manual_seed(0)
+        one, two = model(**pair()).loss, model(**pair()).loss
+        torch.manual_seed(0)
+        again = model(**pair()).loss
+    assert one != two
+    assert one == again
+
+
+def test_dropout_keeps_its_rate_and_mean():
+    """The package's faster CPU dropout, against what dropout means, and against PyTorch's in its gradient."""
+    dropout = build("mat-3", dropout=0.3).model.encoder.layers[0].dropout.train()
+    assert isinstance(dropout, nn.Dropout)
+    torch.manual_seed(0)
+    x = torch.full((300, 1001), 2.0, requires_grad=True)
+    y = dropout(x)
+    kept = y != 0
+    assert kept.float().mean() == pytest.approx(0.7, abs=0.005)
+    torch.testing.assert_close(y[kept], torch.full_like(y[kept], 2 / 0.7), atol=1e-3, rtol=1e-3)
+    assert y.mean().item() == pytest.approx(2, abs=0.01)
+    for lag in (1, 2, 3, 4, 1001):  # no element's fate tells its neighbour's
+        flat = kept.flatten().float()
+        together = (flat[:-lag] * flat[lag:]).mean()
+        assert together == pytest.approx(0.49, abs=0.005)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, y.detach() / 2)
+    assert torch.equal(dropout.eval()(x), x)

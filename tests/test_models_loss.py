@@ -1,0 +1,153 @@
+"""The loss of the translation models, against formulas written out: smoothing, counting, and doing without logits."""
+
+import math
+
+import pytest
+import torch
+from model_cases import CASES, build, pair, source, tokens
+from torch import nn
+
+from hf_deepwide.models import loss as loss_module
+from hf_deepwide.models.loss import cross_entropy, linear_cross_entropy
+
+
+def naive_loss(logits, labels, eps):
+    """Sum over real tokens of (1 - eps) * -log p(y) + eps/V * sum_v -log p(v), and their number."""
+    total, count = 0.0, 0
+    for row, ys in zip(logits.double().tolist(), labels.tolist(), strict=True):
+        for scores, y in zip(row, ys, strict=True):
+            if y == -100:
+                continue
+            normaliser = math.log(sum(math.exp(s) for s in scores))
+            total += (1 - eps) * (normaliser - scores[y]) + eps / len(scores) * sum(normaliser - s for s in scores)
+            count += 1
+    return total, count
+
+
+def test_the_worked_number_of_the_specification():
+    """Logits 2, 0, -1, 1, target 0, eps .1: .590190 (fairseq before 2021 and PyTorch), not .640190."""
+    logits, labels = torch.tensor([[[2.0, 0, -1, 1]]]), torch.tensor([[0]])
+    assert cross_entropy(logits, labels, 0.1).item() == pytest.approx(0.590190, abs=1e-6)
+    head = nn.Linear(4, 4, bias=False)
+    head.weight.data = torch.eye(4)
+    assert linear_cross_entropy(logits, head, labels, 0.1).item() == pytest.approx(0.590190, abs=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+@pytest.mark.parametrize("case", CASES)
+def test_loss_is_the_smoothed_mean_over_real_target_tokens(case, eps):
+    model, batch = build(case), pair()
+    with torch.no_grad():
+        out = model(**batch, label_smoothing=eps)
+        chunked = model(**batch, label_smoothing=eps, skip_logits=True)
+    total, count = naive_loss(out.logits, batch["labels"], eps)
+    assert count == 13
+    assert out.loss.item() == pytest.approx(total / count, rel=1e-5)
+    assert chunked.loss.item() == pytest.approx(total / count, rel=1e-5)
+    assert chunked.logits is None
+
+
+@pytest.mark.parametrize("skip_logits", [False, True])
+@pytest.mark.parametrize("count", [100, torch.tensor(100)], ids=["int", "tensor"])
+def test_the_sum_is_divided_by_num_items_in_batch_when_given(count, skip_logits):
+    """So that accumulation steps and devices add up to the loss of one large batch."""
+    model, batch = build("mat-3"), pair()
+    with torch.no_grad():
+        mean = model(**batch, skip_logits=skip_logits).loss
+        assert model(**batch, skip_logits=skip_logits, num_items_in_batch=count).loss * 100 == pytest.approx(mean * 13)
+        parts = [
+            model(**{k: v[row : row + 1] for k, v in batch.items()}, skip_logits=skip_logits, num_items_in_batch=13)
+            for row in range(3)
+        ]
+    assert sum(part.loss for part in parts) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("chunk", [4, 512])
+@pytest.mark.parametrize("case", CASES)
+def test_skipping_the_logits_changes_neither_loss_nor_gradients(case, chunk, monkeypatch):
+    """Also over several chunks, the last one not full."""
+    monkeypatch.setattr(loss_module, "CHUNK", chunk)
+    results = []
+    for skip_logits in (False, True):
+        model = build(case).train()
+        loss = model(**pair(), label_smoothing=0.1, skip_logits=skip_logits, num_items_in_batch=7).loss
+        (3 * loss).backward()
+        results.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    assert None not in results[1][1].values()
+    torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_skipping_the_logits_under_autocast_is_as_exact_as_keeping_them(bias):
+    """bfloat16 on both ways: both stay near float32, and the chunked way no farther than twice the other."""
+    torch.manual_seed(0)
+    head = nn.Linear(32, 200, bias=bias)
+    states, labels = torch.randn(4, 30, 32), torch.randint(200, (4, 30))
+    labels[:, -5:] = -100
+
+    def run(skip, dtype):
+        head.zero_grad()
+        hidden = states.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = (
+                linear_cross_entropy(hidden, head, labels, 0.1)
+                if skip
+                else cross_entropy(head(hidden), labels, 0.1)
+            )
+        loss.backward()
+        return [loss.detach(), hidden.grad, *(p.grad.clone() for p in head.parameters())]
+
+    truth = run(False, None)
+    kept, skipped = run(False, torch.bfloat16), run(True, torch.bfloat16)
+    for exact, one, other in zip(truth, kept, skipped, strict=True):
+        assert other.dtype == exact.dtype
+        scale = exact.abs().max()
+        assert (other - exact).abs().max() <= 2 * (one - exact).abs().max() + 1e-4 * scale
+        assert (other - exact).abs().max() < 0.02 * scale
+
+
+def test_gradients_of_the_chunked_loss_are_those_of_finite_differences():
+    torch.manual_seed(0)
+    hidden = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 6, 3, 3, 1])
+    for eps in (0.0, 0.2):
+        assert torch.autograd.gradcheck(
+            lambda h, w, b, e=eps: loss_module.LinearCrossEntropy.apply(h, w, b, targets, e), (hidden, weight, bias)
+        )
+
+
+def test_a_batch_without_real_targets_has_no_loss_and_no_gradient():
+    for skip_logits in (False, True):
+        model, batch = build("mat-3").train(), pair()
+        batch["labels"].fill_(-100)
+        loss = model(**batch, skip_logits=skip_logits).loss
+        assert loss == 0
+        loss.backward()
+        assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_labels_are_shifted_once_behind_the_start_token(case):
+    model, batch = build(case), pair()
+    shifted = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+    rows = [[2] + [1 if y == -100 else y for y in row[:-1]] for row in batch["labels"].tolist()]
+    assert shifted.tolist() == rows
+    with torch.no_grad():
+        given = model(**source(), decoder_input_ids=shifted).logits
+        torch.testing.assert_close(model(**batch).logits, given)
+        embeds = model.model.decoder.embed_tokens(shifted)
+        torch.testing.assert_close(model(**source(), decoder_inputs_embeds=embeds, labels=batch["labels"]).logits, given)
+        loss = model(**source(), decoder_input_ids=shifted, labels=batch["labels"]).loss
+        torch.testing.assert_close(model(**batch).loss, loss)
+
+
+def test_without_labels_there_is_nothing_to_skip_logits_for():
+    model = build("vanilla")
+    with pytest.raises(ValueError, match="`skip_logits=True`.*`labels`"):
+        model(**source(), decoder_input_ids=tokens((3, 3, 3))[0], skip_logits=True)
+    with pytest.raises(ValueError, match="exactly one of `decoder_input_ids` and `decoder_inputs_embeds`"):
+        model(**source())
+    with pytest.raises(ValueError, match="exactly one of `input_ids` and `inputs_embeds`"):
+        model(decoder_input_ids=tokens((3, 3, 3))[0])
