@@ -2,21 +2,26 @@
 
 import json
 import re
+import runpy
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import ENVIRONMENT, call, command, tiny_recipe, tiny_values, write_recipe
+from tiny_run import ENVIRONMENT, SCRIPT, call, command, tiny_recipe, tiny_values, write_recipe
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
 from hf_deepwide.training.run import run_recipe
+
+OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +38,7 @@ def undisturbed(tmp_path_factory):
     """A finished run of 20 steps, with dropout and dropped branches, and its results."""
     torch.set_num_threads(1)
     run = tmp_path_factory.mktemp("undisturbed") / "run"
-    results = run_recipe(tiny_recipe(run, predict_with_generate=True, early_stopping_patience=50))
-    return run, results
+    return run, run_recipe(tiny_recipe(run, **OPTIONS))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,6 +74,16 @@ def test_what_a_run_leaves_behind(undisturbed):
     assert (run / "plots" / "learning_curves.png").stat().st_size > 10_000
 
 
+def test_the_checkpoint_with_the_best_bleu_is_the_model(undisturbed):
+    run, results = undisturbed
+    scores = {entry["step"]: entry["eval_bleu"] for entry in _history(run) if "eval_bleu" in entry}
+    assert list(scores) == [4, 8, 12, 16, 20]
+    best = max(scores, key=scores.get)
+    assert scores[best] == results["train"]["best_validation_bleu"]
+    assert_equal(run, run / f"checkpoint-{best}")
+    assert results["train"]["weights"] == f"the checkpoint of step {best}, the best in validation BLEU"
+
+
 def test_the_model_card(undisturbed):
     run, results = undisturbed
     card = (run / "README.md").read_text(encoding="utf-8")
@@ -94,7 +108,7 @@ def test_another_recipe_does_not_resume(undisturbed, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(undisturbed[0], run)
     (run / "results.json").unlink()
-    recipe = tiny_recipe(run, predict_with_generate=True, early_stopping_patience=50, seed=4, weight_decay=0.1)
+    recipe = tiny_recipe(run, **OPTIONS, seed=4, weight_decay=0.1)
     with pytest.raises(UserError) as error:
         run_recipe(recipe)
     assert "training.seed: 3, now 4" in str(error.value)
@@ -108,10 +122,9 @@ def test_killed_and_started_again(undisturbed, tmp_path):
     """SIGKILL in mid-training, the newest checkpoint damaged on top: the same weights, bit for bit."""
     reference, results = undisturbed
     run = tmp_path / "run"
-    options = {"predict_with_generate": True, "early_stopping_patience": 50}
-    recipe = write_recipe(tmp_path, tiny_values(run, **options))
+    recipe = write_recipe(tmp_path, tiny_values(run, **OPTIONS))
     process = subprocess.Popen(command(recipe), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not (run / "checkpoint-12").is_dir():
         assert process.poll() is None, process.stderr.read().decode()
         assert time.monotonic() < deadline
@@ -124,7 +137,7 @@ def test_killed_and_started_again(undisturbed, tmp_path):
     damaged = newest / "optimizer.pt"
     damaged.write_bytes(damaged.read_bytes()[:-100])
 
-    again = run_recipe(tiny_recipe(run, **options))
+    again = run_recipe(tiny_recipe(run, **OPTIONS))
     assert_equal(run / "checkpoint-20", reference / "checkpoint-20")
     assert_equal(run, reference)
     assert (run / "translations.txt").read_text() == (reference / "translations.txt").read_text()
@@ -139,7 +152,7 @@ def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
     shutil.copytree(reference, run)
     (run / "results.json").unlink()
     (run / "model.safetensors").unlink()
-    again = run_recipe(tiny_recipe(run, predict_with_generate=True, early_stopping_patience=50))
+    again = run_recipe(tiny_recipe(run, **OPTIONS))
     assert_equal(run, reference)
     assert again["train"] == results["train"], "nothing was trained again"
     assert again["test"] == results["test"]
@@ -220,10 +233,32 @@ def _history(run: Path) -> list[dict]:
     return state["log_history"]
 
 
-def test_mistakes_end_with_one_line(tmp_path):
+def run_script_here(script: Path, *arguments: str) -> None:
+    """A script as `python script arguments…` would run it, in this process."""
+    with patch.object(sys, "argv", [str(script), *arguments]):
+        runpy.run_path(str(script), run_name="__main__")
+
+
+def test_mistakes_end_with_one_line(tmp_path, capsys):
     recipe = write_recipe(tmp_path, tiny_values(tmp_path / "run"))
-    done = call(recipe, "--training.learning_rat", "3")
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line]
+    with pytest.raises(SystemExit) as end:
+        run_script_here(SCRIPT, str(recipe), "--training.learning_rat", "3")
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"error: .*'learning_rate'", line)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_averaging_script(undisturbed, tmp_path, capsys):
+    run, _ = undisturbed
+    script = SCRIPT.with_name("average_checkpoints.py")
+    folders = [str(run / f"checkpoint-{step}") for step in (16, 20)]
+    run_script_here(script, *folders, "--output", str(tmp_path / "mean"))
+    one, two = (weights(Path(folder)) for folder in folders)
+    for name, tensor in weights(tmp_path / "mean").items():
+        torch.testing.assert_close(tensor, (one[name] + two[name]) / 2)
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "mean")
+    AutoTokenizer.from_pretrained(tmp_path / "mean")
+    with pytest.raises(SystemExit):
+        run_script_here(script, *folders, "--output", str(tmp_path / "mean"))
+    assert "not empty" in capsys.readouterr().err

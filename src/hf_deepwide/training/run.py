@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import yaml
 from accelerate import PartialState
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, disable_progress_bars
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -63,6 +63,8 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     if process.is_main_process:
         open_run(recipe, overwrite)
         last_checkpoint(run)  # sets damaged ones aside before the other processes look
+    else:
+        disable_progress_bars()
     process.wait_for_everyone()
     checkpoint = last_checkpoint(run)
     if args.keep_memory:

@@ -99,7 +99,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             stream = StreamBatches(
                 self.train_dataset,
                 args.max_tokens,
-                seed=args.data_seed or args.seed,
+                seed=self._data_seed,
                 rank=args.process_index,
                 world_size=args.world_size,
             )
@@ -127,12 +127,16 @@ class TranslationTrainer(Seq2SeqTrainer):
         """As for validation."""
         return self.get_eval_dataloader(test_dataset)
 
+    @property
+    def _data_seed(self) -> int:
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
     def _sampler(self, dataset: Dataset, max_tokens: int, shuffle: bool, batch_multiple: int) -> TokenBatchSampler:
         return TokenBatchSampler(
             dataset["source_length"][:],
             dataset["target_length"][:],
             max_tokens,
-            seed=self.args.data_seed or self.args.seed,
+            seed=self._data_seed,
             batch_multiple=batch_multiple,
             length_multiple=self.data_collator.pad_to_multiple_of,
             shuffle=shuffle,
@@ -179,7 +183,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As the parent, with the random generators left as they were."""
-        with torch.random.fork_rng():
+        device = self.args.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(
