@@ -1,15 +1,10 @@
-"""What Transformers and its neighbours ask of a model: back-ends, compilation, saving, resizing, adapters."""
-
-import json
+"""What Transformers and its neighbours ask of a model: back-ends, compilation, half precision, adapters."""
 
 import pytest
 import torch
-from model_cases import CASES, build, pair, source
+from model_cases import CASES, build, pair
 from peft import LoraConfig, get_peft_model
-from safetensors import safe_open
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-from hf_deepwide.registration import FAMILIES
 
 EVERY = pytest.mark.parametrize("case", CASES)
 
@@ -75,53 +70,6 @@ def test_half_precision_is_finite(case, dtype):
     assert output.logits.dtype == dtype
     assert output.logits.isfinite().all()
     assert output.loss.isfinite()
-
-
-# Saving, registration, resizing
-
-
-@EVERY
-def test_round_trip_through_the_auto_classes(case, tmp_path):
-    model, batch = build(case), pair()
-    model.save_pretrained(tmp_path)
-    family = FAMILIES[CASES[case].family]
-    assert type(AutoConfig.from_pretrained(tmp_path)) is family.config
-    assert type(AutoModel.from_pretrained(tmp_path)) is family.model
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert type(again) is family.lm
-    with torch.no_grad():
-        torch.testing.assert_close(again(**batch).logits, model(**batch).logits, rtol=0, atol=0)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        saved = set(file.keys())
-    embeddings = {"model.shared.weight", "lm_head.weight"}
-    embeddings |= {f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")}
-    config = model.config
-    expected = 1 if config.share_encoder_decoder_embeddings else 2
-    expected += not config.tie_word_embeddings
-    assert len(saved & embeddings) == expected
-    assert not [name for name in saved if "table" in name]  # sinusoids are computed
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == CASES[case].family
-
-
-@EVERY
-@pytest.mark.parametrize("change", [-3, 5])
-def test_resizing_keeps_old_tokens_and_their_logits(case, change):
-    model, batch = build(case), pair()
-    config = model.config
-    old_source, old_target = config.vocab_size, config.decoder_vocab_size
-    joint = old_source == old_target
-    small = {**batch, "input_ids": batch["input_ids"].clamp(max=30), "labels": batch["labels"].clamp(max=30)}
-    with torch.no_grad():
-        before = model(**small).logits
-        model.resize_token_embeddings(old_source + change)
-        after = model(**small).logits
-    assert model.config.vocab_size == old_source + change
-    target = old_target + (change if joint else 0)
-    assert (model.config.decoder_vocab_size, after.shape[-1]) == (target, target)
-    kept = min(target, old_target)
-    torch.testing.assert_close(after[..., :kept], before[..., :kept])
-    type(config)(**model.config.to_diff_dict())  # and the config is still valid
-    assert model.generate(**source(), max_new_tokens=2).shape == (3, 3)
 
 
 # Adapters
