@@ -63,9 +63,9 @@ class MultiBranchAttention(nn.Module):
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
 
         shape = (self.branches, config.d_model, config.d_model)
-        self.q_proj = BranchInput(*shape, bias=config.attention_bias)
-        self.k_proj = BranchInput(*shape, bias=config.attention_bias)
-        self.v_proj = BranchInput(*shape, bias=config.attention_bias)
+        self.q_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
+        self.k_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
+        self.v_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
         self.out_proj = BranchSum(*shape, bias=config.attention_bias)
 
     def forward(

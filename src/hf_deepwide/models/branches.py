@@ -29,11 +29,17 @@ def merge_scale(branches: int, merge: str) -> float:
 
 
 class BranchInput(nn.Linear):
-    """Input projections of N branches: `[batch, time, in]` to `[batch, time, kept * out]`."""
+    """Input projections of N branches: `[batch, time, in]` to `[batch, time, kept * out]`.
 
-    def __init__(self, branches: int, in_features: int, out_features: int, bias: bool = True) -> None:
+    `fused` tells the initialisation that so many projections start as if they were one matrix, stacked.
+    """
+
+    def __init__(
+        self, branches: int, in_features: int, out_features: int, bias: bool = True, *, fused: int = 1
+    ) -> None:
         super().__init__(in_features, branches * out_features, bias=bias)
         self.branches = branches
+        self.fused = fused
 
     def parameters_of(self, kept: Sequence[int] | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Weights and biases of all branches as one block each, or of the branches in `kept`, in blocks."""

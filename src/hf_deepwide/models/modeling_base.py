@@ -135,23 +135,20 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Linear):
             if module.bias is not None:
                 init.zeros_(module.bias)
+            if std is None and module is getattr(self, "lm_head", None):
+                std = self.config.d_model**-0.5
             if std is not None:
                 init.normal_(module.weight, std=std)
                 return
             fan_in, fan_out = module.in_features, module.out_features
-            fan_in //= module.branches if isinstance(module, BranchSum) else 1
-            fan_out //= module.branches if isinstance(module, BranchInput) else 1
+            if isinstance(module, BranchSum):
+                fan_in //= module.branches
+            elif isinstance(module, BranchInput):
+                fan_out = fan_out // module.branches * module.fused
             bound = math.sqrt(6 / (fan_in + fan_out))
             init.uniform_(module.weight, -bound, bound)
-        elif isinstance(module, MultiBranchAttention):
-            if std is None:
-                bound = math.sqrt(6 / (4 * self.config.d_model))
-                for projection in (module.q_proj, module.k_proj, module.v_proj):
-                    init.uniform_(projection.weight, -bound, bound)
         elif isinstance(module, SinusoidalPositions):
             init.copy_(module.table, module.build())
-        elif isinstance(module, DeepWideForConditionalGeneration):
-            init.normal_(module.lm_head.weight, std=self.config.d_model**-0.5 if std is None else std)
         elif isinstance(module, nn.LayerNorm):
             super()._init_weights(module)
 
@@ -416,7 +413,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels `[B, T]` shifted right behind the start token; ignored positions (-100) become padding."""
         if self.config.decoder_start_token_id is None:
-            raise ValueError("`decoder_start_token_id` is None; set it in the config to the id that targets start with")
+            raise ValueError("`decoder_start_token_id` is None; set it to the id that decoder inputs start with")
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
