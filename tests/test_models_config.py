@@ -84,7 +84,9 @@ def test_types_are_checked_when_a_field_is_set_later_and_the_rest_when_it_is_sav
 
 def test_whole_numbers_are_accepted_as_rates_and_odd_widths_with_learned_positions():
     assert MATConfig(dropout=0, drop_branch=0).drop_branch == 0
-    odd = MATConfig(d_model=15, encoder_attention_heads=3, decoder_attention_heads=5, position_embedding_type="learned")
+    odd = MATConfig(
+        d_model=15, encoder_attention_heads=3, decoder_attention_heads=5, position_embedding_type="learned"
+    )
     assert odd.d_model == 15
 
 

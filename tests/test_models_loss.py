@@ -90,9 +90,7 @@ def test_skipping_the_logits_under_autocast_is_as_exact_as_keeping_them(bias):
         hidden = states.clone().requires_grad_()
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             loss = (
-                linear_cross_entropy(hidden, head, labels, 0.1)
-                if skip
-                else cross_entropy(head(hidden), labels, 0.1)
+                linear_cross_entropy(hidden, head, labels, 0.1) if skip else cross_entropy(head(hidden), labels, 0.1)
             )
         loss.backward()
         return [loss.detach(), hidden.grad, *(p.grad.clone() for p in head.parameters())]
@@ -138,16 +136,22 @@ def test_labels_are_shifted_once_behind_the_start_token(case):
         given = model(**source(), decoder_input_ids=shifted).logits
         torch.testing.assert_close(model(**batch).logits, given)
         embeds = model.model.decoder.embed_tokens(shifted)
-        torch.testing.assert_close(model(**source(), decoder_inputs_embeds=embeds, labels=batch["labels"]).logits, given)
+        from_embeds = model(**source(), decoder_inputs_embeds=embeds, labels=batch["labels"]).logits
+        torch.testing.assert_close(from_embeds, given)
         loss = model(**source(), decoder_input_ids=shifted, labels=batch["labels"]).loss
         torch.testing.assert_close(model(**batch).loss, loss)
 
 
 def test_without_labels_there_is_nothing_to_skip_logits_for():
     model = build("vanilla")
-    with pytest.raises(ValueError, match="`skip_logits=True`.*`labels`"):
+    with pytest.raises(ValueError, match=r"`skip_logits=True`.*`labels`"):
         model(**source(), decoder_input_ids=tokens((3, 3, 3))[0], skip_logits=True)
     with pytest.raises(ValueError, match="exactly one of `decoder_input_ids` and `decoder_inputs_embeds`"):
         model(**source())
     with pytest.raises(ValueError, match="exactly one of `input_ids` and `inputs_embeds`"):
         model(decoder_input_ids=tokens((3, 3, 3))[0])
+
+
+def test_without_a_start_token_there_are_no_decoder_inputs():
+    with pytest.raises(ValueError, match="`decoder_start_token_id` is None"):
+        build("vanilla", decoder_start_token_id=None)(**pair())
