@@ -193,6 +193,7 @@ def test_branches_are_equal_independent_copies(name):
         )
     )
     assert wide.state_dict().keys() == plain.state_dict().keys()
+    assert wide.lm_head.weight is wide.model.shared.weight is wide.model.encoder.embed_tokens.weight
     attention = 4 * (24 * 24 + 24)
     feed_forwards = 2 * (2 * 24 * 40 + 40 + 24) + 3 * (2 * 24 * 32 + 32 + 24)
     assert wide.num_parameters() == plain.num_parameters() + 2 * (2 + 2 * 3) * attention + feed_forwards
@@ -241,6 +242,7 @@ def test_double_mean_divides_each_sublayer_by_n_and_says_so(caplog):
 
 def test_a_mat_is_a_base_whose_branches_are_copied_equally_often():
     base, inputs = make("mat"), batch("mat")
+    assert off(base).config.attention_branches == MATForConditionalGeneration.from_base(base).config.ffn_branches == 2
     base.config.drop_branch = 0.3
     with torch.no_grad():
         expected = base(**inputs).logits
@@ -273,6 +275,7 @@ def test_without_dropping_copies_learn_alike_and_with_it_they_part():
 
 def test_overrides_that_leave_the_function_alone():
     base, inputs = make("marian"), batch("marian")
+    base.config.use_cache = False  # as Trainer saves it
     wide = off(
         base,
         attention_branches=2,
@@ -285,6 +288,7 @@ def test_overrides_that_leave_the_function_alone():
         decoder_start_token_id=5,
     )
     assert wide.config.dropout == 0.3
+    assert wide.config.use_cache
     assert wide.generation_config.decoder_start_token_id == 5
     assert base.generation_config.decoder_start_token_id == 36
     with torch.no_grad():
