@@ -226,8 +226,11 @@ def test_double_mean_divides_each_sublayer_by_n_and_says_so(caplog):
     base, inputs = make("vanilla"), batch("vanilla")
     wide = off(base, attention_branches=3, ffn_branches=2, branch_merge="double_mean")
     assert "does not compute the function" in caplog.text
-    assert "`attention_branches` 3 multiplies what those sub-layers give by 0.333" in caplog.text
-    assert "`ffn_branches` 2 multiplies what those sub-layers give by 0.5" in caplog.text
+    assert (
+        "`attention_branches` 3, `branch_merge` 'double_mean' multiplies what those sub-layers give by 0.333"
+        in caplog.text
+    )
+    assert "`ffn_branches` 2, `branch_merge` 'double_mean' multiplies what those sub-layers give by 0.5" in caplog.text
     x = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(3))
     own, theirs = wide.model.encoder.layers[0], base.model.encoder.layers[0]
     with torch.no_grad():

@@ -83,20 +83,15 @@ BRANCHING = ("attention_branches", "ffn_branches", "drop_branch", "drop_unit", "
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 FREE = {*BRANCHING, *TOKEN_IDS, "dropout", "attention_dropout", "activation_dropout", "init_std", "use_cache"}
 TYING = ("tie_word_embeddings", "share_encoder_decoder_embeddings")  # True may become False, and copies be made
-# … and what would not even fit its weights.
-SHAPES = {
-    "vocab_size",
-    "decoder_vocab_size",
-    "d_model",
-    "encoder_layers",
-    "decoder_layers",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "max_position_embeddings",
-    "layernorm_embedding",
-    "attention_bias",
-    "lm_head_bias",
-    *TYING,
+# … and what would fit its weights but make another function of them; the rest would not fit.
+FUNCTION = {
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "activation_function",
+    "position_embedding_type",
+    "scale_embedding",
+    "normalize_before",
+    "pad_token_id",
 }
 
 SHARED, ENCODER, DECODER, HEAD = (
@@ -252,7 +247,7 @@ def target_config(
             nearest = difflib.get_close_matches(field, known, n=1, cutoff=0)[0]
             raise UserError(f"{config_class.__name__} has no field {field!r}; the nearest is {nearest!r}")
         if field in fields and value != fields[field] and not _is_free(field, base):
-            reason = "its weights have no such shapes" if field in SHAPES else "it was trained for that one"
+            reason = "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
             raise UserError(f"`{field}` cannot be {value!r}: {name} has {fields[field]!r}, and {reason}; leave it out")
     try:
         config = config_class(**fields | overrides)
@@ -338,10 +333,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
     if not config.is_encoder_decoder:
         raise UserError(f"cannot start from {name}: it is a decoder alone, and translation needs an encoder, too")
     if getattr(config, "quantization_config", None) is not None:
-        raise UserError(
-            f"cannot start from {name}: its weights are quantised; give the checkpoint it was made from, or "
-            "`dequantize()` it first"
-        )
+        raise UserError(f"cannot start from {name}: its weights are quantised; give the checkpoint it was made from")
 
 
 def _check_tensors(name: str, config: VanillaTransformerConfig, tensors: Tensors) -> None:
@@ -371,27 +363,16 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
         factor = merge_scale(want, config.branch_merge) * want / have / merge_scale(have, base.branch_merge)
         if factor != 1:
             logger.warning(
-                "the result does not compute the function of %s: `branch_merge` is %r, which with `%s` %d multiplies "
-                "what those sub-layers give by %.3g; 'mean' preserves it",
-                name,
-                config.branch_merge,
-                field,
-                want,
-                factor,
+                f"the result does not compute the function of {name}: with `{field}` {want}, `branch_merge` "
+                f"{config.branch_merge!r} multiplies what those sub-layers give by {factor:.3g}; 'mean' preserves it"
             )
     for field in ("encoder_layerdrop", "decoder_layerdrop"):
-        if getattr(model.config, field, 0):
-            logger.warning(
-                "%s was trained with `%s` %s, which the result has not: its layers are never dropped",
-                name,
-                field,
-                getattr(model.config, field),
-            )
+        if rate := getattr(model.config, field, 0):
+            logger.warning(f"{name} was trained with `{field}` {rate}; the result never drops layers")
     if config.decoder_start_token_id is None:
         logger.warning(
-            "%s says no `decoder_start_token_id`; before training or translating, set it to the id of what begins "
-            "a translation (in mBART, the target language)",
-            name,
+            f"{name} says no `decoder_start_token_id`; before training or translating, set it to the id of what "
+            "begins a translation (in mBART, the target language)"
         )
 
 
