@@ -119,6 +119,11 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
+    no_weight_decay: tuple[str, ...] = ()  # last parts of the names of parameters that decay would pull off their scale
+
+    def training_logs(self) -> dict[str, float]:
+        """What a family wants to see in the log beside the loss: numbers by name."""
+        return {}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

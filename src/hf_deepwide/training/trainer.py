@@ -26,6 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 from ..data.batches import StreamBatches, TokenBatchSampler, TranslationCollator
 from ..evaluation.metrics import score
 from ..evaluation.translate import EvaluationArguments, translate
+from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
 from .checkpoints import STAGING
@@ -258,10 +259,19 @@ class TranslationTrainer(Seq2SeqTrainer):
         return 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, with the speed since the last log beside the loss."""
+        """As the parent, with the speed since the last log, and what the model reports, beside the loss."""
         if "loss" in logs:
             logs["tokens_per_second"] = self.throughput.rate()
+            if isinstance(self.model, DeepWidePreTrainedModel):
+                logs |= self.model.training_logs()
         super().log(logs, start_time)
+
+    # Optimizer
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """As the parent, without the parameters that the model exempts (`no_weight_decay`)."""
+        exempt = getattr(self.model, "no_weight_decay", ())
+        return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in exempt]
 
     # Checkpoints
 
