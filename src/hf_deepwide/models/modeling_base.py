@@ -119,7 +119,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
-    no_weight_decay: tuple[str, ...] = ()  # last parts of the names of parameters that decay would pull off their scale
+    no_weight_decay: tuple[str, ...] = ()  # last parts of parameters' names, of scales that decay would distort
 
     def training_logs(self) -> dict[str, float]:
         """What a family wants to see in the log beside the loss: numbers by name."""
