@@ -252,6 +252,20 @@ def test_ranks_draw_different_numbers():
     assert not torch.equal(draws[0], draws[1])
 
 
+def test_the_model_knows_how_many_steps_were_made(make, tmp_path):
+    """Of each forward pass in training, through accumulation and an interruption; the stacks know it, too."""
+    args = {"max_steps": 3, "gradient_accumulation_steps": 2, "max_tokens": 1024, "save_steps": 2}
+    for resume, expected in ((False, [0, 0, 1, 1, 2, 2]), (True, [2, 2])):
+        trainer = make("vanilla_transformer", **args)
+        seen = []
+        for module in (trainer.model, trainer.model.model.decoder):
+            module.register_forward_pre_hook(lambda module, _, seen=seen: seen.append(module.training_step))
+        trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2") if resume else None)
+        assert seen == [step for step in expected for _ in range(2)]
+    assert "training_step" not in trainer.model.state_dict()
+    assert "training_step" not in trainer.model.config.to_dict()
+
+
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 0), (0.5, 0), (0.9999999999, 1), (3.0, 3), (3.25, 3)])
 def test_the_epoch_reaches_the_sampler(epoch, expected):
     calls = []

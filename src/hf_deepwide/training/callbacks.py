@@ -1,13 +1,15 @@
-"""What happens at the seams of the training loop: data order, dropout seeds, speed, the progress bar."""
+"""What happens at the seams of the training loop: data order, dropout seeds, schedules, speed, the progress bar."""
 
 import time
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import ExportableState
 
 from ..data.batches import TokenBatchSampler
+from ..models.modeling_base import DeepWidePreTrainedModel
 
 
 class EpochCallback(TrainerCallback):
@@ -39,6 +41,28 @@ class SeedByRank(TrainerCallback):
     ) -> None:
         """Seed with `seed + rank`."""
         set_seed(args.seed + args.process_index)
+
+
+class TrainingStep(TrainerCallback):
+    """Tells the model how many optimizer steps were made (`training_step`), for losses that change over training."""
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Find the modules that want to know: the model and its stacks, also within an adapter."""
+        self._told = [module for module in model.modules() if isinstance(module, DeepWidePreTrainedModel)]
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Before the first batch of each optimizer step, 0 before the first one of a run."""
+        for module in self._told:
+            module.training_step = state.global_step
 
 
 class Throughput(TrainerCallback, ExportableState):

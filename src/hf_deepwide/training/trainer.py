@@ -28,7 +28,7 @@ from ..evaluation.metrics import score
 from ..evaluation.translate import EvaluationArguments, translate
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
-from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
+from .callbacks import EpochCallback, SeedByRank, Throughput, TrainingStep, TranslationProgress
 from .checkpoints import STAGING
 
 logger = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._run_dir: str | None = None
         self.add_callback(Throughput())
         self.add_callback(SeedByRank())
+        self.add_callback(TrainingStep())
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         if not args.disable_tqdm:
