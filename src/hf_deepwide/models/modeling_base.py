@@ -120,9 +120,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _can_compile_fullgraph = True
     no_weight_decay: tuple[str, ...] = ()  # last parts of parameters' names, of scales that decay would distort
-    training_step: int = (
-        0  # optimizer steps made so far, for schedules in the loss; the trainer keeps it, nothing saves it
-    )
+    training_step: int = 0  # optimizer steps made so far, for schedules in the loss; set by the trainer, not saved
 
     def training_logs(self) -> dict[str, float]:
         """What a family wants to see in the log beside the loss: numbers by name."""
