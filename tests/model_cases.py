@@ -63,6 +63,18 @@ CASES = {
             "share_encoder_decoder_embeddings": False,
         },
     ),
+    "multipath-2": Case("multipath_transformer", {"encoder_paths": 2}),
+    "multipath-3-more": Case("multipath_transformer", {"encoder_paths": 3}),
+    "multipath-4-postnorm": Case(
+        "multipath_transformer",
+        {
+            "encoder_paths": 4,
+            "path_norm": False,
+            "normalize_before": False,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 

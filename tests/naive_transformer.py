@@ -5,6 +5,8 @@ training drops branches, `uniform(sublayer)` gives the U of Eq. 6: N numbers for
 of M numbers where heads are dropped one by one (Eq. 9); None drops nothing.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +51,45 @@ def merge_factor(branches: int, how: str) -> float:
     return {"mean": 1 / branches, "double_mean": 1 / branches / branches}[how]
 
 
+def branch_attention(
+    w: Weights,
+    name: str,
+    heads: int,
+    branch: int,
+    branches: int,
+    t: int,
+    x: torch.Tensor,
+    memory: torch.Tensor,
+    visible: Callable[[int, int], bool],
+    keep_head: Callable[[int], float] = lambda head: 1.0,
+) -> torch.Tensor:
+    """attn_M of branch `branch` at query `x` `[D]` of position `t` (Eq. 1, 2, 9, 10), `[D]`."""
+    width = len(x) // heads
+    wq, bq = block(w, name + ".q_proj", branch, branches, 0)
+    wk, bk = block(w, name + ".k_proj", branch, branches, 0)
+    wv, bv = block(w, name + ".v_proj", branch, branches, 0)
+    wo, bo = block(w, name + ".out_proj", branch, branches, 1)
+    q = wq @ x + bq
+    concatenated = []
+    for j in range(heads):
+        part = slice(j * width, (j + 1) * width)
+        seen = [s for s in range(len(memory)) if visible(t, s)]
+        scores = [torch.exp(q[part] @ (wk @ memory[s] + bk)[part] / math.sqrt(width)) for s in seen]
+        head = sum(e * (wv @ memory[s] + bv)[part] for e, s in zip(scores, seen, strict=True)) / sum(scores)
+        concatenated.append(head * keep_head(j))
+    return wo @ torch.cat(concatenated) + bo
+
+
+def branch_feed_forward(
+    w: Weights, name: str, activation: str, branch: int, branches: int, x: torch.Tensor
+) -> torch.Tensor:
+    """FFN(x; w_i) at one position (Eq. 3), `[D]`."""
+    functions = {"relu": lambda z: z.clamp(min=0), "gelu": lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2}
+    w1, b1 = block(w, name + ".fc1", branch, branches, 0)
+    w2, b2 = block(w, name + ".fc2", branch, branches, 1)
+    return w2 @ functions[activation](w1 @ x + b1) + b2
+
+
 def attention(
     w: Weights,
     name: str,
@@ -60,29 +101,16 @@ def attention(
     uniform: Uniform = None,
 ) -> torch.Tensor:
     """(1/N) sum_i beta_i attn_M(Q, K, V; theta_i) of one sentence (Eq. 1, 2, 4, 5, 9, 10), `[T, D]`."""
-    branches, width = config.attention_branches, config.d_model // heads
+    branches, rho = config.attention_branches, config.drop_branch
     merged = []
     for t, x in enumerate(queries):
         total = torch.zeros_like(x)
         for i in range(branches):
-            wq, bq = block(w, name + ".q_proj", i, branches, 0)
-            wk, bk = block(w, name + ".k_proj", i, branches, 0)
-            wv, bv = block(w, name + ".v_proj", i, branches, 0)
-            wo, bo = block(w, name + ".out_proj", i, branches, 1)
-            q = wq @ x + bq
-            concatenated = []
-            for j in range(heads):
-                part = slice(j * width, (j + 1) * width)
-                seen = [s for s in range(len(memory)) if visible(t, s)]
-                scores = [torch.exp(q[part] @ (wk @ memory[s] + bk)[part] / math.sqrt(width)) for s in seen]
-                head = sum(e * (wv @ memory[s] + bv)[part] for e, s in zip(scores, seen, strict=True)) / sum(scores)
-                if config.drop_unit == "head":
-                    head = head * keep(uniform, name, config.drop_branch, i, j)
-                concatenated.append(head)
-            branch = wo @ torch.cat(concatenated) + bo
-            if config.drop_unit == "branch":
-                branch = branch * keep(uniform, name, config.drop_branch, i)
-            total = total + branch
+            if config.drop_unit == "head":
+                weight, keep_head = 1.0, functools.partial(keep, uniform, name, rho, i)
+            else:
+                weight, keep_head = keep(uniform, name, rho, i), lambda head: 1.0
+            total = total + weight * branch_attention(w, name, heads, i, branches, t, x, memory, visible, keep_head)
         merged.append(total * merge_factor(branches, config.branch_merge))
     return torch.stack(merged)
 
@@ -90,15 +118,12 @@ def attention(
 def feed_forward(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
     """(1/N_f) sum_i FFN(x; w_i) 1{U_i >= rho} / (1 - rho) of one sentence (Eq. 3, 7, 8), `[T, D]`."""
     branches = config.ffn_branches
-    activation = {"relu": lambda z: z.clamp(min=0), "gelu": lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2}
     merged = []
     for x in xs:
         total = torch.zeros_like(x)
         for i in range(branches):
-            w1, b1 = block(w, name + ".fc1", i, branches, 0)
-            w2, b2 = block(w, name + ".fc2", i, branches, 1)
-            inner = activation[config.activation_function](w1 @ x + b1)
-            total = total + (w2 @ inner + b2) * keep(uniform, name, config.drop_branch, i)
+            branch = branch_feed_forward(w, name, config.activation_function, i, branches, x)
+            total = total + branch * keep(uniform, name, config.drop_branch, i)
         merged.append(total * merge_factor(branches, config.branch_merge))
     return torch.stack(merged)
 
@@ -144,7 +169,60 @@ def residual(
     return torch.stack([layer_norm(x, w, norm) for x in xs + f(xs)])
 
 
+def multipath_sum(w: Weights, name: str, config: Any, x: torch.Tensor, paths: list[torch.Tensor]) -> torch.Tensor:
+    """beta X + sum_k alpha_k PathNorm_k(F_k) at one position (Multi-Path, Eq. 4-7), `[D]`.
+
+    New features are made as the paper says it: every combination of n - 1 of the n paths is averaged.
+    """
+    n = config.encoder_paths
+    features = dict(enumerate(paths))
+    if config.more_features and n >= 3:
+        for chosen in itertools.combinations(range(n), n - 1):
+            (left_out,) = set(range(n)) - set(chosen)
+            features[n + left_out] = sum(paths[i] for i in chosen) / (n - 1)
+    if config.learnable_path_weights:
+        alpha, beta = w[name + ".alpha"], w[name + ".beta"]
+    elif config.path_norm:
+        alpha, beta = [config.path_weight_init or 1 / math.sqrt(n)] * len(features), 1.0
+    else:
+        alpha, beta = [config.path_weight_init or 1 / len(features)] * len(features), 1.0
+    total = beta * x
+    for k, feature in features.items():
+        if config.path_norm:
+            feature = layer_norm(feature, w, f"{name}.path_norms.{k}")
+        total = total + alpha[k] * feature
+    return total
+
+
+def multipath_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor) -> torch.Tensor:
+    """Y = beta X + sum_k alpha_k PathNorm_k(Func_k(LN(X))), Func attention and then FFN; or post-norm."""
+    n, heads = config.encoder_paths, config.encoder_attention_heads
+
+    def attentions(ys: torch.Tensor, t: int) -> list[torch.Tensor]:
+        return [
+            branch_attention(w, f"{name}.self_attn", heads, i, n, t, ys[t], ys, lambda t, s: True) for i in range(n)
+        ]
+
+    def networks(ys: torch.Tensor, t: int) -> list[torch.Tensor]:
+        function = config.activation_function
+        return [branch_feed_forward(w, f"{name}.feed_forward", function, i, n, ys[t]) for i in range(n)]
+
+    for norm, sublayer, paths in (
+        ("self_attn_layer_norm", "self_attn_paths", attentions),
+        ("final_layer_norm", "feed_forward_paths", networks),
+    ):
+        ys = xs
+        if config.normalize_before:
+            ys = torch.stack([layer_norm(x, w, f"{name}.{norm}") for x in xs])
+        xs = torch.stack([multipath_sum(w, f"{name}.{sublayer}", config, x, paths(ys, t)) for t, x in enumerate(xs)])
+        if not config.normalize_before:
+            xs = torch.stack([layer_norm(x, w, f"{name}.{norm}") for x in xs])
+    return xs
+
+
 def encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
+    if config.model_type == "multipath_transformer":
+        return multipath_encoder_layer(w, name, config, xs)
     pre, heads = config.normalize_before, config.encoder_attention_heads
     xs = residual(
         w,

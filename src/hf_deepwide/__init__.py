@@ -5,8 +5,10 @@ Importing the package registers the families with the Auto classes, and `pipelin
 
 from .export import share
 from .models.configuration_mat import MATConfig
+from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
+from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
 from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
@@ -21,6 +23,9 @@ __all__ = [
     "MATConfig",
     "MATForConditionalGeneration",
     "MATModel",
+    "MultiPathConfig",
+    "MultiPathForConditionalGeneration",
+    "MultiPathModel",
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",

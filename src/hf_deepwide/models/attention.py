@@ -48,12 +48,21 @@ class MultiBranchAttention(nn.Module):
     output, one attention call, and one cache slot.
     """
 
-    def __init__(self, config: Any, num_heads: int, *, is_causal: bool = False, layer_idx: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        num_heads: int,
+        *,
+        branches: int | None = None,
+        is_causal: bool = False,
+        layer_idx: int | None = None,
+    ) -> None:
+        """`branches` is N; None means the config's `attention_branches`."""
         super().__init__()
         self.config = config
         self.is_causal = is_causal
         self.layer_idx = layer_idx
-        self.branches = config.attention_branches
+        self.branches = branches or config.attention_branches
         self.num_heads = num_heads
         self.head_dim = config.d_model // num_heads
         self.scaling = self.head_dim**-0.5
@@ -111,6 +120,12 @@ class MultiBranchAttention(nn.Module):
             output = self.out_proj(context)
         if scale != 1:
             output = output * scale
+        return self.report(output, weights, kwargs)
+
+    def report(
+        self, output: torch.Tensor, weights: torch.Tensor | None, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and, averaged over the branches where they were asked for, the attention weights."""
         if weights is not None and self.branches > 1 and self._wants_weights(kwargs):
             weights = weights.unflatten(1, (-1, self.num_heads)).mean(1)
             output = output + 0 * weights.sum()  # the average is only reported; this keeps it in the graph

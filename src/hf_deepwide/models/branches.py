@@ -98,6 +98,32 @@ class BranchSum(nn.Linear):
         return nn.functional.linear(x, weight, bias)
 
 
+def branch_outputs(projection: nn.Module, x: torch.Tensor, branches: int) -> tuple[torch.Tensor, ...]:
+    """The N outputs `[batch, time, out]` that a `BranchSum` sums, of `x` `[batch, time, N * in]`."""
+    if type(projection) is not BranchSum:  # an adapter (LoRA): what it gives for one branch, the others set to zero
+        alone = torch.block_diag(*torch.ones(branches, 1, x.shape[-1] // branches, device=x.device, dtype=x.dtype))
+        gates = torch.eye(branches, device=x.device)
+        return tuple(projection(x * alone[i], gates=gates[i]) for i in range(branches))
+    inputs = x.chunk(branches, dim=-1)
+    weights = projection.weight.chunk(branches, dim=1)
+    biases = [None] * branches if projection.bias is None else projection.bias.chunk(branches)
+    return tuple(map(nn.functional.linear, inputs, weights, biases))
+
+
+def weighted_sum(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """sum_i w_i (x_i W_i + b_i) of a `BranchSum` and weights `[N]`, as one matrix product.
+
+    The matrix is weighed and not `x`, which in training has many more rows.
+    """
+    columns = weights.repeat_interleave(x.shape[-1] // len(weights))
+    if type(projection) is not BranchSum:  # an adapter (LoRA)
+        return projection(x * columns.to(x.dtype), gates=weights)
+    bias = projection.bias
+    if bias is not None:
+        bias = (bias.view(len(weights), -1) * weights[:, None]).sum(0)
+    return nn.functional.linear(x, projection.weight * columns, bias)
+
+
 def no_branch(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
     """What a sub-layer adds when every branch was dropped: zero, shaped like its first input `[batch, time, D]`.
 

@@ -1,0 +1,67 @@
+"""Configuration of the Multi-Path Transformer."""
+
+from .configuration_base import DeepWideConfig, validated
+
+
+@validated
+class MultiPathConfig(DeepWideConfig):
+    """The Multi-Path Transformer (Lin et al. 2023): a multi-path encoder, a standard pre-norm decoder.
+
+    The defaults are the paper's "6 x 4 + more features" with its base sizes. Its other systems, as fields:
+
+    | system | fields |
+    |---|---|
+    | Transformer-base, Transformer-deep | `encoder_paths=1, path_norm=False, learnable_path_weights=False` |
+    | original multi-path (fixed 1/n) | `path_norm=False, learnable_path_weights=False, more_features=False` |
+    | + PathNorm (fixed 1/sqrt(n)) | `learnable_path_weights=False, more_features=False` |
+    | learnable weights alone | `path_norm=False, more_features=False` |
+    | + both ("Ours") | `more_features=False` |
+    | + more features | the defaults |
+
+    Args:
+        encoder_paths: n, attentions and feed-forward networks side by side in each encoder sub-layer.
+        path_norm: a LayerNorm on each feature (Eq. 5).
+        learnable_path_weights: learn alpha, of each feature, and beta, of the residual (Eq. 4); otherwise fixed.
+        more_features: with three or more paths, add the n averages of all paths but one (section 3.4).
+        path_weight_init: alpha at the start, or the fixed alpha. None is the paper's rule: 1/sqrt(2n) for learnable
+            weights on normalised features (section 3.3), 1/sqrt(n) for fixed ones, and without PathNorm one over the
+            number of features (section 5.2).
+
+    Raises:
+        ValueError: a field has a wrong type, is out of range, or contradicts another.
+    """
+
+    model_type = "multipath_transformer"
+
+    normalize_before: bool = True
+    encoder_paths: int = 4
+    path_norm: bool = True
+    learnable_path_weights: bool = True
+    more_features: bool = True
+    path_weight_init: float | int | None = None
+
+    @property
+    def path_features(self) -> int:
+        """Features that each sub-layer sums: n raw ones, and n new ones with `more_features` and n >= 3."""
+        return self.encoder_paths * (2 if self.more_features and self.encoder_paths >= 3 else 1)
+
+    @property
+    def initial_path_weight(self) -> float:
+        """Alpha at the start; see `path_weight_init`."""
+        if self.path_weight_init is not None:
+            return float(self.path_weight_init)
+        if not self.path_norm:
+            return 1 / self.path_features
+        return (self.encoder_paths * (2 if self.learnable_path_weights else 1)) ** -0.5
+
+    def validate_paths(self) -> None:
+        """Paths are counted from 1, and are the only kind of width here."""
+        if self.encoder_paths < 1:
+            raise ValueError(f"`encoder_paths` must be at least 1, got {self.encoder_paths}")
+        if self.path_weight_init is not None and self.path_weight_init <= 0:
+            raise ValueError(f"`path_weight_init` must be None or above 0, got {self.path_weight_init}")
+        for name in ("attention_branches", "ffn_branches"):
+            if getattr(self, name) != 1:
+                raise ValueError(f"`{name}` must be 1: the width here is `encoder_paths`, got {getattr(self, name)}")
+        if self.drop_branch:
+            raise ValueError(f"`drop_branch` must be 0: paths are never dropped, got {self.drop_branch}")

@@ -1,0 +1,208 @@
+"""The Multi-Path Transformer (Lin et al. 2023, "Multi-Path Transformer is Better: A Case Study on Neural Machine
+Translation"), arXiv 2305.05948.
+
+Each encoder sub-layer holds n paths that share its LayerNorm:
+
+    Y = beta X + sum_k alpha_k PathNorm_k(F_k),    F_i = Func_i(LN(X)),    Func = MHA or FFN         (Eq. 4, 5)
+
+where k counts the n raw features F_1 ... F_n and, with more features, the averages of all paths but one, which stand
+for the n combinations of n - 1 paths (section 3.4):
+
+    F_{n+j} = 1/(n-1) sum_{i != j} F_i = (sum_i F_i - F_j) / (n-1)
+
+The decoder is the standard one. Shapes: B batch, S time, D model width, n paths, M heads and F inner width of a path.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention import MultiBranchAttention
+from .branches import BranchInput, BranchSum, branch_outputs, weighted_sum
+from .configuration_multipath_transformer import MultiPathConfig
+from .dropout import Dropout
+from .modeling_base import (
+    DeepWideForConditionalGeneration,
+    DeepWideModel,
+    DeepWidePreTrainedModel,
+    Encoder,
+)
+
+
+class MultiPathAttention(MultiBranchAttention):
+    """The attentions of n paths, up to their output projections."""
+
+    def __init__(self, config: MultiPathConfig) -> None:
+        super().__init__(config, config.encoder_attention_heads, branches=config.encoder_paths)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`[B, S, D]` to the contexts of all paths, side by side `[B, S, n * D]`.
+
+        Beside them the attention weights, as `MultiBranchAttention` gives them.
+        """
+        context, weights = self.attend(hidden_states, attention_mask, None, None, None, **kwargs)
+        return self.report(context.flatten(-2), weights, kwargs)
+
+
+class MultiPathFeedForward(nn.Module):
+    """The feed-forward networks of n paths, up to their output projections."""
+
+    def __init__(self, config: MultiPathConfig) -> None:
+        super().__init__()
+        self.fc1 = BranchInput(config.encoder_paths, config.d_model, config.encoder_ffn_dim)
+        self.fc2 = BranchSum(config.encoder_paths, config.encoder_ffn_dim, config.d_model)
+        self.activation = ACT2FN[config.activation_function]
+        self.activation_dropout = Dropout(config.activation_dropout)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[B, S, D]` to the inner activations of all paths, side by side `[B, S, n * F]`."""
+        return self.activation_dropout(self.activation(self.fc1(hidden_states)))
+
+
+class PathSum(nn.Module):
+    """beta X + dropout(sum_k alpha_k PathNorm_k(F_k)): what joins the paths of one sub-layer (Eq. 4, 5).
+
+    Fixed weights are no parameters. A normalised feature is weighed by its LayerNorm: alpha times the affine
+    parameters. Without PathNorm the sum is linear in the paths, and their projections, the new features and the
+    weights are one matrix product.
+    """
+
+    def __init__(self, config: MultiPathConfig) -> None:
+        super().__init__()
+        self.paths = config.encoder_paths
+        self.features = config.path_features
+        self.initial_weight = config.initial_path_weight
+        norms = self.features if config.path_norm else 0
+        self.path_norms = nn.ModuleList([nn.LayerNorm(config.d_model) for _ in range(norms)])
+        self.alpha = self.beta = None
+        if config.learnable_path_weights:
+            self.alpha = nn.Parameter(torch.full((self.features,), self.initial_weight))
+            self.beta = nn.Parameter(torch.ones(1))
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, residual: torch.Tensor, inner: torch.Tensor, projection: nn.Module) -> torch.Tensor:
+        """Project and join the n paths.
+
+        Args:
+            residual: the sub-layer's input X `[B, S, D]`.
+            inner: what the paths project, side by side `[B, S, n * in]`.
+            projection: their output projections, a `BranchSum`.
+        """
+        if self.path_norms:
+            joined = self._normalised_sum(branch_outputs(projection, inner, self.paths))
+        else:
+            joined = weighted_sum(projection, inner, self._path_weights(inner))
+        joined = self.dropout(joined)
+        return residual + joined if self.beta is None else torch.addcmul(joined, residual, self.beta)
+
+    def _normalised_sum(self, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """sum_k alpha_k PathNorm_k(F_k).
+
+        Of a new feature only sum_i F_i - F_j is made. Dividing by n - 1 would be undone by the norm, but for its
+        epsilon, which is multiplied by (n - 1)**2 instead.
+        """
+        total = sum(features) if self.features > self.paths else None
+        joined = None
+        for k, norm in enumerate(self.path_norms):
+            feature, eps = features[k % self.paths], norm.eps
+            if k >= self.paths:
+                feature, eps = total - feature, eps * (self.paths - 1) ** 2
+            alpha = self.initial_weight if self.alpha is None else self.alpha[k]
+            weighed = nn.functional.layer_norm(
+                feature, norm.normalized_shape, alpha * norm.weight, alpha * norm.bias, eps
+            )
+            joined = weighed if joined is None else joined + weighed
+        return joined
+
+    def _path_weights(self, like: torch.Tensor) -> torch.Tensor:
+        """Weights `[n]` of the raw features that the sum over raw and new ones comes to.
+
+        Path i is in itself, and with 1/(n-1) in all new features but the i-th.
+        """
+        alpha = self.alpha
+        if alpha is None:
+            alpha = torch.full((self.features,), self.initial_weight, device=like.device)
+        if self.features == self.paths:
+            return alpha
+        raw, new = alpha.chunk(2)
+        return raw + (new.sum() - new) / (self.paths - 1)
+
+
+class MultiPathEncoderLayer(GradientCheckpointingLayer):
+    """n attentions, then n feed-forward networks."""
+
+    def __init__(self, config: MultiPathConfig) -> None:
+        super().__init__()
+        self.normalize_before = config.normalize_before
+        self.self_attn = MultiPathAttention(config)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.self_attn_paths = PathSum(config)
+        self.feed_forward = MultiPathFeedForward(config)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_paths = PathSum(config)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
+        """`[B, S, D]` to `[B, S, D]`. The paths split after the norm, or, post-norm, it follows their sum."""
+        x, norm = hidden_states, self.self_attn_layer_norm
+        context, _ = self.self_attn(norm(x) if self.normalize_before else x, attention_mask, **kwargs)
+        x = self.self_attn_paths(x, context, self.self_attn.out_proj)
+        x = x if self.normalize_before else norm(x)
+
+        norm = self.final_layer_norm
+        inner = self.feed_forward(norm(x) if self.normalize_before else x)
+        x = self.feed_forward_paths(x, inner, self.feed_forward.fc2)
+        return x if self.normalize_before else norm(x)
+
+
+class MultiPathPreTrainedModel(DeepWidePreTrainedModel):
+    """What the models of this family share beside the rest."""
+
+    config_class = MultiPathConfig
+    _no_split_modules = ["MultiPathEncoderLayer", "DecoderLayer"]
+    no_weight_decay = ("alpha", "beta")
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As everywhere; alpha as the config says, beta 1 (section 3.3)."""
+        super()._init_weights(module)
+        if isinstance(module, PathSum) and module.alpha is not None:
+            init.constant_(module.alpha, module.initial_weight)
+            init.ones_(module.beta)
+
+
+class MultiPathEncoder(MultiPathPreTrainedModel, Encoder):
+    """Embeddings and a stack of multi-path layers."""
+
+    layer_class = MultiPathEncoderLayer
+    _can_record_outputs = {"hidden_states": MultiPathEncoderLayer, "attentions": MultiPathAttention}
+
+
+class MultiPathModel(MultiPathPreTrainedModel, DeepWideModel):
+    """Multi-path encoder and standard decoder without a head."""
+
+    encoder_class = MultiPathEncoder
+
+
+class MultiPathForConditionalGeneration(MultiPathPreTrainedModel, DeepWideForConditionalGeneration, GenerationMixin):
+    """The Multi-Path translation model."""
+
+    model_class = MultiPathModel
+
+    def training_logs(self) -> dict[str, float]:
+        """Every alpha and beta, as `alpha/<layer>.<sub-layer>.<feature>` and `beta/<layer>.<sub-layer>`."""
+        weights = {}
+        for index, layer in enumerate(self.model.encoder.layers):
+            for name, paths in (("self_attn", layer.self_attn_paths), ("feed_forward", layer.feed_forward_paths)):
+                if paths.alpha is None:
+                    continue
+                for feature, alpha in enumerate(paths.alpha.tolist()):
+                    weights[f"alpha/{index}.{name}.{feature}"] = alpha
+                weights[f"beta/{index}.{name}"] = paths.beta.item()
+        return weights
