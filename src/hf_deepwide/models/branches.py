@@ -124,12 +124,16 @@ def weighted_sum(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor) 
     return nn.functional.linear(x, projection.weight * columns, bias)
 
 
-def no_branch(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
-    """What a sub-layer adds when every branch was dropped: zero, shaped like its first input `[batch, time, D]`.
+def no_gradient(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
+    """Zero, as a scalar whose gradient to the module's parameters and inputs is zero and not absent.
 
-    Its gradient to the module's parameters and inputs is zero and not absent, because DistributedDataParallel waits
-    for one: also for a norm before the sub-layer, and for the encoder behind a cross-attention.
+    What stands in for a module that is skipped adds it, because DistributedDataParallel waits for every gradient:
+    also for that of a norm before the module, and of the encoder behind a cross-attention.
     """
     sources = [*inputs, *module.parameters()]
-    anchor = sum(x[:0].sum() for x in sources if x is not None and x.requires_grad)
-    return torch.zeros_like(inputs[0]) + anchor
+    return sum(x[:0].sum() for x in sources if x is not None and x.requires_grad)
+
+
+def no_branch(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
+    """What a sub-layer adds when every branch was dropped: zero, shaped like its first input `[batch, time, D]`."""
+    return torch.zeros_like(inputs[0]) + no_gradient(module, *inputs)

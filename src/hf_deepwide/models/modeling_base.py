@@ -186,7 +186,19 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         return embeddings
 
 
-class Encoder(DeepWidePreTrainedModel):
+class Stack(DeepWidePreTrainedModel):
+    """What encoder and decoder share: layers, one after another."""
+
+    layers: nn.ModuleList
+
+    def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
+        """`[batch, time, D]` to the same, before the final norm; every layer gets the same further inputs."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, *inputs, **kwargs)
+        return hidden_states
+
+
+class Encoder(Stack):
     """Embeddings and a stack of encoder layers."""
 
     layer_class = EncoderLayer
@@ -216,12 +228,11 @@ class Encoder(DeepWidePreTrainedModel):
         mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
         )
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, mask, **kwargs)
+        hidden_states = self.run_layers(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
 
-class Decoder(DeepWidePreTrainedModel):
+class Decoder(Stack):
     """Embeddings and a stack of decoder layers."""
 
     layer_class = DecoderLayer
@@ -283,15 +294,14 @@ class Decoder(DeepWidePreTrainedModel):
                 attention_mask=encoder_attention_mask,
                 encoder_hidden_states=encoder_hidden_states,
             )
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                causal_mask,
-                encoder_hidden_states,
-                cross_mask,
-                past_key_values=past_key_values,
-                **kwargs,
-            )
+        hidden_states = self.run_layers(
+            hidden_states,
+            causal_mask,
+            encoder_hidden_states,
+            cross_mask,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
         )
