@@ -45,12 +45,20 @@ class ResidualLayer(GradientCheckpointingLayer):
         self.dropout = Dropout(config.dropout)
 
     def residual(
-        self, x: torch.Tensor, norm: nn.Module, sublayer: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Pre-norm: x + dropout(sublayer(norm(x))). Post-norm: norm(x + dropout(sublayer(x)))."""
-        if self.normalize_before:
-            return x + self.dropout(sublayer(norm(x)))
-        return norm(x + self.dropout(sublayer(x)))
+        """Pre-norm: x + gate * dropout(sublayer(norm(x))). Post-norm: norm(x + gate * dropout(sublayer(x))).
+
+        `gate` is a number or `[B, 1, 1]`, and 1 where it is None.
+        """
+        output = self.dropout(sublayer(norm(x) if self.normalize_before else x))
+        if gate is not None:
+            output = gate.to(output.dtype) * output
+        return x + output if self.normalize_before else norm(x + output)
 
 
 class EncoderLayer(ResidualLayer):
@@ -63,12 +71,18 @@ class EncoderLayer(ResidualLayer):
         self.feed_forward = MultiBranchFeedForward(config, config.encoder_ffn_dim)
         self.final_layer_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-        """`[B, S, D]` to `[B, S, D]`."""
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`[B, S, D]` to `[B, S, D]`; `gate` weighs what the sub-layers add."""
         hidden_states = self.residual(
-            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
         )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
 
 
 class DecoderLayer(ResidualLayer):
@@ -90,21 +104,26 @@ class DecoderLayer(ResidualLayer):
         attention_mask: Any = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`, attending to `encoder_hidden_states` `[B, S, D]`."""
+        """`[B, T, D]` to `[B, T, D]`, attending to `encoder_hidden_states` `[B, S, D]`.
+
+        `gate` weighs what the sub-layers add.
+        """
         kwargs["past_key_values"] = past_key_values
         hidden_states = self.residual(
-            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
         )
         if encoder_hidden_states is not None:
             hidden_states = self.residual(
                 hidden_states,
                 self.encoder_attn_layer_norm,
                 lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
+                gate,
             )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
 
 
 class DeepWidePreTrainedModel(PreTrainedModel):
