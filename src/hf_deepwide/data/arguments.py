@@ -1,6 +1,8 @@
 """The section `data` of a recipe."""
 
+import dataclasses
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -9,6 +11,8 @@ from ..errors import UserError
 
 Format = Literal["text", "tsv", "jsonl", "datasets", "phrases"]
 Split = Literal["train", "validation", "test"]
+LanguageTag = Literal["source", "decoder", "none"]
+PosteriorsBy = Literal["target", "source", "pair", "none"]
 
 ROOT_VARIABLE = "HF_DEEPWIDE_DATA"
 
@@ -28,12 +32,26 @@ class DataArguments:
     The filters `max_length` (tokens with `</s>`, either side), `max_length_ratio` (tokens of the longer side
     over those of the shorter), `drop_duplicates` (equal pairs) and empty sides act on the training split
     only.
+
+    Several language pairs are trained in one run where `pairs` names them, as `[en-de, en-fr]`, in place of
+    `source_lang` and `target_lang` (en and de if neither is said). What says where the data are is then read once
+    for each pair, with its `{pair}`, `{source_lang}` and `{target_lang}` filled in: `ted8/{pair}/train`.
+    `language_tag` says how the model learns which language is wanted: a tag `<2de>` before the source, the tag as
+    the decoder's first token (in place of the one all sentences begin with), or not at all, as where all pairs have
+    one target. `posteriors` gives a latent-depth model one posterior per target language, source language or pair.
+    `sampling_temperature` T makes a pair of n sentences be seen in proportion to n^(1/T): at 1 each sentence is seen
+    once an epoch; above, the largest pair's still are, and those of smaller pairs more often, until at infinity
+    (`.inf`) all pairs weigh the same.
     """
 
     format: Format = "text"
     root: str | None = None
-    source_lang: str = "en"
-    target_lang: str = "de"
+    source_lang: str | None = None
+    target_lang: str | None = None
+    pairs: list[str] | None = None
+    language_tag: LanguageTag = "source"
+    posteriors: PosteriorsBy = "none"
+    sampling_temperature: float = 1.0
     train: str | None = None
     validation: str | None = None
     test: str | None = None
@@ -51,8 +69,7 @@ class DataArguments:
     def __post_init__(self):
         if self.format not in get_args(Format):
             raise UserError(f"data.format is {self.format!r}; accepted: {', '.join(get_args(Format))}")
-        if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
-            raise UserError(f"data.source_lang and data.target_lang are both {self.source_lang!r}")
+        self._check_languages()
         if self.format == "datasets" and self.name is None:
             raise UserError("data.format is 'datasets' but data.name is not set: a Hub name or a local directory")
         if self.streaming and self.format != "datasets":
@@ -63,6 +80,77 @@ class DataArguments:
             raise UserError(f"data.max_length is {self.max_length}; accepted: 2 tokens (a word and </s>) or more")
         if self.max_length_ratio is not None and self.max_length_ratio < 1:
             raise UserError(f"data.max_length_ratio is {self.max_length_ratio}; accepted: 1 or more, or null")
+
+    def _check_languages(self) -> None:
+        for name, accepted in (("language_tag", LanguageTag), ("posteriors", PosteriorsBy)):
+            if getattr(self, name) not in get_args(accepted):
+                raise UserError(f"data.{name} is {getattr(self, name)!r}; accepted: {', '.join(get_args(accepted))}")
+        if self.sampling_temperature < 1:
+            raise UserError(f"data.sampling_temperature is {self.sampling_temperature}; accepted: 1 or more, or .inf")
+        if self.pairs is not None:
+            self._check_pairs()
+            return
+        for name, alone in (("posteriors", "none"), ("sampling_temperature", 1)):
+            if getattr(self, name) != alone:
+                raise UserError(f"data.{name} is {getattr(self, name)} but there is one language pair: set data.pairs")
+        self.source_lang = self.source_lang or "en"
+        self.target_lang = self.target_lang or "de"
+        if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
+            raise UserError(f"data.source_lang and data.target_lang are both {self.source_lang!r}")
+
+    def _check_pairs(self) -> None:
+        if self.source_lang or self.target_lang:
+            raise UserError("data.pairs names the languages; leave out data.source_lang and data.target_lang")
+        if not self.pairs:
+            raise UserError("data.pairs is empty; name the language pairs, as in [en-de, en-fr], or leave it out")
+        for pair in self.pairs:
+            if not re.fullmatch(r"\w+-\w+", pair) or len(set(pair.split("-"))) == 1:
+                raise UserError(f"data.pairs: {pair!r} is no language pair; write source and target, as in en-de")
+            if self.pairs.count(pair) > 1:
+                raise UserError(f"data.pairs: {pair} is named twice; data.sampling_temperature weighs pairs")
+        sources = [pair.split("-")[0] for pair in self.pairs]
+        if self.language_tag == "none" and len(set(sources)) < len(sources):
+            raise UserError(
+                "data.language_tag is none, but there are several targets of one source: nothing would tell the model "
+                "which is wanted; accepted: source, decoder"
+            )
+        if self.streaming and len(self.pairs) > 1 and self.sampling_temperature != float("inf"):
+            raise UserError(
+                "data.streaming: streams have no size, so several pairs can only take turns, with equal weights; say "
+                "so with data.sampling_temperature .inf"
+            )
+        for pair in self.pairs:
+            self.for_pair(pair)
+
+    def for_pair(self, pair: str) -> "DataArguments":
+        """The section as it would be for one of the `pairs` alone."""
+        source_lang, target_lang = pair.split("-")
+        names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
+        places = {}
+        for field in ("train", "validation", "test", "name", "config", "source_field", "target_field"):
+            value = getattr(self, field)
+            try:
+                places[field] = value and value.format(**names)
+            except (KeyError, ValueError, IndexError) as error:
+                accepted = ", ".join(f"{{{name}}}" for name in names)
+                raise UserError(
+                    f"data.{field}: {value!r} cannot be filled in ({error}); accepted: {accepted}"
+                ) from None
+        one = {"pairs": None, "posteriors": "none", "sampling_temperature": 1.0}
+        return dataclasses.replace(self, **one, **places, source_lang=source_lang, target_lang=target_lang)
+
+    @property
+    def language_pairs(self) -> list[tuple[str, str]]:
+        """Source and target language of each pair, whether there are several or one."""
+        if self.pairs is None:
+            return [(self.source_lang, self.target_lang)]
+        return [tuple(pair.split("-")) for pair in self.pairs]
+
+    @property
+    def posterior_names(self) -> list[str]:
+        """What each posterior of a latent-depth model is of, in the order of their indices; [] for none."""
+        of = {"target": lambda pair: pair[1], "source": lambda pair: pair[0], "pair": "-".join}.get(self.posteriors)
+        return list(dict.fromkeys(map(of, self.language_pairs))) if of else []
 
     @property
     def source_name(self) -> str:

@@ -18,7 +18,10 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..models.language_pairs import with_tag
 from .arguments import DataArguments
+from .languages import translation_pairs
+from .sampling import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,9 @@ def encode(
 ) -> Dataset | IterableDataset:
     """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
 
+    Of several language pairs sources begin with their tags where `args` puts them there, and the columns `pair` and,
+    where they are used, `decoder_start` (a token id) and `posterior` (an index) are added.
+
     With `filter` (training) pairs are left out that exceed `args.max_length` or `args.max_length_ratio`; the
     log counts them by reason. Without it every pair stays as it is, whatever its length; the log warns of long ones.
 
@@ -45,21 +51,35 @@ def encode(
 
     """
 
+    settings = list(translation_pairs(args, tokenizer).values())
+    told = {"decoder_start": "decoder_start_token_id", "posterior": "posterior"}
+    told = {column: key for column, key in told.items() if settings and key in settings[0]}
+    features = Features({**ENCODED, **({name: Value("int32") for name in ("pair", *told)} if settings else {})})
+
     def tokenize(rows: dict) -> dict:
-        encoded = tokenizer(rows["source"], text_target=rows["target"], return_attention_mask=False, verbose=False)
+        texts, languages = rows["source"], {}
+        if settings:
+            pairs = [settings[pair] for pair in rows["pair"]]
+            texts = [with_tag(text, pair.get("tag")) for text, pair in zip(texts, pairs, strict=True)]
+            languages = {column: [pair[key] for pair in pairs] for column, key in told.items()}
+            languages["pair"] = rows["pair"]
+        encoded = tokenizer(texts, text_target=rows["target"], return_attention_mask=False, verbose=False)
         source, target = encoded["input_ids"], encoded["labels"]
         return {
             "input_ids": source,
             "labels": target,
             "source_length": [len(ids) for ids in source],
             "target_length": [len(ids) for ids in target],
+            **languages,
         }
 
     keep = LengthFilter(args)
     if isinstance(dataset, IterableDataset):
-        stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=ENCODED)
+        stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=features)
         return stream.filter(keep) if filter else stream
-    encoded = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, features=ENCODED, desc="encode")
+    encoded = dataset.map(
+        tokenize, batched=True, remove_columns=dataset.column_names, features=features, desc="encode"
+    )
     lengths = list(zip(encoded["source_length"], encoded["target_length"], strict=True))
     if not filter:
         long = sum(max(pair) > args.max_length for pair in lengths)
@@ -117,11 +137,11 @@ class TokenBatchSampler:
     """Batches of pairs of similar length with at most `max_tokens` tokens, for `DataLoader(batch_sampler=…)`.
 
     As the papers count, a batch has sentences × max(longest source, longest target) tokens, padding included.
-    Every pair occurs exactly once an epoch; `set_epoch` changes which pairs of like length share a batch and
-    the order of batches, never the number of batches or their shapes: pairs are sorted once, longest first,
-    and cut into as many as fit; then, each epoch, pairs change places only with those whose rounded lengths
-    are the same. All of it follows from `seed` and the epoch, hence is the same on every rank; accelerate
-    deals the batches out to the ranks.
+    Every pair occurs exactly once an epoch, unless `copies` asks for more; `set_epoch` changes which pairs of
+    like length share a batch and the order of batches, never the number of batches or their shapes: pairs are
+    sorted once, longest first, and cut into as many as fit; then, each epoch, pairs change places only with
+    those whose rounded lengths are the same. All of it follows from `seed` and the epoch, hence is the same on
+    every rank; accelerate deals the batches out to the ranks.
 
     Args:
         source_lengths, target_lengths: tokens of each pair, `</s>` included.
@@ -132,6 +152,8 @@ class TokenBatchSampler:
             repeated or dropped.
         length_multiple: lengths are rounded up to it, as `TranslationCollator` pads.
         shuffle: False gives the same batches each epoch, longest first.
+        copies: how often each pair is seen in an epoch on average, 1 or more; None: once. Of 1.3, all pairs are seen
+            once, and three in ten, others each epoch, once more.
 
     Raises:
         UserError: a pair alone exceeds `max_tokens`, or there are too few pairs for a multiple of `batch_multiple`.
@@ -151,6 +173,7 @@ class TokenBatchSampler:
         batch_multiple: int = 1,
         length_multiple: int = 8,
         shuffle: bool = True,
+        copies: Sequence[float] | None = None,
     ):
         self.seed = seed
         self.shuffle = shuffle
@@ -168,6 +191,10 @@ class TokenBatchSampler:
         # Longest first, and within one width along the line from long source to long target, so that
         # neighbours differ in one side at a time and few batches mix lengths.
         self._order = np.lexsort((target - source, -width))
+        self._repeats = None
+        if copies is not None:
+            self._repeats = Repeats(np.stack([source, target], axis=1), np.asarray(copies, dtype=np.float64))
+            self._order = self._repeats.extend(self._order)
         self._cells = _runs(np.stack([source, target], axis=1)[self._order])
         self._batches = _cut(width[self._order], max_tokens, batch_multiple)
 
@@ -183,7 +210,7 @@ class TokenBatchSampler:
             yield from (self._order[start:end].tolist() for start, end in self._batches)
             return
         random = np.random.default_rng([self.seed, self.epoch])
-        order = self._order.copy()
+        order = self._order.copy() if self._repeats is None else self._repeats.draw(self._order, random)
         for start, end in self._cells:
             random.shuffle(order[start:end])
         for batch in random.permutation(len(self._batches)):
@@ -307,7 +334,8 @@ class TranslationCollator:
 
     Returns `input_ids` and `attention_mask` [sentences, source], and if the rows have labels `labels` (padded
     with -100, which the loss ignores) and `decoder_input_ids` [sentences, target]: the labels one place to
-    the right behind `decoder_start_token_id`. Other fields of the rows are left out.
+    the right behind the row's `decoder_start`, else behind `decoder_start_token_id`. Rows with a `posterior`
+    give `posteriors` [sentences]. Other fields are left out.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, decoder_start_token_id: int, pad_to_multiple_of: int = 8):
@@ -326,9 +354,12 @@ class TranslationCollator:
         }
         if "labels" in rows[0]:
             targets = [row["labels"] for row in rows]
-            shifted = [[self.decoder_start_token_id, *ids[:-1]] for ids in targets]
+            starts = [row.get("decoder_start", self.decoder_start_token_id) for row in rows]
+            shifted = [[start, *ids[:-1]] for start, ids in zip(starts, targets, strict=True)]
             batch["labels"] = self._pad(targets, -100)
             batch["decoder_input_ids"] = self._pad(shifted, self.pad_token_id)
+        if "posterior" in rows[0]:
+            batch["posteriors"] = torch.tensor([row["posterior"] for row in rows])
         return batch
 
     def _pad(self, lists: list[list[int]], value: int) -> torch.Tensor:

@@ -15,7 +15,15 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets, load_dataset, load_from_disk
+from datasets import (
+    Dataset,
+    DatasetDict,
+    IterableDataset,
+    concatenate_datasets,
+    interleave_datasets,
+    load_dataset,
+    load_from_disk,
+)
 from datasets.exceptions import DatasetsError
 from tqdm import tqdm
 
@@ -34,13 +42,16 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
 
     Validation and test come back whole and in order. In training pairs with an empty side (white space only)
     are left out, and repeated pairs if `args.drop_duplicates`; the log says how many. Streams are filtered as
-    they flow.
+    they flow. Of several language pairs the column `pair` tells the index in `args.pairs`; they follow one another,
+    but training streams take turns, and a shorter one begins again until the longest has ended.
 
     Raises:
         UserError: a missing file, field or split; unequal line counts; bytes that are not UTF-8; a broken
             gzip or JSON line; an empty file; an empty side outside training. Names the file and the line.
 
     """
+    if args.pairs is not None:
+        return _load_pairs(args, split)
     if args.format == "phrases":
         return _phrases(args, split)
     if args.format == "datasets" and args.streaming:
@@ -53,6 +64,22 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
     }
     files, pairs = readers[args.format](args, args.location(split))
     return _collect(pairs, PairFilter(split, files, args.drop_duplicates))
+
+
+def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:
+    parts = []
+    for index, pair in enumerate(args.pairs):
+        part = load_parallel(args.for_pair(pair), split)
+        if isinstance(part, IterableDataset):
+            parts.append(part.map(lambda row, index=index: {**row, "pair": index}))
+        else:
+            logger.info("%s, %s: %d pairs", pair, split, len(part))
+            parts.append(part.add_column("pair", [index] * len(part)))
+    if len(parts) == 1:
+        return parts[0]
+    if args.streaming and split == "train":
+        return interleave_datasets(parts, stopping_strategy="all_exhausted")
+    return concatenate_datasets(parts)
 
 
 class PairFilter:

@@ -5,6 +5,7 @@ numbers are cut alike on both sides and the embeddings can be tied. The special 
 papers use.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -60,13 +61,23 @@ class TokenizerArguments:
 
 
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:
-    """Yield source and target of the first `limit` pairs (None: of all) for `train_tokenizer`."""
+    """Yield source and target of the first `limit` pairs (None: of all) for `train_tokenizer`.
+
+    Of several language pairs (a column `pair`) each text is given once: the side that they share would else be counted
+    with each of them, and get most of the vocabulary.
+    """
+    seen: set[bytes] = set()
     for number, row in enumerate(dataset):
         if limit is not None and number == limit:
             logger.info("the tokenizer is trained on the first %d pairs", limit)
             return
-        yield row["source"]
-        yield row["target"]
+        for text in (row["source"], row["target"]):
+            if "pair" in row:
+                digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+                if digest in seen:
+                    continue
+                seen.add(digest)
+            yield text
 
 
 def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTrainedTokenizerFast:

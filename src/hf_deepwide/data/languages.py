@@ -1,0 +1,62 @@
+"""How the pairs of a multilingual run are told to the model: tags, and posteriors of latent depth.
+
+A tag is one special token such as `<2de>`. On the source it stands before the sentence (Johnson et al. 2017, Google's
+Multilingual Neural Machine Translation System, section 3); on the decoder's side it takes the place of the token that
+all decoder inputs begin with (as in the released code of Li et al. 2020).
+
+What a run has decided is written into the model's config as `translation_pairs`, from which the pipeline and the
+evaluation read it; see `models/language_pairs.py`.
+"""
+
+from typing import Any
+
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from .arguments import DataArguments
+
+
+def tag_of(language: str) -> str:
+    """The token that asks for a translation into `language`."""
+    return f"<2{language}>"
+
+
+def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
+    """Give the tokenizer the tags of all target languages that it lacks, at the end; returns how many.
+
+    A tag swallows the space behind it, and the word after it is cut as at the beginning of a sentence.
+    """
+    if args.pairs is None or args.language_tag == "none":
+        return 0
+    tags = dict.fromkeys(tag_of(target) for _, target in args.language_pairs)
+    vocabulary = tokenizer.get_vocab()
+    new = [AddedToken(tag, rstrip=True, normalized=False, special=True) for tag in tags if tag not in vocabulary]
+    return tokenizer.add_special_tokens({"extra_special_tokens": new}, replace_extra_special_tokens=False)
+
+
+def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, Any]]:
+    """`{pair: settings}` of a multilingual run, `{}` of any other.
+
+    Settings are those of `tag` (put before the source), `decoder_start_token_id` and `posterior` that the run uses.
+
+    Raises:
+        UserError: the tokenizer lacks a tag.
+    """
+    if args.pairs is None:
+        return {}
+    names = args.posterior_names
+    settings = {}
+    for pair, (source_lang, target_lang) in zip(args.pairs, args.language_pairs, strict=True):
+        tag, of_pair = tag_of(target_lang), {}
+        if args.language_tag != "none" and tag not in tokenizer.get_vocab():
+            raise UserError(f"data.language_tag: the tokenizer has no token {tag} for the pair {pair}")
+        if args.language_tag == "source":
+            of_pair["tag"] = tag
+        elif args.language_tag == "decoder":
+            of_pair["decoder_start_token_id"] = tokenizer.convert_tokens_to_ids(tag)
+        if names:
+            name = {"source": source_lang, "target": target_lang, "pair": pair}[args.posteriors]
+            of_pair["posterior"] = names.index(name)
+        settings[pair] = of_pair
+    return settings

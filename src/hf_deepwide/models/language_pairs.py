@@ -1,0 +1,48 @@
+"""What a multilingual model must be told for a language pair.
+
+The config of a model that was trained on several pairs holds them as `translation_pairs`:
+
+    {"en-de": {"tag": "<2de>", "posterior": 0}, "en-fr": {"tag": "<2fr>", "posterior": 1}}
+
+with, of each pair, those of these keys that the model uses:
+
+- `tag`: a token before the source that asks for the target language;
+- `decoder_start_token_id`: the decoder's first token, where the tag stands there;
+- `posterior`: which of a latent-depth model's posteriors chooses the layers.
+
+Any model's config can hold them, of this package or not.
+"""
+
+from typing import Any
+
+
+def pair_settings(config: Any, source_lang: str | None = None, target_lang: str | None = None) -> dict[str, Any]:
+    """The settings of a language pair; {} of a model that was not trained on several.
+
+    A language that is not given is the one that fits, if what there is to choose from comes to the same.
+
+    Raises:
+        ValueError: the model does not know the pair, or a language is missing that would decide.
+    """
+    pairs = getattr(config, "translation_pairs", None)
+    if not pairs:
+        return {}
+    fitting = []
+    for pair, settings in pairs.items():
+        source, target = pair.split("-")
+        if source_lang in (None, source) and target_lang in (None, target):
+            fitting.append(settings)
+    asked = f"{source_lang or '…'}-{target_lang or '…'}"
+    if not fitting:
+        raise ValueError(f"the model was not trained on the language pair {asked}; known: {', '.join(sorted(pairs))}")
+    if any(settings != fitting[0] for settings in fitting[1:]):
+        missing = " and ".join(
+            name for name, given in (("src_lang", source_lang), ("tgt_lang", target_lang)) if given is None
+        )
+        raise ValueError(f"the model knows several language pairs: give {missing}; known: {', '.join(sorted(pairs))}")
+    return fitting[0]
+
+
+def with_tag(text: str, tag: str | None) -> str:
+    """A source sentence behind its tag, if it has one and does not begin with it already."""
+    return text if tag is None or text.startswith(tag) else f"{tag} {text}"
