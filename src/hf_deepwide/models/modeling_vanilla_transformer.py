@@ -1,22 +1,179 @@
-"""The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm.
+"""The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm, and its deep kin.
 
-Everything it needs is in `modeling_base`: the plain Transformer is the point where width and depth are at rest.
+At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. The three ways to
+train deeper stacks that papers on depth compare with are options, each on its own (x_l is the input of layer l and
+y_l its output, y_0 the embeddings; L layers):
+
+    LayerDrop   y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training    (Fan, Grave and Joulin 2020, arXiv 1909.11556)
+    ReZero      x + a_l F(x) for every sub-layer F of layer l           (Bachlechner et al. 2021, arXiv 2003.04887)
+    DLCL        x_{l+1} = sum_{k<=l} W_lk LN(y_k)                       (Wang et al. 2019, arXiv 1906.01787, Eq. 8, 9)
+
+Shapes: B batch, T time, D model width.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
 from transformers import GenerationMixin
+from transformers import initialization as init
 
+from .branches import no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
+from .modeling_base import (
+    Decoder,
+    DecoderLayer,
+    DeepWideForConditionalGeneration,
+    DeepWideModel,
+    DeepWidePreTrainedModel,
+    Encoder,
+    EncoderLayer,
+    Stack,
+)
 
 
-class VanillaTransformerModel(DeepWideModel):
+class ReZero:
+    """Makes of a layer one that starts as the identity: x + a * dropout(sublayer(x)), without LayerNorms.
+
+    One weight a per layer, 0 at first, serves all its sub-layers.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
+        super().__init__(config, *args)
+        for name, module in list(self.named_children()):
+            if isinstance(module, nn.LayerNorm):
+                setattr(self, name, nn.Identity())
+        self.residual_weight = nn.Parameter(torch.zeros(1))
+
+    def residual(
+        self,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Join a sub-layer to its input; the norm is the identity, and the gate is a."""
+        return super().residual(x, norm, sublayer, self.residual_weight)
+
+
+class ReZeroEncoderLayer(ReZero, EncoderLayer):
+    """Self-attention and feed-forward, weighed."""
+
+
+class ReZeroDecoderLayer(ReZero, DecoderLayer):
+    """Causal self-attention, attention to the source and feed-forward, weighed."""
+
+
+class LayerCombination(nn.Module):
+    """The dynamic linear combination of layers (DLCL), what a layer reads of all that came before it.
+
+    Pre-norm, x_{l+1} = sum_{k<=l} W_lk LN_k(y_k); post-norm, x_{l+1} = LN_l(sum_{k<=l} W_lk y_k). Each sum starts as
+    a mean. As in the released code, the embeddings y_0 are not normalised, nor is, post-norm, the combination x_1 of
+    them alone, which leaves one LayerNorm per layer.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layers: int) -> None:
+        super().__init__()
+        self.normalize_before = config.normalize_before
+        self.layer_norms = nn.ModuleList([nn.LayerNorm(config.d_model) for _ in range(layers)])
+        self.combination_weights = nn.Parameter(self.initial_weights())
+
+    def initial_weights(self) -> torch.Tensor:
+        """W `[L + 1, L + 1]`, lower triangular: row l holds 1 / (l + 1), and what lies above is never used."""
+        ones = torch.ones(len(self.layer_norms) + 1, len(self.layer_norms) + 1).tril()
+        return ones / ones.sum(1, keepdim=True)
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Add y_l `[B, T, D]` to the l terms in `history`, and combine them into x_{l+1}."""
+        index = len(history)
+        norm = self.layer_norms[index - 1] if index else nn.Identity()
+        history.append(norm(output) if self.normalize_before else output)
+        weights = self.combination_weights[index, : index + 1].unbind()
+        combined = weights[0] * history[0]
+        for weight, term in zip(weights[1:], history[1:], strict=True):
+            combined = torch.addcmul(combined, weight, term)
+        return combined if self.normalize_before else norm(combined)
+
+
+class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
+    """What the models of this family share beside the rest."""
+
+    config_class = VanillaTransformerConfig
+    _no_split_modules = ["EncoderLayer", "DecoderLayer", "ReZeroEncoderLayer", "ReZeroDecoderLayer"]
+    no_weight_decay = ("residual_weight", "combination_weights")
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As everywhere; layers of ReZero start as the identity, combinations of layers as their mean."""
+        super()._init_weights(module)
+        if isinstance(module, ReZero):
+            init.zeros_(module.residual_weight)
+        elif isinstance(module, LayerCombination):
+            init.copy_(module.combination_weights, module.initial_weights())
+
+
+class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
+    """Layers that may be skipped in training, or read more than the layer before them."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.combination = LayerCombination(config, len(self.layers)) if config.layer_aggregation == "dlcl" else None
+        self.post_init()
+
+    def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
+        """`[B, T, D]` to the same, before the final norm."""
+        history: list[torch.Tensor] = []
+        for layer, skipped in zip(self.layers, self.draw_skipped(kwargs.get("past_key_values")), strict=True):
+            if self.combination is not None:
+                hidden_states = self.combination(history, hidden_states)
+            if skipped:
+                tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+                hidden_states = hidden_states + no_gradient(layer, *tensors)
+            else:
+                hidden_states = layer(hidden_states, *inputs, **kwargs)
+        return hidden_states if self.combination is None else self.combination(history, hidden_states)
+
+    def draw_skipped(self, past_key_values: Any) -> list[bool]:
+        """Which layers this forward pass skips (LayerDrop): none in evaluation, nor with a cache, which needs all.
+
+        One draw per layer and forward pass, shared by all sentences and positions, from the CPU's generator, so that
+        on a GPU the decision needs no synchronisation.
+        """
+        rate = self.config.layer_drop
+        if not self.training or rate == 0 or past_key_values is not None:
+            return [False] * len(self.layers)
+        return (torch.rand(len(self.layers), device="cpu") <= rate).tolist()
+
+
+class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
+    """Embeddings and a stack of encoder layers."""
+
+    @property
+    def layer_class(self) -> type[EncoderLayer]:
+        """How the layers are joined."""
+        return ReZeroEncoderLayer if self.config.residual == "rezero" else EncoderLayer
+
+
+class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
+    """Embeddings and a stack of decoder layers."""
+
+    @property
+    def layer_class(self) -> type[DecoderLayer]:
+        """How the layers are joined."""
+        return ReZeroDecoderLayer if self.config.residual == "rezero" else DecoderLayer
+
+
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel, DeepWideModel):
     """Encoder and decoder without a head."""
 
-    config_class = VanillaTransformerConfig
+    encoder_class = VanillaTransformerEncoder
+    decoder_class = VanillaTransformerDecoder
 
 
-class VanillaTransformerForConditionalGeneration(DeepWideForConditionalGeneration, GenerationMixin):
+class VanillaTransformerForConditionalGeneration(
+    VanillaTransformerPreTrainedModel, DeepWideForConditionalGeneration, GenerationMixin
+):
     """The baseline translation model."""
 
-    config_class = VanillaTransformerConfig
     model_class = VanillaTransformerModel
