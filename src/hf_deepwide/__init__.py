@@ -4,9 +4,11 @@ Importing the package registers the families with the Auto classes, and `pipelin
 """
 
 from .export import share
+from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
 from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
 from .models.modeling_vanilla_transformer import (
@@ -20,6 +22,9 @@ register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "LatentDepthConfig",
+    "LatentDepthForConditionalGeneration",
+    "LatentDepthModel",
     "MATConfig",
     "MATForConditionalGeneration",
     "MATModel",

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, pipelines
 
+from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel
+from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
 from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
 from .models.modeling_vanilla_transformer import (
@@ -37,6 +39,7 @@ FAMILIES = {
         Family(VanillaTransformerConfig, VanillaTransformerModel, VanillaTransformerForConditionalGeneration),
         Family(MATConfig, MATModel, MATForConditionalGeneration),
         Family(MultiPathConfig, MultiPathModel, MultiPathForConditionalGeneration),
+        Family(LatentDepthConfig, LatentDepthModel, LatentDepthForConditionalGeneration),
     )
 }
 

@@ -1,0 +1,174 @@
+"""Configuration of the Transformer with latent depth."""
+
+from typing import Any
+
+from .configuration_base import DeepWideConfig, validated
+
+
+@validated
+class LatentDepthConfig(DeepWideConfig):
+    """The Transformer with latent depth (Li et al. 2020): which layers are used is learnt.
+
+    LL-D of the paper is `latent_encoder=False`, LL-E `latent_decoder=False`, LL-Both the default. Steps are optimizer
+    steps, t. Of the loss per target token (Eq. 8), `-log p + kl_weight * KL + target_depth_weight * L_K`, the last
+    two terms exist in training only. They grow linearly from zero, the second once the first has its full weight:
+
+        t0 = soft_selection_steps or 0         the last step before hard selection
+        t0 .. t0 + kl_anneal_steps             the KL term is annealed
+        .. + target_depth_anneal_steps         so is then the target depth
+
+    Args:
+        latent_encoder, latent_decoder: which stacks choose their layers.
+        num_posteriors: N, one posterior per language or language pair; with several, `forward` and `generate` take
+            `posteriors`, the index of each sentence's.
+        posterior_names: what each posterior is of, e.g. `["de", "fr", "cs"]`; for `hf_deepwide.prune` and plots.
+        gumbel_temperature: tau of Eq. 5.
+        final_temperature: tau after `temperature_anneal_steps`, to which it falls geometrically; None: tau is constant.
+        temperature_anneal_steps: see above.
+        layer_selection_init: the logits at the start; 0 selects with probability 1/2.
+        layer_prior: p(z): `"uniform"` is Beta(1, 1), `"beta"` Beta(`prior_select`, `prior_skip`), `"aggregated"` the
+            mean of all posteriors (Eq. 7), through which no gradient flows.
+        prior_select, prior_skip: a and b of the Beta prior; a > b favours selecting.
+        soft_selection_steps: t after which training selects hard, 0 or 1, with the gradient of the soft sample
+            (straight-through); None: samples are soft throughout, as in the paper.
+        kl_weight: beta. The released code's 0.1 averages over its 24 layers, where Eq. 4 sums.
+        kl_anneal_steps: steps in which beta grows from 0.
+        kl_reduction: over layers, the `"sum"` of Eq. 4 or the released code's `"mean"`. Posteriors are averaged.
+        kl_estimator: `"analytic"` is KL(q || p) of Bernoulli distributions; `"fairseq"` the released code's
+            z * log(z / p) of one sample, which is no divergence.
+        target_encoder_layers, target_decoder_layers: K, how many layers to use of a latent stack; None: any number.
+        target_depth_weight: lambda.
+        target_depth_anneal_steps: steps in which lambda grows from 0.
+        target_depth_norm: L_K as the `"squared"` difference to K, which is smooth, or the `"absolute"` one of the
+            paper.
+        layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target, which the
+            released code adds and the paper does not have; grows with lambda.
+        inference_selection: in evaluation z is 1 if a > 0 and else 0 (`"hard"`), sigmoid(a) (`"soft"`), or
+            sigmoid(a / tau) with the last tau (`"tempered"`), about the mean of the soft samples of training.
+
+    Raises:
+        ValueError: a field has a wrong type, is out of range, or contradicts another.
+    """
+
+    model_type = "latent_depth"
+
+    normalize_before: bool = True
+    latent_encoder: bool = True
+    latent_decoder: bool = True
+    num_posteriors: int = 1
+    posterior_names: list[str] | None = None
+    gumbel_temperature: float | int = 5.0
+    final_temperature: float | int | None = None
+    temperature_anneal_steps: int = 0
+    layer_selection_init: float | int = 0.0
+    layer_prior: str = "uniform"
+    prior_select: float | int = 1.0
+    prior_skip: float | int = 1.0
+    soft_selection_steps: int | None = None
+    kl_weight: float | int = 0.01
+    kl_anneal_steps: int = 5000
+    kl_reduction: str = "sum"
+    kl_estimator: str = "analytic"
+    target_encoder_layers: float | int | None = None
+    target_decoder_layers: float | int | None = None
+    target_depth_weight: float | int = 0.1
+    target_depth_anneal_steps: int = 5000
+    target_depth_norm: str = "squared"
+    layer_sharing_weight: float | int = 0.0
+    inference_selection: str = "hard"
+
+    @classmethod
+    def released(cls, **overrides: Any) -> "LatentDepthConfig":
+        """The released code's model and losses for one-to-many translation, as its README trains them.
+
+        Its defects are left out: uninitialised logits, selections redrawn at each generated token, post-norm by
+        omission, and the negative weight of the KL term in the first steps.
+        """
+        fields = {
+            "encoder_layers": 12,
+            "decoder_layers": 24,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 1024,
+            "decoder_ffn_dim": 1024,
+            "dropout": 0.3,
+            "attention_dropout": 0.3,
+            "share_encoder_decoder_embeddings": False,
+            "latent_encoder": False,
+            "soft_selection_steps": 500,
+            "kl_estimator": "fairseq",
+            "kl_reduction": "mean",
+            "kl_weight": 0.1,
+            "target_decoder_layers": 12,
+            "layer_sharing_weight": 0.1,
+        }
+        return cls(**fields | overrides)
+
+    def temperature_at(self, step: int) -> float:
+        """Tau after `step` optimizer steps."""
+        if self.final_temperature is None:
+            return float(self.gumbel_temperature)
+        passed = ramp(step, 0, self.temperature_anneal_steps)
+        return self.gumbel_temperature * (self.final_temperature / self.gumbel_temperature) ** passed
+
+    def selects_hard_at(self, step: int) -> bool:
+        """Whether training draws 0 or 1 after `step` optimizer steps."""
+        return self.soft_selection_steps is not None and step > self.soft_selection_steps
+
+    def kl_annealing_at(self, step: int) -> float:
+        """The share of `kl_weight` that holds after `step` optimizer steps, 0 to 1."""
+        return ramp(step, self.soft_selection_steps or 0, self.kl_anneal_steps)
+
+    def target_depth_annealing_at(self, step: int) -> float:
+        """The share of `target_depth_weight` and `layer_sharing_weight` after `step` optimizer steps, 0 to 1."""
+        return ramp(step, (self.soft_selection_steps or 0) + self.kl_anneal_steps, self.target_depth_anneal_steps)
+
+    def validate_depth(self) -> None:
+        """Layers can only be skipped pre-norm; a target belongs to a latent stack and is within its depth."""
+        if not self.normalize_before:
+            raise ValueError(
+                "`normalize_before` must be True: behind a post-norm, a skipped layer would still normalise; got False"
+            )
+        if not (self.latent_encoder or self.latent_decoder):
+            raise ValueError("`latent_encoder` and `latent_decoder` are both False; one must be True, or use vanilla")
+        for stack in ("encoder", "decoder"):
+            target, layers = getattr(self, f"target_{stack}_layers"), getattr(self, f"{stack}_layers")
+            if target is not None and not getattr(self, f"latent_{stack}"):
+                raise ValueError(f"`target_{stack}_layers` must be None where `latent_{stack}` is False, got {target}")
+            if target is not None and not 0 <= target <= layers:
+                raise ValueError(f"`target_{stack}_layers` must be in [0, {layers}], got {target}")
+
+    def validate_selection(self) -> None:
+        """Options are among those that exist; weights, steps and temperatures in range; a name for each posterior."""
+        choices = {
+            "layer_prior": ("uniform", "beta", "aggregated"),
+            "kl_reduction": ("sum", "mean"),
+            "kl_estimator": ("analytic", "fairseq"),
+            "target_depth_norm": ("squared", "absolute"),
+            "inference_selection": ("hard", "soft", "tempered"),
+        }
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+        for name in ("kl_weight", "target_depth_weight", "layer_sharing_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"`{name}` must be at least 0, got {getattr(self, name)}")
+        steps = ("temperature_anneal_steps", "soft_selection_steps", "kl_anneal_steps", "target_depth_anneal_steps")
+        for name in steps:
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must be at least 0, got {getattr(self, name)}")
+        for name in ("gumbel_temperature", "final_temperature", "prior_select", "prior_skip"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)}")
+        if self.num_posteriors < 1:
+            raise ValueError(f"`num_posteriors` must be at least 1, got {self.num_posteriors}")
+        if self.posterior_names is not None and len(self.posterior_names) != self.num_posteriors:
+            raise ValueError(
+                f"`posterior_names` must name each of the {self.num_posteriors} posteriors (`num_posteriors`), got "
+                f"{self.posterior_names}"
+            )
+
+
+def ramp(step: int, start: int, length: int) -> float:
+    """0 up to `start`, then rising to 1 over `length` steps; with length 0, 1 from `start` on."""
+    return min(max((step - start) / length, 0.0), 1.0) if length else float(step >= start)

@@ -1,0 +1,188 @@
+"""Which layers are used, as latent variables: samples, evaluation, and the terms of the loss (Li et al. 2020).
+
+Shapes: N posteriors (one for each language or language pair), L layers, B sentences. A posterior is given by the
+log-odds of selecting each layer, `logits` a = alpha(1) - alpha(0) `[N, L]`: q = sigmoid(a).
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn.functional import logsigmoid
+
+from .configuration_latent_depth import LatentDepthConfig
+
+EPSILON = 1e-7  # of the released code, inside its logarithms
+
+
+def gumbel_difference(logits: torch.Tensor) -> torch.Tensor:
+    """eps(1) - eps(0) of Eq. 5, two Gumbel variables for each logit; shaped like `logits`."""
+    select, skip = -torch.empty(2, *logits.shape, dtype=logits.dtype, device=logits.device).exponential_().log()
+    return select - skip
+
+
+def sample_selection(
+    logits: torch.Tensor, noise: torch.Tensor, temperature: float, hard: bool = False
+) -> torch.Tensor:
+    """z of Eq. 5, whose two-way softmax is sigmoid((a + eps(1) - eps(0)) / tau); shaped like `logits`.
+
+    Hard samples are 0 or 1, 1 with probability sigmoid(a) whatever tau, and have the gradient of the soft ones.
+    """
+    perturbed = logits + noise
+    soft = torch.sigmoid(perturbed / temperature)
+    return (perturbed > 0).to(soft.dtype) + (soft - soft.detach()) if hard else soft
+
+
+def log_prior(
+    logits: torch.Tensor, prior: str = "uniform", select: float = 1.0, skip: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p(z = 1) and log p(z = 0) of each layer, `[L]`.
+
+    The mean of a Bernoulli variable under Beta(a, b) is a / (a + b). The aggregated posterior (Eq. 7) is the mean of
+    all posteriors, a constant: no gradient flows through it.
+    """
+    if prior == "aggregated":
+        a, count = logits.detach(), math.log(len(logits))
+        return logsigmoid(a).logsumexp(0) - count, logsigmoid(-a).logsumexp(0) - count
+    p = select / (select + skip) if prior == "beta" else 0.5
+    return logits.new_full(logits.shape[1:], math.log(p)), logits.new_full(logits.shape[1:], math.log(1 - p))
+
+
+def bernoulli_kl(logits: torch.Tensor, log_select: torch.Tensor, log_skip: torch.Tensor) -> torch.Tensor:
+    """KL(q || p) = q log(q / p) + (1 - q) log((1 - q) / (1 - p)) of each layer, `[N, L]` (Eq. 4)."""
+    q = torch.sigmoid(logits)
+    return q * (logsigmoid(logits) - log_select) + (1 - q) * (logsigmoid(-logits) - log_skip)
+
+
+def sampled_kl(z: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
+    """z log(z / p) of samples `[N, L]`, where the released code has a divergence."""
+    return z * ((z + EPSILON).log() - prior.clamp(min=EPSILON).log())
+
+
+def target_depth_error(utilization: torch.Tensor, target: float, norm: str = "squared") -> torch.Tensor:
+    """L_K = ||sum_l u_l - K||_2 of a number, so its absolute value, or its square; u `[L]` (section 2.2)."""
+    excess = utilization.sum() - target
+    return excess.abs() if norm == "absolute" else excess.square()
+
+
+def sharing_error(utilization: torch.Tensor) -> torch.Tensor:
+    """-sum_l u_l log u_l, with which the released code draws each utilisation `[L]` to 0 or 1."""
+    u = utilization.clamp(min=EPSILON)  # hard samples may all be 0, where the logarithm has no gradient
+    return -(u * u.log()).sum()
+
+
+class LayerSelection(nn.Module):
+    """The posteriors q of one stack: one logit for each layer, in each of N posteriors.
+
+    In training one z is drawn for each layer and posterior in each forward pass. In evaluation z follows from the
+    logits alone.
+    """
+
+    def __init__(self, config: LatentDepthConfig, stack: str) -> None:
+        super().__init__()
+        self.config = config
+        self.target = getattr(config, f"target_{stack}_layers")
+        shape = config.num_posteriors, getattr(config, f"{stack}_layers")
+        self.layer_logits = nn.Parameter(torch.full(shape, float(config.layer_selection_init)))
+        self.training_step = 0  # optimizer steps made so far
+        self.noise: torch.Tensor | None = None  # of the last sample
+
+    def forward(
+        self, posteriors: torch.Tensor | None, batch_size: int, may_skip: bool = True
+    ) -> list[torch.Tensor | bool]:
+        """What to do with each layer in this forward pass, L entries.
+
+        Args:
+            posteriors: index of each sentence's posterior `[B]`; not needed where there is one.
+            batch_size: B.
+            may_skip: whether a layer that no sentence uses can be left out; otherwise it is weighed by 0.
+
+        Returns:
+            True: use it as it is. False: leave it out. A tensor: weigh what it adds by z, a scalar or `[B, 1, 1]`.
+
+        Raises:
+            ValueError: `posteriors` are missing, or not one for each sentence.
+        """
+        self._check(posteriors, batch_size)
+        several = self.config.num_posteriors > 1
+        if self.training:
+            self.noise = gumbel_difference(self._logits)
+            z = self.sample()
+        else:
+            z = self.evaluation_weights()
+        z = z[posteriors.to(z.device)] if several else z  # [B or 1, L]
+        if not self.training and may_skip and self.config.inference_selection == "hard":
+            used, by_all = torch.stack([z.any(0), z.all(0)]).tolist()
+        else:
+            used, by_all = [True] * z.shape[1], [False] * z.shape[1]
+        weights = z.t()[..., None, None] if several else z[0]
+        return [all_ or (one and weight) for one, all_, weight in zip(used, by_all, weights.unbind(), strict=True)]
+
+    @property
+    def _logits(self) -> torch.Tensor:
+        """In float32 or better: a half-precision logarithm of a noise close to 0 or 1 is far off."""
+        return self.layer_logits.to(torch.promote_types(self.layer_logits.dtype, torch.float32))
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """The layers that each posterior selects, those with q > 1/2, as bools `[N, L]`."""
+        return self.layer_logits > 0
+
+    @property
+    def probabilities(self) -> torch.Tensor:
+        """q, the probability of each posterior to select each layer, `[N, L]`."""
+        return torch.sigmoid(self._logits)
+
+    def evaluation_weights(self) -> torch.Tensor:
+        """z in evaluation `[N, L]`, as `inference_selection` has it."""
+        how = self.config.inference_selection
+        if how == "hard":
+            return self.chosen.to(self._logits.dtype)
+        if how == "soft":
+            return self.probabilities
+        temperature = self.config.final_temperature or self.config.gumbel_temperature
+        return torch.sigmoid(self._logits / temperature)
+
+    def sample(self) -> torch.Tensor:
+        """z of the last forward pass in training `[N, L]`, differentiable."""
+        if self.noise is None:
+            self.noise = gumbel_difference(self._logits)
+        config, step = self.config, self.training_step
+        return sample_selection(
+            self._logits, self.noise, config.temperature_at(step), hard=config.selects_hard_at(step)
+        )
+
+    def divergence(self) -> torch.Tensor:
+        """The KL term of this stack: over layers their sum or mean, over posteriors the mean."""
+        config = self.config
+        if config.kl_estimator == "analytic":
+            prior = log_prior(self._logits, config.layer_prior, config.prior_select, config.prior_skip)
+            terms = bernoulli_kl(self._logits, *prior)
+        else:
+            z = self.sample()
+            if config.layer_prior == "aggregated":  # a distribution over layers
+                prior = z.detach().sum(0) / z.detach().sum().clamp(min=EPSILON)
+            else:
+                prior = log_prior(z, config.layer_prior, config.prior_select, config.prior_skip)[0].exp()
+            terms = sampled_kl(z, prior)
+        terms = terms.mean(0)
+        return terms.sum() if config.kl_reduction == "sum" else terms.mean()
+
+    def utilization(self) -> torch.Tensor:
+        """u_l = 1/N sum_n z_l^(n), of the last sample `[L]`."""
+        return self.sample().mean(0)
+
+    def _check(self, posteriors: torch.Tensor | None, batch_size: int) -> None:
+        count = self.config.num_posteriors
+        if posteriors is None:
+            if count > 1:
+                names = f" ({', '.join(self.config.posterior_names)})" if self.config.posterior_names else ""
+                raise ValueError(
+                    f"this model has {count} posteriors{names}: pass `posteriors`, a LongTensor `[{batch_size}]` with "
+                    f"the index of each sentence's, 0 to {count - 1}"
+                )
+        elif posteriors.shape != (batch_size,):
+            raise ValueError(
+                f"`posteriors` must be one index for each of {batch_size} sentences, a tensor `[{batch_size}]`; got "
+                f"the shape {list(posteriors.shape)}"
+            )

@@ -1,0 +1,238 @@
+"""The Transformer with latent depth (Li et al. 2020, "Deep Transformers with Latent Depth"), arXiv 2009.13102.
+
+Whether layer l is used is a latent variable z_l, a factor of all its sub-layers (section 2.1):
+
+    x_{l+1} = x_l + z_l F_l(x_l),  z_l ~ Bernoulli(q_l)                                                       (Eq. 2)
+
+as in the released code, that is with x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn. In training z is a
+Gumbel-softmax sample from the posterior q,
+
+    z_l = sigmoid((a_l + eps_1 - eps_0) / tau),  q_l = sigmoid(a_l),  eps ~ Gumbel(0, 1)                        (Eq. 5)
+
+drawn once per forward pass for each language (pair), as each has a posterior of its own (section 2.2). In evaluation
+z_l is 1 if q_l > 1/2 and else 0, and layers that no sentence uses are not computed; `hf_deepwide.prune` removes them
+for good. The loss is
+
+    E_q[-log p(y | x, z)] + beta KL(q || p) + lambda |sum_l u_l - K|^2                                        (Eq. 8)
+
+with u_l the mean of z_l over languages. The parts of it are in `layer_selection`; stacks, layers and everything else
+are those of the vanilla pre-norm Transformer.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers import initialization as init
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import can_return_tuple
+
+from .configuration_latent_depth import LatentDepthConfig
+from .layer_selection import LayerSelection, sharing_error, target_depth_error
+from .loss import token_count
+from .modeling_base import (
+    Decoder,
+    DeepWideForConditionalGeneration,
+    DeepWideModel,
+    DeepWidePreTrainedModel,
+    Encoder,
+    Stack,
+)
+from .running_means import RunningMeans
+
+
+class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
+    """What the models of this family share."""
+
+    config_class = LatentDepthConfig
+    no_weight_decay = ("layer_logits",)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LayerSelection):
+            init.constant_(module.layer_logits, self.config.layer_selection_init)
+        else:
+            super()._init_weights(module)
+
+    @property
+    def layer_selections(self) -> dict[str, LayerSelection]:
+        """The posteriors of each latent stack, `"encoder"` and `"decoder"`."""
+        stacks = {name: getattr(self.base_model, name, None) for name in ("encoder", "decoder")}
+        found = {name: getattr(stack, "layer_selection", None) for name, stack in stacks.items()}
+        return {name: selection for name, selection in found.items() if selection is not None}
+
+    @property
+    def training_step(self) -> int:
+        """Optimizer steps made so far, on which temperature, hard selection and annealing depend."""
+        return getattr(self, "_training_step", 0)
+
+    @training_step.setter
+    def training_step(self, step: int) -> None:
+        self._training_step = step
+        for selection in self.layer_selections.values():
+            selection.training_step = step
+
+
+class LatentStack(LatentDepthPreTrainedModel, Stack):
+    """Layers, each weighed by its z or left out."""
+
+    layer_selection: LayerSelection | None
+
+    def run_layers(
+        self, hidden_states: torch.Tensor, *inputs: Any, posteriors: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """`[B, time, D]` to the same, by the layers that `posteriors` `[B]` select."""
+        if self.layer_selection is None:
+            return super().run_layers(hidden_states, *inputs, **kwargs)
+        recorded = (
+            kwargs.get(name, getattr(self.config, name)) for name in ("output_hidden_states", "output_attentions")
+        )
+        may_skip = not (torch.compiler.is_compiling() or any(recorded))
+        gates = self.layer_selection(posteriors, len(hidden_states), may_skip)
+        if gates[0] is False and kwargs.get("past_key_values") is not None:
+            count_tokens(kwargs["past_key_values"], hidden_states)
+        for layer, gate in zip(self.layers, gates, strict=True):
+            if gate is not False:
+                hidden_states = layer(hidden_states, *inputs, None if gate is True else gate, **kwargs)
+        return hidden_states
+
+
+def count_tokens(cache: Cache, hidden_states: torch.Tensor) -> None:
+    """Put one number for each new token `[B, T, D]` into the first layer's slot, off which lengths are read.
+
+    Layers keep their slots, whichever are used, so that of a first layer that is left out would stay empty.
+    """
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    ones = hidden_states.new_ones(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
+    cache.update(ones, ones, 0)
+
+
+class LatentEncoder(LatentStack, Encoder):
+    """The encoder, of latent depth in LL-E and LL-Both."""
+
+    def __init__(self, config: LatentDepthConfig) -> None:
+        super().__init__(config)
+        self.layer_selection = LayerSelection(config, "encoder") if config.latent_encoder else None
+
+
+class LatentDecoder(LatentStack, Decoder):
+    """The decoder, of latent depth in LL-D and LL-Both."""
+
+    def __init__(self, config: LatentDepthConfig) -> None:
+        super().__init__(config)
+        self.layer_selection = LayerSelection(config, "decoder") if config.latent_decoder else None
+
+
+class LatentDepthModel(LatentDepthPreTrainedModel, DeepWideModel):
+    """Encoder and decoder without a head."""
+
+    encoder_class = LatentEncoder
+    decoder_class = LatentDecoder
+
+
+class LatentDepthLoss(LatentDepthPreTrainedModel):
+    """The loss of Eq. 8 for models with a head, and what of it is logged."""
+
+    def __init__(self, config: LatentDepthConfig) -> None:
+        super().__init__(config)
+        self.means = RunningMeans()
+
+    def regularized(
+        self,
+        reconstruction: torch.Tensor,
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Add KL and target depth to the cross-entropy, in training.
+
+        Where the cross-entropy is this batch's part of a mean over `num_items_in_batch` tokens, so are they: weighed
+        by this batch's part of the tokens, they count once in the sum over devices and accumulation steps.
+        """
+        if not self.training:
+            return reconstruction
+        tokens, items = (labels != -100).sum(), token_count(labels, num_items_in_batch)
+        self.means.add("reconstruction", reconstruction * items, tokens)
+        config, step = self.config, self.training_step
+        penalty = 0.0
+        selections = self.layer_selections.values()
+        if selections:
+            divergence = sum(selection.divergence() for selection in selections)
+            self.means.add("kl", divergence)
+            penalty = config.kl_weight * config.kl_annealing_at(step) * divergence
+        used = [
+            (selection.utilization(), selection.target) for selection in selections if selection.target is not None
+        ]
+        if used:
+            depth = sum(target_depth_error(u, target, config.target_depth_norm) for u, target in used)
+            self.means.add("target_depth", depth)
+            error = config.target_depth_weight * depth
+            if config.layer_sharing_weight:
+                error = error + config.layer_sharing_weight * sum(sharing_error(u) for u, _ in used)
+            penalty = penalty + config.target_depth_annealing_at(step) * error
+        return reconstruction + penalty * (tokens / items)
+
+    def training_logs(self) -> dict[str, float]:
+        """Means since the last call of the unweighted terms of the loss, and the depths now.
+
+        `reconstruction` is per target token. `effective_depth_…` is E[L], how many layers a posterior selects, in the
+        mean over posteriors.
+        """
+        depths = {
+            f"effective_depth_{stack}": selection.chosen.sum(1).float().mean().item()
+            for stack, selection in self.layer_selections.items()
+        }
+        return self.means.take() | depths
+
+
+class LatentDepthForConditionalGeneration(LatentDepthLoss, DeepWideForConditionalGeneration, GenerationMixin):
+    """The translation model."""
+
+    model_class = LatentDepthModel
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        posteriors: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """As `DeepWideForConditionalGeneration.forward`, with the loss of Eq. 8 in training.
+
+        Args:
+            posteriors: index of each sentence's posterior `[B]`, where `num_posteriors` is more than 1. `generate` and
+                the model's call take it alike.
+        """
+        outputs = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            labels=labels,
+            use_cache=use_cache,
+            posteriors=posteriors,
+            num_items_in_batch=num_items_in_batch,
+            return_dict=True,
+            **kwargs,
+        )
+        if labels is not None:
+            outputs.loss = self.regularized(outputs.loss, labels.to(outputs.loss.device), num_items_in_batch)
+        return outputs

@@ -1,0 +1,21 @@
+"""Means of numbers that a model reports now and then."""
+
+import torch
+
+
+class RunningMeans:
+    """Weighted means by name, kept on the numbers' device so that adding one waits for nothing."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {}
+
+    def add(self, name: str, value: torch.Tensor, weight: torch.Tensor | float = 1.0) -> None:
+        """Add a scalar that is already multiplied by its weight."""
+        total, weights = self.totals.get(name, (0.0, 0.0))
+        self.totals[name] = total + value.detach().float(), weights + weight
+
+    def take(self) -> dict[str, float]:
+        """The means of what was added since the last call."""
+        means = {name: float(total / weight) for name, (total, weight) in self.totals.items()}
+        self.totals.clear()
+        return means
