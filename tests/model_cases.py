@@ -38,6 +38,11 @@ CASES = {
         "vanilla_transformer",
         {"normalize_before": True, "position_embedding_type": "learned", "layernorm_embedding": True},
     ),
+    "vanilla-rezero": Case("vanilla_transformer", {"residual": "rezero"}),
+    "vanilla-dlcl": Case("vanilla_transformer", {"layer_aggregation": "dlcl"}),
+    "vanilla-dlcl-prenorm": Case(
+        "vanilla_transformer", {"layer_aggregation": "dlcl", "normalize_before": True, "attention_branches": 2}
+    ),
     "mat-1": Case("mat", {"attention_branches": 1}),
     "mat-3": Case("mat", {"attention_branches": 3}),
     "mat-2-prenorm": Case(

@@ -163,10 +163,35 @@ def embed(w: Weights, stack: str, config: Any, ids: list[int]) -> torch.Tensor:
 def residual(
     w: Weights, norm: str, pre: bool, xs: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """x + f(LN(x)), or LN(x + f(x))."""
+    """x + f(LN(x)), or LN(x + f(x)); of a layer with a `residual_weight` a, x + a f(x) (ReZero)."""
+    weight = w.get(norm.rpartition(".")[0] + ".residual_weight")
+    if weight is not None:
+        return torch.stack([x + weight[0] * y for x, y in zip(xs, f(xs), strict=True)])
     if pre:
         return xs + f(torch.stack([layer_norm(x, w, norm) for x in xs]))
     return torch.stack([layer_norm(x, w, norm) for x in xs + f(xs)])
+
+
+def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) -> torch.Tensor:
+    """The input of the next layer, given all outputs y_0 ... y_l: y_l, or DLCL's combination (Wang et al., Eq. 8, 9).
+
+    y_0 is not normalised, nor, post-norm, what stands alone.
+    """
+    if getattr(config, "layer_aggregation", None) is None:
+        return outputs[-1]
+    name, last = f"{stack}.combination", len(outputs) - 1
+    rows = []
+    for t in range(len(outputs[0])):
+        row = 0
+        for k, output in enumerate(outputs):
+            y = output[t]
+            if config.normalize_before and k > 0:
+                y = layer_norm(y, w, f"{name}.layer_norms.{k - 1}")
+            row = row + w[f"{name}.combination_weights"][last, k] * y
+        if not config.normalize_before and last > 0:
+            row = layer_norm(row, w, f"{name}.layer_norms.{last - 1}")
+        rows.append(row)
+    return torch.stack(rows)
 
 
 def multipath_sum(w: Weights, name: str, config: Any, x: torch.Tensor, paths: list[torch.Tensor]) -> torch.Tensor:
@@ -269,14 +294,18 @@ def decoder_layer(
 
 def logits(w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None) -> torch.Tensor:
     """Logits `[T, V]` of one pair of sentences without padding; names in `w` are those of the headless model."""
-    xs = embed(w, "encoder", config, source)
+    outputs = [embed(w, "encoder", config, source)]
     for layer in range(config.encoder_layers):
-        xs = encoder_layer(w, f"encoder.layers.{layer}", config, xs, uniform)
+        xs = combine(w, "encoder", config, outputs)
+        outputs.append(encoder_layer(w, f"encoder.layers.{layer}", config, xs, uniform))
+    xs = combine(w, "encoder", config, outputs)
     if config.normalize_before:
         xs = torch.stack([layer_norm(x, w, "encoder.layer_norm") for x in xs])
-    ys = embed(w, "decoder", config, target)
+    outputs = [embed(w, "decoder", config, target)]
     for layer in range(config.decoder_layers):
-        ys = decoder_layer(w, f"decoder.layers.{layer}", config, ys, xs, uniform)
+        ys = combine(w, "decoder", config, outputs)
+        outputs.append(decoder_layer(w, f"decoder.layers.{layer}", config, ys, xs, uniform))
+    ys = combine(w, "decoder", config, outputs)
     if config.normalize_before:
         ys = torch.stack([layer_norm(y, w, "decoder.layer_norm") for y in ys])
     return torch.stack([w["lm_head.weight"] @ y + w.get("lm_head.bias", 0) for y in ys])

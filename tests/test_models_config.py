@@ -72,6 +72,21 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layer_drop": 1}, ["`layer_drop`", "[0, 1)", "got 1"]),
+        ({"layer_drop": -0.1}, ["`layer_drop`", "[0, 1)", "got -0.1"]),
+        ({"residual": "highway"}, ["`residual`", "add, rezero", "'highway'"]),
+        ({"layer_aggregation": "none"}, ["`layer_aggregation`", "None or dlcl", "'none'"]),
+        ({"residual": "rezero", "normalize_before": True}, ["rezero", "`normalize_before=False`"]),
+        ({"residual": "rezero", "layer_aggregation": "dlcl"}, ["rezero", "dlcl", "one of them"]),
+    ],
+)
+def test_a_wrong_depth_is_named_likewise(fields, words):
+    test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, words, VanillaTransformerConfig)
+
+
 def test_types_are_checked_when_a_field_is_set_later_and_the_rest_when_it_is_saved(tmp_path):
     config = MATConfig()
     with pytest.raises(ValueError, match="d_model"):

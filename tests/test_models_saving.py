@@ -165,7 +165,7 @@ def test_initialisation_is_that_of_the_papers(case):
         assert projection.weight.abs().max().item() == pytest.approx(bound, rel=0.01)
         assert projection.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
         assert projection.bias is None or (projection.bias == 0).all()
-    assert (layer.self_attn_layer_norm.weight == 1).all()
+    assert all((norm.weight == 1).all() for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))
     normal = FAMILIES[family].lm(config_of(case, d_model=d, encoder_ffn_dim=96, decoder_ffn_dim=96, init_std=0.02))
     for parameter in normal.model.decoder.layers[0].parameters():
         if parameter.dim() > 1:
