@@ -15,6 +15,7 @@ from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
+from .prune import prune
 from .registration import register
 
 register()
@@ -34,5 +35,6 @@ __all__ = [
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
+    "prune",
     "share",
 ]

@@ -194,7 +194,7 @@ def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensor
         if bias is not None and (config.model_type == "marian" or bias.any()):
             tensors["lm_head.bias"] = bias[0]
     else:
-        fields = {field: getattr(config, field) for field in _own_fields(DeepWideConfig)}
+        fields = {field: getattr(config, field) for field in own_fields(DeepWideConfig)}
     encoder, decoder = model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight
     fields |= {
         "vocab_size": len(encoder),
@@ -238,8 +238,8 @@ def target_config(
     Raises:
         UserError: an override is unknown, invalid, or would change the base's shapes or function.
     """
-    known = _own_fields(config_class)
-    fields = {field: getattr(base, field) for field in _own_fields(DeepWideConfig)}
+    known = own_fields(config_class)
+    fields = {field: getattr(base, field) for field in own_fields(DeepWideConfig)}
     if base.attention_branches == base.ffn_branches == 1 and not base.drop_branch:
         fields = {field: value for field, value in fields.items() if field not in BRANCHING}
     for field, value in overrides.items():
@@ -304,10 +304,12 @@ def tie(tensors: Tensors, config: DeepWideConfig) -> Tensors:
 
 
 @torch.no_grad()
-def logit_difference(base: PreTrainedModel, other: PreTrainedModel, seed: int = 0) -> tuple[float, float]:
-    """How far the logits of two models differ on a random batch with padding, and the largest of the first's.
+def logit_difference(
+    base: PreTrainedModel, other: PreTrainedModel, seed: int = 0, **base_inputs: torch.Tensor
+) -> tuple[float, float]:
+    """How far the logits of two models differ on a random batch of four with padding, and the largest of the first's.
 
-    Both are called in the mode and dtype they are in.
+    Both are called in the mode and dtype they are in; `base_inputs` are further inputs of the first.
     """
     generator = torch.Generator().manual_seed(seed)
     config, length = base.config, min(24, base.config.max_position_embeddings)
@@ -323,7 +325,10 @@ def logit_difference(base: PreTrainedModel, other: PreTrainedModel, seed: int = 
         "attention_mask": mask.long(),
         "decoder_input_ids": random_ids(base.model.decoder.embed_tokens),
     }
-    logits = [model(**{k: v.to(model.device) for k, v in batch.items()}).logits.cpu() for model in (base, other)]
+    logits = [
+        model(**{k: v.to(model.device) for k, v in inputs.items()}).logits.cpu()
+        for model, inputs in ((base, batch | base_inputs), (other, batch))
+    ]
     return (logits[0] - logits[1]).abs().max().item(), logits[0].abs().max().item()
 
 
@@ -376,7 +381,7 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
         )
 
 
-def _own_fields(config_class: type[DeepWideConfig]) -> list[str]:
+def own_fields(config_class: type[DeepWideConfig]) -> list[str]:
     """Names of the fields that a config adds to those every config of Transformers has."""
     everybody = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     return [field.name for field in dataclasses.fields(config_class) if field.name not in everybody]

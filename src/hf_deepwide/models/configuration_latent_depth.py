@@ -23,8 +23,8 @@ class LatentDepthConfig(DeepWideConfig):
             `posteriors`, the index of each sentence's.
         posterior_names: what each posterior is of, e.g. `["de", "fr", "cs"]`; for `hf_deepwide.prune` and plots.
         gumbel_temperature: tau of Eq. 5.
-        final_temperature: tau after `temperature_anneal_steps`, to which it falls geometrically; None: tau is constant.
-        temperature_anneal_steps: see above.
+        final_temperature: tau after `temperature_anneal_steps`, to which it falls geometrically; None: tau stays.
+        temperature_anneal_steps: steps from the first tau to the last.
         layer_selection_init: the logits at the start; 0 selects with probability 1/2.
         layer_prior: p(z): `"uniform"` is Beta(1, 1), `"beta"` Beta(`prior_select`, `prior_skip`), `"aggregated"` the
             mean of all posteriors (Eq. 7), through which no gradient flows.

@@ -133,12 +133,12 @@ class LayerSelection(nn.Module):
         """q, the probability of each posterior to select each layer, `[N, L]`."""
         return torch.sigmoid(self._logits)
 
-    def evaluation_weights(self) -> torch.Tensor:
-        """z in evaluation `[N, L]`, as `inference_selection` has it."""
-        how = self.config.inference_selection
-        if how == "hard":
+    def evaluation_weights(self, selection: str | None = None) -> torch.Tensor:
+        """z in evaluation `[N, L]`, as a `selection` or the config's `inference_selection` has it."""
+        selection = selection or self.config.inference_selection
+        if selection == "hard":
             return self.chosen.to(self._logits.dtype)
-        if how == "soft":
+        if selection == "soft":
             return self.probabilities
         temperature = self.config.final_temperature or self.config.gumbel_temperature
         return torch.sigmoid(self._logits / temperature)

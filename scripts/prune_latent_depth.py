@@ -1,0 +1,72 @@
+"""Make a plain model of the layers that a latent-depth model has chosen.
+
+    python scripts/prune_latent_depth.py runs/multi30k_en_de_latent runs/pruned
+    python scripts/prune_latent_depth.py runs/multi30k_en_xx_latent runs/pruned-de --language de
+    python scripts/prune_latent_depth.py runs/multi30k_en_de_latent runs/folded --selection soft
+
+The model is a folder or a Hub id. Of several posteriors one is given by its name or index. `--selection soft` (or
+tempered) keeps all layers and folds their weights in. The output is a `vanilla_transformer` with the model's
+generation config and tokenizer. It is read back and its logits on a random batch are compared with the model's.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from hf_deepwide import LatentDepthForConditionalGeneration, prune
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.prune import SELECTIONS, kept_layers, posterior_index
+from hf_deepwide.warm_start import logit_difference
+
+TOLERANCE = 1e-5  # relative to the largest logit, or to 1; in float32
+
+
+def main() -> None:
+    """Load, prune, save, read back and compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("model", help="a folder or Hub id of a latent-depth model")
+    parser.add_argument("output", type=Path, help="folder for the result; it is made")
+    parser.add_argument("--language", help="name or index of the posterior; not needed where there is one")
+    parser.add_argument("--selection", choices=SELECTIONS, help="default: the model's `inference_selection`")
+    script = parser.parse_args()
+    disable_progress_bar()
+    if script.output.exists() and (not script.output.is_dir() or any(script.output.iterdir())):
+        raise UserError(f"{script.output} exists and is not an empty folder; give another name")
+
+    model, tokenizer = load(script.model)
+    if script.selection is not None:
+        model.config.inference_selection = script.selection
+    pruned = prune(model, script.language)
+    pruned.save_pretrained(script.output)
+    tokenizer.save_pretrained(script.output)
+    for stack, layers in kept_layers(model, script.language).items():
+        print(f"{stack}: selects {len(layers)} of {getattr(model.config, f'{stack}_layers')} layers: {layers}")
+    print(f"{script.output}: {pruned.num_parameters():,} parameters, of {model.num_parameters():,}")
+
+    saved = AutoModelForSeq2SeqLM.from_pretrained(script.output)
+    posteriors = torch.full((4,), posterior_index(model.config, script.language))
+    difference, largest = logit_difference(model.float(), saved.float(), posteriors=posteriors)
+    print(f"largest difference of logits from the model's: {difference:.2g} (logits up to {largest:.3g})")
+    if pruned.dtype == torch.float32 and not difference <= TOLERANCE * max(1, largest):
+        raise SystemExit("error: the result does not compute the model's function; please report this")
+
+
+def load(where: str) -> tuple[PreTrainedModel, AutoTokenizer]:
+    """The model and its tokenizer; a UserError where they cannot be loaded."""
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(where)
+        tokenizer = AutoTokenizer.from_pretrained(where)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where} cannot be loaded: {' '.join(str(error).split())}") from error
+    if not isinstance(model, LatentDepthForConditionalGeneration):
+        raise UserError(f"{where} is a {type(model).__name__}; only a latent-depth model can be pruned")
+    return model, tokenizer
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,114 @@
+"""From latent depth to a plain model of the layers that a posterior chose (Li et al. 2020, section 2.1).
+
+    small = prune(model)                               # one posterior
+    small = prune(model, "de")                         # one of several, by its name in `posterior_names` or its index
+    same_depth = prune(model, selection="soft")        # keeps all layers, with their weights folded in
+
+The result is a `vanilla_transformer`: it needs no posteriors, and is as much smaller and faster as it is shallower.
+"""
+
+import copy
+import re
+
+import torch
+from transformers import PreTrainedModel
+
+from .errors import UserError
+from .models.configuration_base import DeepWideConfig
+from .models.configuration_latent_depth import LatentDepthConfig
+from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .warm_start import SHARED, own_fields, tie
+
+SELECTIONS = ("hard", "soft", "tempered")
+LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")
+ENDS_SUBLAYER = re.compile(r"(attn\.out_proj|feed_forward\.fc2)\.(weight|bias)$")  # what z multiplies
+
+
+def prune(
+    model: PreTrainedModel, language: int | str | None = None, *, selection: str | None = None
+) -> VanillaTransformerForConditionalGeneration:
+    """The vanilla model that computes what a latent-depth model computes in evaluation, by one of its posteriors.
+
+    Hard selection keeps the layers that the posterior selects and drops the others. Soft selection keeps all, and
+    multiplies what ends each sub-layer (`out_proj` and `fc2`, weights and biases) by its layer's z.
+
+    Args:
+        model: a `LatentDepthForConditionalGeneration`. It is not changed and shares no memory with the result, which
+            has its dtype, device and generation config, and is in evaluation mode.
+        language: index or name of the posterior; not needed where there is one.
+        selection: one of `inference_selection`'s values; None: the model's own.
+
+    Raises:
+        UserError: another kind of model, no such posterior or selection, or a stack that is left without layers.
+    """
+    config = model.config
+    if config.model_type != LatentDepthConfig.model_type or not hasattr(model, "lm_head"):
+        raise UserError(f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be")
+    selection = selection or config.inference_selection
+    if selection not in SELECTIONS:
+        raise UserError(f"selection is {selection!r}; accepted: {', '.join(SELECTIONS)}")
+    posterior = posterior_index(config, language)
+    weights = {
+        name: chosen.evaluation_weights(selection)[posterior].tolist()
+        for name, chosen in model.layer_selections.items()
+    }
+    kept = {}
+    for stack in ("encoder", "decoder"):
+        z = weights.setdefault(stack, [1.0] * getattr(config, f"{stack}_layers"))
+        kept[stack] = [layer for layer, weight in enumerate(z) if weight > 0]
+        if not kept[stack]:
+            raise UserError(
+                f"posterior {posterior} selects no layer of the {stack}, and a plain Transformer needs one; train for "
+                "longer, with a larger target depth, or keep all layers with the selection 'soft'"
+            )
+
+    fields = {name: getattr(config, name) for name in own_fields(DeepWideConfig)}
+    depths = {f"{stack}_layers": len(layers) for stack, layers in kept.items()}
+    pruned_config = VanillaTransformerConfig(**fields | depths)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        match = LAYER.match(name)
+        if match is None:
+            if name != SHARED and not name.endswith("layer_selection.layer_logits"):
+                tensors[name] = tensor.detach().clone()
+            continue
+        stack, layer = match[1], int(match[2])
+        if layer in kept[stack]:
+            z = weights[stack][layer] if ENDS_SUBLAYER.search(name) else 1.0
+            place = f"model.{stack}.layers.{kept[stack].index(layer)}."
+            tensors[place + name[match.end() :]] = tensor.detach() * z
+    pruned = VanillaTransformerForConditionalGeneration.from_pretrained(
+        None, config=pruned_config, state_dict=tie(tensors, pruned_config), dtype=model.dtype
+    )
+    pruned.generation_config = copy.deepcopy(model.generation_config)
+    return pruned.to(model.device)
+
+
+def posterior_index(config: LatentDepthConfig, language: int | str | None) -> int:
+    """The index of a posterior given by index or name.
+
+    Raises:
+        UserError: there is none such, or none is given and there are several.
+    """
+    count, names = config.num_posteriors, config.posterior_names or []
+    accepted = f"0 to {count - 1}" + (f", or one of {', '.join(names)}" if names else "")
+    if language is None:
+        if count > 1:
+            raise UserError(f"the model has {count} posteriors; say which language: {accepted}")
+        return 0
+    if language in names:
+        return names.index(language)
+    index = int(language) if str(language).isdecimal() else -1
+    if not 0 <= index < count:
+        raise UserError(f"there is no posterior {language!r}; accepted: {accepted}")
+    return index
+
+
+def kept_layers(model: PreTrainedModel, language: int | str | None = None) -> dict[str, list[int]]:
+    """The layers of each latent stack that a posterior selects."""
+    posterior = posterior_index(model.config, language)
+    return {
+        stack: torch.nonzero(selection.chosen[posterior]).flatten().tolist()
+        for stack, selection in model.layer_selections.items()
+    }
