@@ -23,7 +23,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum, branch_outputs, weighted_sum
+from .branches import BranchInput, BranchSum, branch_inputs, branch_outputs
 from .configuration_multipath_transformer import MultiPathConfig
 from .dropout import Dropout
 from .modeling_base import (
@@ -43,12 +43,13 @@ class MultiPathAttention(MultiBranchAttention):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`[B, S, D]` to the contexts of all paths, side by side `[B, S, n * D]`.
+        """`[B, S, D]` to the contexts of the paths `[n, B * S, D]`.
 
         Beside them the attention weights, as `MultiBranchAttention` gives them.
         """
         context, weights = self.attend(hidden_states, attention_mask, None, None, None, **kwargs)
-        return self.report(context.flatten(-2), weights, kwargs)
+        paths = context.unflatten(2, (self.branches, -1)).movedim(2, 0)  # [n, B, S, M, D / M]
+        return self.report(paths.flatten(3).flatten(1, 2), weights, kwargs)
 
 
 class MultiPathFeedForward(nn.Module):
@@ -56,22 +57,23 @@ class MultiPathFeedForward(nn.Module):
 
     def __init__(self, config: MultiPathConfig) -> None:
         super().__init__()
+        self.paths = config.encoder_paths
         self.fc1 = BranchInput(config.encoder_paths, config.d_model, config.encoder_ffn_dim)
         self.fc2 = BranchSum(config.encoder_paths, config.encoder_ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
         self.activation_dropout = Dropout(config.activation_dropout)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[B, S, D]` to the inner activations of all paths, side by side `[B, S, n * F]`."""
-        return self.activation_dropout(self.activation(self.fc1(hidden_states)))
+        """`[B, S, D]` to the inner activations of the paths `[n, B * S, F]`."""
+        return self.activation_dropout(self.activation(branch_inputs(self.fc1, hidden_states, self.paths)))
 
 
 class PathSum(nn.Module):
     """beta X + dropout(sum_k alpha_k PathNorm_k(F_k)): what joins the paths of one sub-layer (Eq. 4, 5).
 
     Fixed weights are no parameters. A normalised feature is weighed by its LayerNorm: alpha times the affine
-    parameters. Without PathNorm the sum is linear in the paths, and their projections, the new features and the
-    weights are one matrix product.
+    parameters. Without PathNorm the sum is linear in the paths: what the new features add is added to the weights of
+    the raw ones, and the projections are weighed.
     """
 
     def __init__(self, config: MultiPathConfig) -> None:
@@ -92,14 +94,14 @@ class PathSum(nn.Module):
 
         Args:
             residual: the sub-layer's input X `[B, S, D]`.
-            inner: what the paths project, side by side `[B, S, n * in]`.
+            inner: what the paths project `[n, B * S, in]`.
             projection: their output projections, a `BranchSum`.
         """
         if self.path_norms:
-            joined = self._normalised_sum(branch_outputs(projection, inner, self.paths))
+            joined = self._normalised_sum(branch_outputs(projection, inner).unbind())
         else:
-            joined = weighted_sum(projection, inner, self._path_weights(inner))
-        joined = self.dropout(joined)
+            joined = branch_outputs(projection, inner, self._path_weights(inner)).sum(0)
+        joined = self.dropout(joined).view_as(residual)
         return residual + joined if self.beta is None else torch.addcmul(joined, residual, self.beta)
 
     def _normalised_sum(self, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
