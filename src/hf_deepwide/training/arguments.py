@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import Seq2SeqTrainingArguments
 
+from .two_level import TwoLevelArguments
+
 # Fields of the parent that would be ignored, or would break token batches, and what to use instead.
 REFUSED = {
     "per_device_train_batch_size": "batches are counted in tokens; set training.max_tokens",
@@ -36,7 +38,7 @@ def _default(name: str, value: Any) -> Any:
 
 
 @dataclass
-class TranslationTrainingArguments(Seq2SeqTrainingArguments):
+class TranslationTrainingArguments(TwoLevelArguments, Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
 
     Defaults are the papers' (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight decay);
@@ -114,6 +116,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         self._check()
 
     def _check(self) -> None:
+        self.check_two_level()
         for name, smallest in (
             ("max_tokens", 1),
             ("average_last", 0),

@@ -30,11 +30,12 @@ from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TrainingStep, TranslationProgress
 from .checkpoints import STAGING
+from .two_level import TwoLevelOptimization
 
 logger = logging.getLogger(__name__)
 
 
-class TranslationTrainer(Seq2SeqTrainer):
+class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
     """Trains any encoder-decoder model on encoded pairs.
 
     The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and
@@ -266,13 +267,6 @@ class TranslationTrainer(Seq2SeqTrainer):
             if isinstance(self.model, DeepWidePreTrainedModel):
                 logs |= self.model.training_logs()
         super().log(logs, start_time)
-
-    # Optimizer
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """As the parent, without the parameters that the model exempts (`no_weight_decay`)."""
-        exempt = getattr(self.model, "no_weight_decay", ())
-        return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in exempt]
 
     # Checkpoints
 

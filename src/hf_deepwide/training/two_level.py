@@ -1,0 +1,97 @@
+"""Two-level optimisation of weights and posteriors (Li et al. 2020, Algorithm 1), for any Trainer.
+
+    for t = 1 ... T:
+        for i = 1 ... I:    sample a batch and z, compute the loss, update the weights
+        update the posteriors by their gradient of the last of these losses
+
+An optimizer step is an inner one; those whose number is a multiple of I (`inner_steps`) update the posteriors, too.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..models.layer_selection import LayerSelection
+
+
+@dataclass
+class TwoLevelArguments:
+    """The fields that it adds to a Trainer's arguments.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    posterior_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Peak learning rate of the posteriors of latent layers; the schedule is that of the weights. "
+            "Default: learning_rate."
+        },
+    )
+    inner_steps: int = field(
+        default=1,
+        metadata={"help": "Update the posteriors of latent layers in every n-th optimizer step only."},
+    )
+
+    def check_two_level(self) -> None:
+        """The rate is positive or not given, and steps are counted from 1."""
+        if self.posterior_learning_rate is not None and not self.posterior_learning_rate > 0:
+            raise ValueError(f"posterior_learning_rate is {self.posterior_learning_rate}; accepted: above 0, or null")
+        if self.inner_steps < 1:
+            raise ValueError(f"inner_steps is {self.inner_steps}; accepted: 1 or more")
+
+
+def posteriors_of(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of all posteriors over layers, in the order of the model's modules."""
+    return [
+        parameter
+        for module in model.modules()
+        if isinstance(module, LayerSelection)
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    ]
+
+
+class TwoLevelOptimization:
+    """What a Trainer inherits, before `Trainer`, to train latent layers. Its arguments are `TwoLevelArguments`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.posteriors = posteriors_of(self.model)
+        if not self.posteriors:
+            for name, default in (("posterior_learning_rate", None), ("inner_steps", 1)):
+                if getattr(self.args, name) != default:
+                    raise UserError(
+                        f"training.{name}: {type(self.model).__name__} has no posteriors over layers; leave it out, "
+                        "or train a latent_depth model"
+                    )
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """As the parent, without the parameters that the model exempts (`no_weight_decay`), as posteriors are."""
+        exempt = getattr(self.model, "no_weight_decay", ())
+        return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in exempt]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """As the parent; posteriors are a group of their own, the last, without weight decay."""
+        made_before = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        posteriors = posteriors_of(self.model if model is None else model)
+        if posteriors and not made_before:
+            own = {id(parameter) for parameter in posteriors}
+            for group in optimizer.param_groups:
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
+            rate = self.args.posterior_learning_rate or self.args.learning_rate
+            optimizer.add_param_group({"params": posteriors, "lr": rate, "weight_decay": 0.0})
+        return optimizer
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the parent. In steps that are not theirs, posteriors get no gradient: not to clip by, nor to Adam."""
+        loss = super().training_step(*args, **kwargs)
+        if (self.state.global_step + 1) % self.args.inner_steps:
+            for parameter in self.posteriors:
+                parameter.grad = None
+        return loss
