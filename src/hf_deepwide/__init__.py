@@ -9,6 +9,7 @@ from .models.configuration_mat import MATConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
+from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
 from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
 from .models.modeling_vanilla_transformer import (
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LatentDepthConfig",
     "LatentDepthForConditionalGeneration",
+    "LatentDepthForMaskedLM",
     "LatentDepthModel",
     "MATConfig",
     "MATForConditionalGeneration",

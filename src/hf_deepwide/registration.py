@@ -3,14 +3,15 @@
 import re
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, pipelines
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, pipelines
 
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
-from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel
+from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel, DeepWidePreTrainedModel
 from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
+from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
 from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
 from .models.modeling_vanilla_transformer import (
@@ -21,16 +22,18 @@ from .models.pipeline_translation import TranslationPipeline
 
 
 class Family(NamedTuple):
-    """The three classes of a family."""
+    """The three classes of a family, and a fourth where it also has a masked language model."""
 
     config: type
     model: type[DeepWideModel]
     lm: type[DeepWideForConditionalGeneration]
+    masked_lm: type[DeepWidePreTrainedModel] | None = None
 
     @property
     def auto_classes(self) -> dict[str, type]:
         """The family's classes under the names of the Auto classes that load them."""
-        return {"AutoConfig": self.config, "AutoModel": self.model, "AutoModelForSeq2SeqLM": self.lm}
+        classes = {"AutoConfig": self.config, "AutoModel": self.model, "AutoModelForSeq2SeqLM": self.lm}
+        return classes if self.masked_lm is None else classes | {"AutoModelForMaskedLM": self.masked_lm}
 
 
 FAMILIES = {
@@ -39,7 +42,7 @@ FAMILIES = {
         Family(VanillaTransformerConfig, VanillaTransformerModel, VanillaTransformerForConditionalGeneration),
         Family(MATConfig, MATModel, MATForConditionalGeneration),
         Family(MultiPathConfig, MultiPathModel, MultiPathForConditionalGeneration),
-        Family(LatentDepthConfig, LatentDepthModel, LatentDepthForConditionalGeneration),
+        Family(LatentDepthConfig, LatentDepthModel, LatentDepthForConditionalGeneration, LatentDepthForMaskedLM),
     )
 }
 
@@ -67,6 +70,8 @@ def register() -> None:
         AutoConfig.register(model_type, family.config, exist_ok=True)
         AutoModel.register(family.config, family.model, exist_ok=True)
         AutoModelForSeq2SeqLM.register(family.config, family.lm, exist_ok=True)
+        if family.masked_lm is not None:
+            AutoModelForMaskedLM.register(family.config, family.masked_lm, exist_ok=True)
     register_pipeline()
 
 
