@@ -25,4 +25,9 @@ for norm in false true; do
     family MAT "$style, \"attention_branches\": 3"
   done
 done
+# the vanilla family's ways to train deep stacks
+family VanillaTransformer ', "residual": "rezero"'
+family VanillaTransformer ', "layer_aggregation": "dlcl"'
+family VanillaTransformer ', "layer_aggregation": "dlcl", "normalize_before": true'
+family VanillaTransformer ', "layer_drop": 0.3, "normalize_before": true'
 exit $failed
