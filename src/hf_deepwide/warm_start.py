@@ -250,7 +250,7 @@ def target_config(
             reason = "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
             raise UserError(f"`{field}` cannot be {value!r}: {name} has {fields[field]!r}, and {reason}; leave it out")
     try:
-        config = config_class(**fields | overrides)
+        config = config_class(**fields | config_class.from_base_defaults | overrides)
     except ValueError as error:
         raise UserError(str(error)) from error
     for field in ("attention_branches", "ffn_branches"):

@@ -78,6 +78,7 @@ class DeepWideConfig(PreTrainedConfig):
     """
 
     keys_to_ignore_at_inference = ["past_key_values"]
+    from_base_defaults = {}  # fields in which a model that starts from a trained base differs from a new one
     attribute_map = {
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",
