@@ -44,8 +44,12 @@ def main() -> None:
     logging.getLogger("hf_deepwide").setLevel(logging.INFO if first else logging.ERROR)
     results = run_recipe(recipe, script.overwrite)
     if first:
-        for metric, signature in results.get("test", {}).get("signature", {}).items():
-            print(f"{metric:<10} {results['test'][metric]:6.2f}   {signature}")
+        test = results.get("test", {})
+        for pair, scores in test.get("pairs", {"": test}).items():
+            for metric, signature in scores.get("signature", {}).items():
+                print(f"{pair:<8}{metric:<10} {scores[metric]:6.2f}   {signature}".strip())
+        for metric, mean in test.get("average", {}).items():
+            print(f"{'average':<8}{metric:<10} {mean:6.2f}")
         print(f"the model, its card and results.json are in {recipe.output_dir}")
 
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..models.language_pairs import pair_settings, with_tag
 from .metrics import METRICS, build_metrics
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ def translate(
     sources: Sequence[str],
     args: EvaluationArguments,
     device: torch.device | str | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
 ) -> list[str]:
     """Translate `sources`; element i of the result is the translation of element i.
 
@@ -97,9 +101,14 @@ def translate(
         sources: the sentences.
         args: beam search and batching.
         device: where to move the model first; None leaves it where it is.
+        source_lang, target_lang: the language pair, for a model whose config has `translation_pairs`; what follows
+            from the other need not be given.
+
+    Raises:
+        UserError: a language pair that the model does not know, or that is wanting.
     """
     translations = []
-    for ids in generate_ids(model, tokenizer, sources, args, device):
+    for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang):
         # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
         text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         translations.append(" ".join(text.splitlines()).strip())
@@ -112,13 +121,19 @@ def generate_ids(
     sources: Sequence[str],
     args: EvaluationArguments,
     device: torch.device | str | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
 ) -> list[list[int]]:
     """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
     if isinstance(sources, str):
         raise UserError("translate: one string was given; a list of sentences is wanted")
     if device is not None:
         model.to(device)
-    encoded = encode_sources(model, tokenizer, sources)
+    try:
+        pair = pair_settings(model.config, source_lang, target_lang)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    encoded = encode_sources(model, tokenizer, [with_tag(source, pair.get("tag")) for source in sources])
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
@@ -126,7 +141,7 @@ def generate_ids(
     limit_of = [_length_limit(model, len(ids), args) for ids in encoded]
     with (
         _evaluating(model),
-        _generation_settings(model, args) as settings,
+        _generation_settings(model, args, pair) as settings,
         torch.no_grad(),
         _autocast(model.device, args.precision),
         tqdm(total=len(encoded), desc="translating", unit="sentence", leave=False) as progress,
@@ -139,8 +154,11 @@ def generate_ids(
             )  # [batch, source]
             lengths = torch.tensor([len(row) for row in rows])
             attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()  # [batch, source]
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+            if "posterior" in pair:
+                inputs["posteriors"] = torch.full((len(batch),), pair["posterior"])
             generated = model.generate(
-                input_ids=input_ids.to(model.device), attention_mask=attention_mask.to(model.device)
+                **{name: tensor.to(model.device) for name, tensor in inputs.items()}
             )  # [batch, 1 + target]
             for i, row in zip(batch, generated[:, 1:].tolist(), strict=True):
                 outputs[i] = _strip_padding(row, pad_id)
@@ -215,8 +233,10 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _generation_settings(model: PreTrainedModel, args: EvaluationArguments) -> Iterator:
+def _generation_settings(model: PreTrainedModel, args: EvaluationArguments, pair: dict[str, Any]) -> Iterator:
     """Put a generation config with our search settings in place of the model's own for a while.
+
+    A language pair may have its own first token for the decoder.
 
     In place, and not as an argument of `generate`: what an argument leaves open is filled from the model's
     config, so that a checkpoint's `max_length` would stand beside our `max_new_tokens`.
@@ -233,6 +253,8 @@ def _generation_settings(model: PreTrainedModel, args: EvaluationArguments) -> I
         return_dict_in_generate=False,
         use_cache=True,
     )
+    if "decoder_start_token_id" in pair:
+        settings.decoder_start_token_id = pair["decoder_start_token_id"]
     model.generation_config = settings
     try:
         yield settings

@@ -14,6 +14,7 @@ from transformers import (
     set_seed,
 )
 
+from ..data.languages import translation_pairs
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError
 from .arguments import TranslationTrainingArguments
@@ -27,7 +28,8 @@ def build_model(
 ) -> PreTrainedModel:
     """The model that a run starts with; its weights, where they are drawn, follow from `args.seed`.
 
-    Its generation config holds the recipe's beam search, so that every checkpoint translates as it was scored.
+    Its generation config holds the recipe's beam search, so that every checkpoint translates as it was scored. The
+    config of a multilingual model says what each language pair needs (`models/language_pairs.py`).
 
     Raises:
         UserError: fields that contradict the tokenizer or the base; a base that cannot be loaded or expressed.
@@ -39,7 +41,12 @@ def build_model(
     else:
         model = _from_checkpoint(recipe, tokenizer)
         model.set_attn_implementation(args.attn_implementation)
+        if recipe.data.pairs and len(tokenizer) > model.config.vocab_size:
+            model.resize_token_embeddings(len(tokenizer))  # for tags that the base does not have
     check_tokenizer(tokenizer, model.config)
+    pairs = translation_pairs(recipe.data, tokenizer)
+    if pairs or hasattr(model.config, "translation_pairs"):
+        model.config.translation_pairs = pairs or None  # those of a base are not ours
     beams = recipe.evaluation.num_beams
     model.generation_config.update(
         num_beams=beams,
@@ -54,17 +61,30 @@ def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     """The config of a new model: the recipe's fields, and ids and vocabulary of the tokenizer."""
     cls = config_class(recipe.family)
     given = recipe.model_fields
-    fields = given | _from_tokenizer(tokenizer, cls())
-    for key, value in given.items():
-        if fields[key] != value:
-            raise UserError(
-                f"{recipe.source}: model.{key}: {value!r} contradicts the tokenizer, whose {key} is {fields[key]!r}; "
-                "leave it out"
-            )
+    for origin, decided in (("tokenizer", _from_tokenizer(tokenizer, cls())), ("section data", posteriors(recipe))):
+        for key, value in decided.items():
+            if given.get(key, value) != value:
+                raise UserError(
+                    f"{recipe.source}: model.{key}: {given[key]!r} contradicts the {origin}, whose {key} is "
+                    f"{value!r}; leave it out"
+                )
+    fields = given | _from_tokenizer(tokenizer, cls()) | posteriors(recipe)
     try:
         return AutoConfig.for_model(recipe.family, **fields)
     except (ValueError, StrictDataclassError) as error:
         raise UserError(f"{recipe.source}: model: {' '.join(str(error).split())}") from error
+
+
+def posteriors(recipe: Recipe) -> dict[str, Any]:
+    """Fields of a latent-depth config that `data.posteriors` decides: how many posteriors, and what they are of."""
+    names = recipe.data.posterior_names
+    if not names:
+        return {}
+    if not hasattr(config_class(recipe.family), "num_posteriors"):
+        raise UserError(
+            f"{recipe.source}: data.posteriors: a model of the family {recipe.family} has none; set it to none"
+        )
+    return {"num_posteriors": len(names), "posterior_names": names}
 
 
 def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConfig) -> dict[str, Any]:
@@ -87,14 +107,14 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
 
 def _from_checkpoint(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
-    base = recipe.init_from
+    base, fields = recipe.init_from, recipe.model_fields | posteriors(recipe)
     try:
         found = AutoConfig.from_pretrained(base).model_type
         cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
         if found == recipe.family:
-            return cls.from_pretrained(base, **recipe.model_fields)
+            return cls.from_pretrained(base, **fields)
         if not hasattr(cls, "from_base"):
             raise ValueError(f"a {found} model cannot be made into a {recipe.family} model")
-        return cls.from_base(base, **recipe.model_fields)
+        return cls.from_base(base, **fields)
     except (OSError, ValueError, StrictDataclassError) as error:
         raise UserError(f"{recipe.source}: model.init_from {base!r}: {' '.join(str(error).split())}") from error

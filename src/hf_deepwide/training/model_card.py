@@ -32,8 +32,9 @@ def write_model_card(
         samples: a few test sentences as (source, translation, reference).
     """
     data = recipe.data
+    pairs = data.language_pairs
     card_data = ModelCardData(
-        language=[data.source_lang, data.target_lang],
+        language=list(dict.fromkeys([source for source, _ in pairs] + [target for _, target in pairs])),
         library_name="transformers",
         pipeline_tag="translation",
         tags=["translation", "hf_deepwide", config.model_type],
@@ -51,6 +52,8 @@ def write_model_card(
             family=config.model_type,
             paper=PAPERS.get(config.model_type),
             data=data,
+            sources=list(dict.fromkeys(source for source, _ in pairs)),
+            targets=list(dict.fromkeys(target for _, target in pairs)),
             test_name=data.test or "held-out phrases",
             init_from=recipe.init_from,
             config=config,
@@ -67,15 +70,17 @@ def write_model_card(
 def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
     """The scores in the form of the Hub's model index."""
     test, data = results.get("test", {}), recipe.data
+    by_pair = test.get("pairs", {f"{data.source_lang}-{data.target_lang}": test})
     return [
         EvalResult(
             task_type="translation",
             dataset_type=data.name or data.format,
-            dataset_name=f"{data.test or 'held-out phrases'} {data.source_lang}-{data.target_lang}",
+            dataset_name=f"{data.test or 'held-out phrases'} {pair}",
             metric_type={"bleu": "sacrebleu", "chrf": "chrf"}[metric],
-            metric_value=round(test[metric], 2),
+            metric_value=round(scores[metric], 2),
             metric_name={"bleu": "sacreBLEU", "chrf": "chrF"}[metric],
         )
+        for pair, scores in by_pair.items()
         for metric in ("bleu", "chrf")
-        if metric in test
+        if metric in scores
     ]

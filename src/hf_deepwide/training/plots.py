@@ -27,7 +27,10 @@ def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Pat
     figure = Figure(figsize=(7, 1 + 2.2 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    pairs = sorted({key for entry in history for key in entry if key.startswith("eval_bleu_")})
     for axis, (name, lines, logarithmic) in zip(axes, panels, strict=True):
+        if name == "BLEU" and pairs:
+            lines = (("eval_bleu", "average"), *((key, key.removeprefix("eval_bleu_")) for key in pairs))
         for key, label in lines:
             steps, values = _series(history, key)
             if steps:

@@ -26,9 +26,9 @@ from transformers import (
 
 from ..data.batches import encode
 from ..data.corpora import load_parallel
+from ..data.languages import add_tags
 from ..data.tokenizer import load_or_train, training_texts
 from ..errors import UserError
-from ..evaluation.metrics import score
 from .arguments import TranslationTrainingArguments
 from .averaging import average_checkpoints
 from .build import build_model
@@ -37,6 +37,7 @@ from .memory import keep_memory
 from .model_card import write_model_card
 from .plots import plot_learning_curves
 from .recipe import Recipe, differences, parse_yaml
+from .scoring import by_pair, translate_and_score
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
         eval_dataset=validation,
         eval_texts=validation_texts,
         evaluation=recipe.evaluation,
-        target_lang=recipe.data.target_lang,
+        data=recipe.data,
     )
     if checkpoint is not None and is_last(load_state(checkpoint)):
         logger.info("training had ended at %s", checkpoint.name)
@@ -115,20 +116,15 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     }
     samples: list[tuple[str, str, str]] = []
     if test_texts is not None:
-        sources, references = test_texts["source"][:], test_texts["target"][:]
-        translations = trainer.translate(sources, recipe.evaluation)
-        scores = score(
-            translations,
-            references,
-            lowercase=recipe.evaluation.lowercase,
-            tokenize=recipe.evaluation.tokenize,
-            target_lang=recipe.data.target_lang,
-            metrics=recipe.evaluation.metrics,
-        )
+        scores, translations = translate_and_score(trainer.translate, test_texts, recipe.data, recipe.evaluation)
         results = {"test": scores, **results}
-        samples = list(zip(sources, translations, references, strict=True))[:SAMPLES]
-        if process.is_main_process:
-            (run / TRANSLATIONS).write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
+        texts = by_pair(test_texts, recipe.data)
+        shown = SAMPLES if len(texts) == 1 else 1
+        for pair, lines in translations.items():
+            samples += zip(texts[pair]["source"][:shown], lines, texts[pair]["target"][:shown], strict=False)
+            if process.is_main_process:
+                name = TRANSLATIONS if recipe.data.pairs is None else f"translations.{pair}.txt"
+                (run / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if process.is_main_process:
         plot_learning_curves(state.log_history, run / CURVES, recipe.name)
         write_model_card(run, recipe, model.config, results, samples)
@@ -201,7 +197,9 @@ def _tokenizer(
         return AutoTokenizer.from_pretrained(checkpoint)
     if process.is_main_process:
         limit = STREAM_TEXTS if isinstance(texts, IterableDataset) else None
-        load_or_train(recipe.tokenizer, training_texts(texts, limit)).save_pretrained(run)
+        tokenizer = load_or_train(recipe.tokenizer, training_texts(texts, limit))
+        add_tags(tokenizer, recipe.data)
+        tokenizer.save_pretrained(run)
     process.wait_for_everyone()
     return AutoTokenizer.from_pretrained(run)
 
@@ -261,6 +259,14 @@ def _clear(run: Path) -> None:
     for pattern in ("checkpoint-*", "damaged-checkpoint-*", STAGING, "plots", "runs"):  # the last is TensorBoard's
         for folder in run.glob(pattern):
             shutil.rmtree(folder)
-    for pattern in (RECIPE, RESULTS, TRANSLATIONS, "README.md", "model.safetensors", "*config.json", "tokenizer*"):
+    for pattern in (
+        RECIPE,
+        RESULTS,
+        "translations*.txt",
+        "README.md",
+        "model.safetensors",
+        "*config.json",
+        "tokenizer*",
+    ):
         for file in run.glob(pattern):
             file.unlink()

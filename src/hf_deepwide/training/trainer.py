@@ -23,13 +23,15 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
+from ..data.arguments import DataArguments
 from ..data.batches import StreamBatches, TokenBatchSampler, TranslationCollator
-from ..evaluation.metrics import score
+from ..data.sampling import copies_by_temperature
 from ..evaluation.translate import EvaluationArguments, translate
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TrainingStep, TranslationProgress
 from .checkpoints import STAGING
+from .scoring import translate_and_score
 from .two_level import TwoLevelOptimization
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
         eval_dataset: the encoded validation set.
         eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
         evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
-        target_lang: language code of the target.
+        data: the languages, and how often the sentences of each pair are seen.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
         eval_dataset: Dataset | None = None,
         eval_texts: Dataset | None = None,
         evaluation: EvaluationArguments | None = None,
-        target_lang: str | None = None,
+        data: DataArguments | None = None,
     ) -> None:
         self.fuses_loss = getattr(model, "supports_label_smoothing", False)
         super().__init__(
@@ -79,7 +81,7 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
         )
         self.label_smoother = None  # the parent's would take the labels away from models that compute the loss
         self.eval_texts = eval_texts
-        self.target_lang = target_lang
+        self.data = data or DataArguments()
         self.evaluation = dataclasses.replace(
             evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
         )
@@ -107,11 +109,16 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
                 world_size=args.world_size,
             )
             return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=self.data_collator)
+        copies = None
+        if self.data.sampling_temperature > 1:
+            pairs = self.train_dataset["pair"][:]
+            copies = copies_by_temperature(pairs, self.data.sampling_temperature, self.data.pairs)
         sampler = self._sampler(
             self.train_dataset,
             args.max_tokens,
             shuffle=True,
             batch_multiple=args.world_size * args.gradient_accumulation_steps,
+            copies=copies,
         )
         self.remove_callback(EpochCallback)
         self.add_callback(EpochCallback(sampler))
@@ -134,7 +141,9 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
     def _data_seed(self) -> int:
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
-    def _sampler(self, dataset: Dataset, max_tokens: int, shuffle: bool, batch_multiple: int) -> TokenBatchSampler:
+    def _sampler(
+        self, dataset: Dataset, max_tokens: int, shuffle: bool, batch_multiple: int, copies: Any = None
+    ) -> TokenBatchSampler:
         return TokenBatchSampler(
             dataset["source_length"][:],
             dataset["target_length"][:],
@@ -143,6 +152,7 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
             batch_multiple=batch_multiple,
             length_multiple=self.data_collator.pad_to_multiple_of,
             shuffle=shuffle,
+            copies=copies,
         )
 
     def _loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader:
@@ -213,13 +223,26 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
         if self.args.predict_with_generate and self.eval_texts is not None and metric_key_prefix == "eval":
             number = 1 + sum("eval_loss" in entry for entry in self.state.log_history)
             if number % self.args.generation_every == 0:
-                metrics["eval_bleu"] = self._bleu()
+                metrics |= self._bleu()
         return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))
 
-    def translate(self, sources: Sequence[str], evaluation: EvaluationArguments) -> list[str]:
+    def translate(
+        self,
+        sources: Sequence[str],
+        evaluation: EvaluationArguments,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> list[str]:
         """Translate on all processes, each a share; each gets all translations, in order."""
         rank, world = self.args.process_index, self.args.world_size
-        share = translate(self.model, self.processing_class, sources[rank::world], evaluation)
+        share = translate(
+            self.model,
+            self.processing_class,
+            sources[rank::world],
+            evaluation,
+            source_lang=source_lang,
+            target_lang=target_lang,
+        )
         if world == 1:
             return share
         shares = gather_object([share])
@@ -228,17 +251,13 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
             translations[start::world] = texts
         return translations
 
-    def _bleu(self) -> float:
-        hypotheses = self.translate(self.eval_texts["source"][:], self.evaluation)
-        scores = score(
-            hypotheses,
-            self.eval_texts["target"][:],
-            lowercase=self.evaluation.lowercase,
-            tokenize=self.evaluation.tokenize,
-            target_lang=self.target_lang,
-            metrics=["bleu"],
-        )
-        return scores["bleu"]
+    def _bleu(self) -> dict[str, float]:
+        """BLEU on the validation set; of several language pairs, the mean and that of each."""
+        scores, _ = translate_and_score(self.translate, self.eval_texts, self.data, self.evaluation)
+        if "pairs" not in scores:
+            return {"eval_bleu": scores["bleu"]}
+        by_pair = {f"eval_bleu_{pair}": of_pair["bleu"] for pair, of_pair in scores["pairs"].items()}
+        return {"eval_bleu": scores["average"]["bleu"], **by_pair}
 
     # Speed
 

@@ -1,0 +1,62 @@
+"""Translations and scores of a split: of its language pair, or of each of several and on average."""
+
+from collections.abc import Callable
+from typing import Any
+
+from datasets import Dataset
+
+from ..data.arguments import DataArguments
+from ..evaluation.metrics import score
+from ..evaluation.translate import EvaluationArguments
+
+Translate = Callable[[list[str], EvaluationArguments, str, str], list[str]]  # sources, settings, from, into
+
+
+def translate_and_score(
+    translate: Translate, texts: Dataset, data: DataArguments, evaluation: EvaluationArguments
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Translate `texts` pair by pair, and score.
+
+    Args:
+        translate: gives the translations of sources, in order.
+        texts: columns `source` and `target`, and `pair` where `data` names several.
+        data: the languages.
+        evaluation: how to translate and score.
+
+    Returns:
+        What `evaluation.metrics.score` says, or of several pairs `{"sentences", "average": {metric: mean over the
+        pairs}, "pairs": {pair: what it says}}`; and the translations by pair.
+    """
+    scores, translations = {}, {}
+    for pair, part in by_pair(texts, data).items():
+        source_lang, target_lang = pair.split("-") if data.pairs else (data.source_lang, data.target_lang)
+        translations[pair] = translate(part["source"][:], evaluation, source_lang, target_lang)
+        scores[pair] = score(
+            translations[pair],
+            part["target"][:],
+            lowercase=evaluation.lowercase,
+            tokenize=evaluation.tokenize,
+            target_lang=target_lang,
+            metrics=evaluation.metrics,
+        )
+    if data.pairs is None:
+        (only,) = scores.values()
+        return only, translations
+    return average(scores, evaluation.metrics), translations
+
+
+def by_pair(texts: Dataset, data: DataArguments) -> dict[str, Dataset]:
+    """The rows of each language pair, in their order."""
+    if data.pairs is None:
+        return {f"{data.source_lang}-{data.target_lang}": texts}
+    pairs = texts["pair"][:]
+    rows: dict[str, list[int]] = {pair: [] for pair in data.pairs}
+    for row, pair in enumerate(pairs):
+        rows[data.pairs[pair]].append(row)
+    return {pair: texts.select(of_pair) for pair, of_pair in rows.items()}
+
+
+def average(scores: dict[str, dict[str, Any]], metrics: list[str]) -> dict[str, Any]:
+    """Scores of several pairs with their mean; see `translate_and_score`."""
+    mean = {metric: sum(of_pair[metric] for of_pair in scores.values()) / len(scores) for metric in metrics}
+    return {"sentences": sum(of_pair["sentences"] for of_pair in scores.values()), "average": mean, "pairs": scores}
