@@ -1,0 +1,235 @@
+"""Two-level optimisation, and the terms of the loss on their way through the Trainer, against plain loops."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from tiny_run import ENVIRONMENT, tiny_recipe
+
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
+from hf_deepwide.errors import UserError
+from hf_deepwide.models import layer_selection
+from hf_deepwide.training.build import build_model
+from hf_deepwide.training.trainer import TranslationTrainer
+
+LATENT = {
+    "dropout": 0.0,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "kl_weight": 0.3,
+    "kl_anneal_steps": 0,
+    "target_decoder_layers": 1.0,
+    "target_depth_weight": 0.2,
+    "target_depth_anneal_steps": 0,
+    "layer_prior": "beta",
+    "prior_select": 3.0,
+}
+SGD = {
+    "optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 0,
+    "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "max_tokens": 1024, "max_steps": 1,
+    "logging_steps": 1,
+}  # fmt: skip
+
+
+def constant_noise(monkeypatch=None):
+    """Draws are the same in every forward pass: what remains are sums over sentences, which may be cut anywhere."""
+
+    def noise(logits):
+        return torch.linspace(-1, 1.5, logits.numel(), dtype=logits.dtype).view(logits.shape)
+
+    (monkeypatch or pytest.MonkeyPatch()).setattr(layer_selection, "gumbel_difference", noise)
+
+
+def build_corpus():
+    recipe = tiny_recipe(Path("unused"))
+    texts = load_parallel(recipe.data, "train")
+    tokenizer = train_tokenizer(training_texts(texts), TokenizerArguments(vocab_size=200))
+    return SimpleNamespace(tokenizer=tokenizer, encoded=encode(texts, tokenizer, recipe.data, filter=True))
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return build_corpus()
+
+
+def build_trainer(corpus, folder, family="latent_depth", model=LATENT, **training):
+    """In float64, so that only wrong sums differ."""
+    recipe = tiny_recipe(folder, family=family, model=model, **{**SGD, **training})
+    args = recipe.training_arguments()
+    return TranslationTrainer(
+        build_model(recipe, corpus.tokenizer, args).double(), args, corpus.tokenizer, train_dataset=corpus.encoded
+    )
+
+
+def first_batches(trainer, count):
+    """The batches that training begins with, collated."""
+    batches = list(trainer.get_train_dataloader().batch_sampler)[:count]
+    rows = [[trainer.train_dataset[i] for i in batch] for batch in batches]
+    return [trainer.data_collator(batch) for batch in rows], trainer.data_collator([row for r in rows for row in r])
+
+
+def split(model):
+    """Parameters by name: posteriors, the rest."""
+    named = dict(model.named_parameters())
+    posteriors = {name: p for name, p in named.items() if name.endswith("layer_logits")}
+    return posteriors, {name: p for name, p in named.items() if name not in posteriors}
+
+
+@pytest.mark.parametrize(("inner_steps", "rate"), [(1, None), (3, 2.0)])
+def test_algorithm_1(inner_steps, rate, corpus, tmp_path, monkeypatch):
+    """Seven steps of the Trainer, interrupted after four, are those of the algorithm written out."""
+    constant_noise(monkeypatch)
+    training = {"inner_steps": inner_steps, "posterior_learning_rate": rate, "save_steps": 4, "max_steps": 7}
+    trainer = build_trainer(corpus, tmp_path, **training)
+    model = copy.deepcopy(trainer.model).train()
+    batches, _ = first_batches(trainer, 7)
+    posteriors, weights = split(model)
+    assert len(posteriors) == 2
+    for t, batch in enumerate(batches, start=1):
+        model.zero_grad()
+        model(**batch, label_smoothing=0.1).loss.backward()
+        with torch.no_grad():
+            for parameter in weights.values():
+                parameter -= 0.5 * parameter.grad
+            if t % inner_steps == 0:
+                for parameter in posteriors.values():
+                    parameter -= (rate or 0.5) * parameter.grad
+
+    trainer.train()
+    for name, parameter in trainer.model.named_parameters():
+        torch.testing.assert_close(parameter, dict(model.named_parameters())[name], rtol=1e-8, atol=1e-10, msg=name)
+    resumed = build_trainer(corpus, tmp_path, **training)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    for ours, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_posteriors_are_a_group_of_their_own_and_do_not_decay(corpus, tmp_path):
+    trainer = build_trainer(
+        corpus,
+        tmp_path,
+        optim="adamw_torch",
+        weight_decay=0.1,
+        posterior_learning_rate=0.01,
+        inner_steps=2,
+        max_steps=5,
+    )
+    posteriors, weights = split(trainer.model)
+    trainer.train()
+    group = trainer.optimizer.param_groups[-1]
+    assert {id(p) for p in group["params"]} == {id(p) for p in posteriors.values()}
+    assert (group["initial_lr"], group["weight_decay"]) == (0.01, 0.0)
+    rest = [p for group in trainer.optimizer.param_groups[:-1] for p in group["params"]]
+    assert {id(p) for p in rest} == {id(p) for p in weights.values()}
+    assert len(rest) == len(weights)
+    state = trainer.optimizer.state
+    assert {int(state[p]["step"]) for p in posteriors.values()} == {2}, "in steps 2 and 4"
+    assert {int(state[p]["step"]) for p in weights.values()} == {5}
+
+
+def test_a_step_without_posteriors_is_not_clipped_by_them(corpus, tmp_path, monkeypatch):
+    """The norm that is logged, and clipped by, is that of the gradients which are used."""
+    constant_noise(monkeypatch)
+    norms = []
+    for inner_steps in (1, 2):
+        trainer = build_trainer(corpus, tmp_path, inner_steps=inner_steps, max_grad_norm=100.0)
+        model = copy.deepcopy(trainer.model).train()
+        (batch,), _ = first_batches(trainer, 1)
+        model(**batch, label_smoothing=0.1).loss.backward()
+        posteriors, weights = split(model)
+        used = [*weights.values(), *(posteriors.values() if inner_steps == 1 else ())]
+        trainer.train()
+        norm = torch.stack([p.grad.norm() for p in used]).norm().item()
+        assert trainer.state.log_history[0]["grad_norm"] == pytest.approx(norm, rel=1e-6)
+        norms.append(norm)
+    assert norms[0] > 1.001 * norms[1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("inner_steps", 2), ("posterior_learning_rate", 0.1)])
+def test_models_without_posteriors_refuse(name, value, corpus, tmp_path):
+    with pytest.raises(UserError, match=rf"training\.{name}: VanillaTransformerForConditionalGeneration has no post"):
+        build_trainer(corpus, tmp_path, family="vanilla_transformer", model=None, **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("inner_steps", 0), ("posterior_learning_rate", 0.0)])
+def test_values_out_of_range(name, value, tmp_path):
+    with pytest.raises(UserError, match=rf"{name} is {value}; accepted"):
+        tiny_recipe(tmp_path, **{name: value}).training_arguments()
+
+
+# One step, however its sentences are cut
+
+
+def one_step(folder: Path, accumulation: int) -> None:
+    """Train one step and write what it came to; called in each process of the test below, too."""
+    constant_noise()
+    trainer = build_trainer(build_corpus(), folder, gradient_accumulation_steps=accumulation)
+    trainer.train()
+    if trainer.is_world_process_zero():
+        torch.save(trainer.model.state_dict(), folder / "weights.pt")
+        (folder / "log.json").write_text(json.dumps(trainer.state.log_history[0]), encoding="utf-8")
+
+
+def test_the_loss_is_the_same_for_accumulation_two_processes_and_one_large_batch(corpus, tmp_path, monkeypatch):
+    """Reconstruction, KL and target depth, smoothed labels and all: the loss and the step it leads to, to 1e-6."""
+    (tmp_path / "two").mkdir()
+    (tmp_path / "accumulated").mkdir()
+    script = f"import test_training_two_level as t; t.one_step(t.Path({str(tmp_path / 'two')!r}), 1)"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--no-python"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [*launcher, sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+    constant_noise(monkeypatch)
+    trainer = build_trainer(corpus, tmp_path / "unused", gradient_accumulation_steps=2)
+    batches, large = first_batches(trainer, 2)
+    tokens = [int((batch["labels"] != -100).sum()) for batch in batches]
+    assert tokens[0] != tokens[1], "equal batches would not tell the mean of means apart"
+    model = trainer.model.train()
+    loss = model(**large, label_smoothing=0.1).loss
+    loss.backward()
+    plain = model.eval()(**large, label_smoothing=0.1).loss
+    assert abs(loss - plain) > 0.05, "the terms must matter"
+    one_step(tmp_path / "accumulated", 2)
+    for folder in ("accumulated", "two"):
+        log = json.loads((tmp_path / folder / "log.json").read_text(encoding="utf-8"))
+        assert log["loss"] == pytest.approx(loss.item(), abs=1e-6), folder
+        weights = torch.load(tmp_path / folder / "weights.pt")
+        for name, parameter in model.named_parameters():
+            expected = parameter - 0.5 * parameter.grad
+            torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-6, msg=f"{folder}: {name}")
+
+
+def test_logged_terms_are_means_over_the_steps_and_add_up_to_the_loss(corpus, tmp_path, monkeypatch):
+    constant_noise(monkeypatch)
+    trainer = build_trainer(corpus, tmp_path, gradient_accumulation_steps=2, max_steps=3)
+    trainer.train()
+    for log in trainer.state.log_history[:3]:
+        # both batches of a step draw the same z, so the mean of each term is the term
+        total = log["reconstruction"] + 0.3 * log["kl"] + 0.2 * log["target_depth"]
+        assert log["loss"] == pytest.approx(total, abs=2e-4)
+        assert log["kl"] > 0
+        assert 0 <= log["effective_depth_decoder"] <= 3
+
+
+def test_validation_is_scored_by_the_reconstruction_alone(corpus, tmp_path):
+    trainer = build_trainer(corpus, tmp_path)
+    rows = Dataset.from_dict(corpus.encoded[:8])
+    batch = trainer.data_collator(list(rows))
+    with torch.no_grad():
+        model = trainer.model.eval()
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
+        expected = torch.nn.functional.cross_entropy(
+            logits.logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1
+        )
+    assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(expected.item(), rel=1e-6)
