@@ -13,15 +13,28 @@ TARGETS = {
 }
 
 
-def adapted(targets, **changes):
-    model = build("mat-3", ffn_branches=2, **changes)
+WIDE = {
+    "mat": ("mat-3", {"ffn_branches": 2}),
+    "multipath": ("multipath-3-more", {}),
+    "multipath without norms": ("multipath-3-more", {"path_norm": False}),
+}
+
+
+def wide(family="mat", **changes):
+    case, fields = WIDE[family]
+    return build(case, **fields, **changes)
+
+
+def adapted(targets, family="mat", **changes):
+    model = wide(family, **changes)
     torch.manual_seed(7)
     return get_peft_model(model, LoraConfig(r=2, target_modules=TARGETS[targets], init_lora_weights=False))
 
 
+@pytest.mark.parametrize("family", WIDE)
 @pytest.mark.parametrize("targets", TARGETS)
-def test_merging_an_adapter_changes_nothing(targets):
-    model = adapted(targets).eval()
+def test_merging_an_adapter_changes_nothing(targets, family):
+    model = adapted(targets, family).eval()
     with torch.no_grad():
         with model.disable_adapter():
             base = model(**pair()).logits
@@ -62,6 +75,6 @@ def test_training_an_adapter_changes_it_and_nothing_else(targets, tmp_path):
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {name for name in before if "lora_" in name}
     model.eval().save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(build("mat-3", ffn_branches=2), tmp_path).eval()
+    again = PeftModel.from_pretrained(wide(), tmp_path).eval()
     with torch.no_grad():
         assert torch.equal(again(**pair()).logits, model(**pair()).logits)

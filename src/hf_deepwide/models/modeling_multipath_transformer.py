@@ -99,8 +99,10 @@ class PathSum(nn.Module):
         """
         if self.path_norms:
             joined = self._normalised_sum(branch_outputs(projection, inner).unbind())
+        elif self.alpha is None:  # the same for all raw features, also with what the new ones add
+            joined = branch_outputs(projection, inner).sum(0) * (self.initial_weight * self.features / self.paths)
         else:
-            joined = branch_outputs(projection, inner, self._path_weights(inner)).sum(0)
+            joined = branch_outputs(projection, inner, self._path_weights()).sum(0)
         joined = self.dropout(joined).view_as(residual)
         return residual + joined if self.beta is None else torch.addcmul(joined, residual, self.beta)
 
@@ -123,17 +125,14 @@ class PathSum(nn.Module):
             joined = weighed if joined is None else joined + weighed
         return joined
 
-    def _path_weights(self, like: torch.Tensor) -> torch.Tensor:
+    def _path_weights(self) -> torch.Tensor:
         """Weights `[n]` of the raw features that the sum over raw and new ones comes to.
 
         Path i is in itself, and with 1/(n-1) in all new features but the i-th.
         """
-        alpha = self.alpha
-        if alpha is None:
-            alpha = torch.full((self.features,), self.initial_weight, device=like.device)
         if self.features == self.paths:
-            return alpha
-        raw, new = alpha.chunk(2)
+            return self.alpha
+        raw, new = self.alpha.chunk(2)
         return raw + (new.sum() - new) / (self.paths - 1)
 
 
