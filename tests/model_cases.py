@@ -80,6 +80,8 @@ CASES = {
             "tie_word_embeddings": False,
         },
     ),
+    "latent-both": Case("latent_depth", {"inference_selection": "soft"}),
+    "latent-decoder-hard": Case("latent_depth", {"latent_encoder": False, "attention_branches": 2}),
 }
 
 

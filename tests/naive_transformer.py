@@ -163,13 +163,27 @@ def embed(w: Weights, stack: str, config: Any, ids: list[int]) -> torch.Tensor:
 def residual(
     w: Weights, norm: str, pre: bool, xs: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """x + f(LN(x)), or LN(x + f(x)); of a layer with a `residual_weight` a, x + a f(x) (ReZero)."""
-    weight = w.get(norm.rpartition(".")[0] + ".residual_weight")
+    """x + f(LN(x)), or LN(x + f(x)); of a layer with a `residual_weight` a, x + a f(x) (ReZero).
+
+    Where the layer has a `z`, x + z f(LN(x)) (latent depth, Eq. 2 as the released code applies it).
+    """
+    layer = norm.rpartition(".")[0]
+    weight = w.get(layer + ".residual_weight")
     if weight is not None:
         return torch.stack([x + weight[0] * y for x, y in zip(xs, f(xs), strict=True)])
     if pre:
-        return xs + f(torch.stack([layer_norm(x, w, norm) for x in xs]))
+        return xs + w.get(layer + ".z", 1.0) * f(torch.stack([layer_norm(x, w, norm) for x in xs]))
     return torch.stack([layer_norm(x, w, norm) for x in xs + f(xs)])
+
+
+def selections(w: Weights, config: Any, posterior: int = 0) -> Weights:
+    """z of each layer in evaluation, as `{layer}.z` (latent depth): 1{a > 0}, sigmoid(a), or sigmoid(a / tau)."""
+    z = {}
+    for stack in ("encoder", "decoder"):
+        for layer, a in enumerate(w.get(f"{stack}.layer_selection.layer_logits", [[]] * (posterior + 1))[posterior]):
+            tau = {"soft": 1.0, "tempered": config.gumbel_temperature}.get(config.inference_selection)
+            z[f"{stack}.layers.{layer}.z"] = float(a > 0) if tau is None else 1 / (1 + torch.exp(-a / tau))
+    return z
 
 
 def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) -> torch.Tensor:
@@ -293,7 +307,11 @@ def decoder_layer(
 
 
 def logits(w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None) -> torch.Tensor:
-    """Logits `[T, V]` of one pair of sentences without padding; names in `w` are those of the headless model."""
+    """Logits `[T, V]` of one pair of sentences without padding; names in `w` are those of the headless model.
+
+    What `w` itself says of a layer's z holds before `selections`.
+    """
+    w = selections(w, config) | w
     outputs = [embed(w, "encoder", config, source)]
     for layer in range(config.encoder_layers):
         xs = combine(w, "encoder", config, outputs)

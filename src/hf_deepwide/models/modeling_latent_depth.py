@@ -88,17 +88,25 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
         """`[B, time, D]` to the same, by the layers that `posteriors` `[B]` select."""
         if self.layer_selection is None:
             return super().run_layers(hidden_states, *inputs, **kwargs)
-        recorded = (
-            kwargs.get(name, getattr(self.config, name)) for name in ("output_hidden_states", "output_attentions")
-        )
-        may_skip = not (torch.compiler.is_compiling() or any(recorded))
-        gates = self.layer_selection(posteriors, len(hidden_states), may_skip)
-        if gates[0] is False and kwargs.get("past_key_values") is not None:
-            count_tokens(kwargs["past_key_values"], hidden_states)
+        cache = kwargs.get("past_key_values")
+        gates = self.layer_selection(posteriors, len(hidden_states), self._may_skip(cache, kwargs))
+        if gates[0] is False and cache is not None:
+            count_tokens(cache, hidden_states)
         for layer, gate in zip(self.layers, gates, strict=True):
             if gate is not False:
                 hidden_states = layer(hidden_states, *inputs, None if gate is True else gate, **kwargs)
         return hidden_states
+
+    def _may_skip(self, cache: Cache | None, kwargs: dict[str, Any]) -> bool:
+        """Whether layers that are not used can be left out.
+
+        Not where every layer's states are asked for, nor where one compiled graph has to serve every input: in it, and
+        where a static cache, which is made for it, is filled. There all layers are computed and weighed by 0 or 1.
+        """
+        asked = ("output_hidden_states", "output_attentions")
+        if any(kwargs.get(name, getattr(self.config, name)) for name in asked):
+            return False
+        return not (torch.compiler.is_compiling() or (cache is not None and cache.is_compileable))
 
 
 def count_tokens(cache: Cache, hidden_states: torch.Tensor) -> None:
