@@ -30,6 +30,7 @@ from transformers import (
 from hf_deepwide import (
     MATConfig,
     MATForConditionalGeneration,
+    MultiPathForConditionalGeneration,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
@@ -430,3 +431,51 @@ def test_script_writes_a_checkpoint_and_compares_it(tmp_path, monkeypatch, capsy
     assert (model.config.attention_branches, model.config.ffn_branches, model.config.drop_branch) == (3, 2, 0.1)
     assert AutoTokenizer.from_pretrained(output)("ein Hund runs") == tokenizer("ein Hund runs")
     assert {path.name for path in output.iterdir()} >= {"model.safetensors", "generation_config.json"}
+
+
+# Multi-Path: paths of the encoder are copies, as branches are
+
+AVERAGE = {"path_norm": False, "learnable_path_weights": False, "more_features": False}
+
+
+@pytest.mark.parametrize("paths", [1, 2, 3])
+@pytest.mark.parametrize(
+    "fields",
+    [AVERAGE, AVERAGE | {"learnable_path_weights": True}, AVERAGE | {"more_features": True}],
+    ids=["fixed", "learnable", "more features"],
+)
+@pytest.mark.parametrize("name", ["marian", "bart", "vanilla", "vanilla pre-norm", "vanilla no bias"])
+def test_a_multi_path_encoder_of_copies_computes_the_bases_function(name, fields, paths):
+    base, inputs = make(name), batch(name)
+    model = MultiPathForConditionalGeneration.from_base(base, encoder_paths=paths, **fields)
+    assert model.config.encoder_paths == paths
+    assert model.config.normalize_before == getattr(base.config, "normalize_before", False)  # Marian: post-norm
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, base(**inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_base_has_not_starts_as_the_paper_says():
+    model = MultiPathForConditionalGeneration.from_base(make("vanilla pre-norm"), encoder_paths=3)
+    joint = model.model.encoder.layers[1].feed_forward_paths
+    assert joint.alpha.tolist() == pytest.approx([6**-0.5] * 6)
+    assert joint.beta.tolist() == [1]
+    assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in joint.path_norms)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "joined by norms that the base does not have"),
+        (AVERAGE | {"path_weight_init": 1.0}, "joined by weights that add up to 2"),
+        (AVERAGE, "`attention_dropout` is 0: nothing makes the copied attentions of a layer differ"),
+        (AVERAGE, "`activation_dropout` is 0: nothing makes the copied feed-forward networks of a layer differ"),
+    ],
+)
+def test_multi_path_copies_that_are_not_the_base_or_stay_equal_are_told_of(fields, message, caplog):
+    MultiPathForConditionalGeneration.from_base(make("vanilla pre-norm"), encoder_paths=2, **fields)
+    assert message in caplog.text
+
+
+def test_multi_path_has_no_branches_to_start_with():
+    with pytest.raises(UserError, match="`attention_branches` must be 1: the width here is `encoder_paths`"):
+        MultiPathForConditionalGeneration.from_base(make("vanilla"), attention_branches=2)

@@ -2,9 +2,9 @@
 
 A base is read in two steps. First it is expressed as a vanilla Transformer of ours, whatever library's names it came
 in: a `VanillaTransformerConfig` and tensors under our names. Then the target family makes its own weights of those:
-each branch becomes a copy of the base's sub-layer, so that with all dropping off the mean over branches is the base's
-function. Copies are bit-identical, and without drop-branch and attention dropout they receive equal gradients, but
-for rounding: it is dropping that makes the branches differ.
+each branch (in a Multi-Path encoder: each path) becomes a copy of the base's sub-layer, so that with all dropping off
+the mean over branches is the base's function. Copies are bit-identical, and without drop-branch and attention dropout
+they receive equal gradients, but for rounding: it is dropping that makes the branches differ.
 
 The function is preserved for real tokens, marked as such by the attention masks, whose padding is on the right.
 """
@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import difflib
 import logging
+import math
 import os
 import re
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, Pr
 from .errors import UserError
 from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
+from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.embeddings import SinusoidalPositions
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -126,6 +128,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     base_config, tensors = as_vanilla(model)
     config = target_config(name, cls.config_class, base_config, config_overrides)
     tensors = copy_branches(tensors, base_config, config)
+    tensors |= fresh(cls, config, tensors)
     result = cls.from_pretrained(None, config=config, state_dict=tie(tensors, config), dtype=model.dtype)
     result.generation_config = copy.deepcopy(model.generation_config)
     for field in TOKEN_IDS:
@@ -274,22 +277,34 @@ def copy_branches(tensors: Tensors, base: DeepWideConfig, config: DeepWideConfig
     """Fresh tensors in which the base's branches stand side by side as often as the target's fit.
 
     Projections into N branches are N blocks of rows, projections out of them N blocks of columns, biases N blocks:
-    with k copies `[N*D, D]` becomes `[k*N*D, D]`, and `[D, N*D]` becomes `[D, k*N*D]`.
+    with k copies `[N*D, D]` becomes `[k*N*D, D]`, and `[D, N*D]` becomes `[D, k*N*D]`. Paths are branches of the
+    encoder.
     """
-    copies = {
+    branches = {
         "attn": config.attention_branches // base.attention_branches,
         "feed_forward": config.ffn_branches // base.ffn_branches,
     }
+    paths = {"encoder": getattr(config, "encoder_paths", 1), "decoder": 1}
 
     def expand(key: str, tensor: torch.Tensor) -> torch.Tensor:
-        match = re.search(r"(attn|feed_forward)\.(?:([qkv]_proj|fc1)|out_proj|fc2)\.(?:weight|bias)$", key)
+        match = re.search(
+            r"(encoder|decoder)\.layers.*(attn|feed_forward)\.(?:([qkv]_proj|fc1)|out_proj|fc2)\.(?:weight|bias)$", key
+        )
         if match is None:
             return tensor.clone()
-        sublayer, enters = match.groups()
+        stack, sublayer, enters = match.groups()
+        copies = branches[sublayer] * paths[stack]
         along_rows = enters or tensor.dim() == 1
-        return tensor.repeat(*(copies[sublayer], 1)[: tensor.dim()] if along_rows else (1, copies[sublayer]))
+        return tensor.repeat(*(copies, 1)[: tensor.dim()] if along_rows else (1, copies))
 
     return {key: expand(key, tensor.detach()) for key, tensor in tensors.items()}
+
+
+def fresh(cls: type[PreTrainedModel], config: DeepWideConfig, tensors: Tensors) -> Tensors:
+    """What the family has and no base, as it starts: the weights and norms of paths, for example."""
+    with torch.device("meta"):
+        own = cls(config).state_dict().keys() - tensors.keys() - {SHARED}
+    return {key: tensor for key, tensor in cls(config).state_dict().items() if key in own} if own else {}
 
 
 def tie(tensors: Tensors, config: DeepWideConfig) -> Tensors:
@@ -371,6 +386,8 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
                 f"the result does not compute the function of {name}: with `{field}` {want}, `branch_merge` "
                 f"{config.branch_merge!r} multiplies what those sub-layers give by {factor:.3g}; 'mean' preserves it"
             )
+    if isinstance(config, MultiPathConfig) and config.encoder_paths > 1:
+        _warn_of_paths(name, config)
     for field in ("encoder_layerdrop", "decoder_layerdrop"):
         if rate := getattr(model.config, field, 0):
             logger.warning(f"{name} was trained with `{field}` {rate}; the result never drops layers")
@@ -379,6 +396,26 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
             f"{name} says no `decoder_start_token_id`; before training or translating, set it to the id of what "
             "begins a translation (in mBART, the target language)"
         )
+
+
+def preserves_function(config: DeepWideConfig) -> bool:
+    """Whether a model of this config that was made by `from_base` computes the base's function, with dropping off."""
+    if isinstance(config, MultiPathConfig):
+        return not config.path_norm and math.isclose(config.initial_path_weight * config.path_features, 1)
+    return config.branch_merge == "mean"
+
+
+def _warn_of_paths(name: str, config: MultiPathConfig) -> None:
+    if not preserves_function(config):
+        weights = f"weights that add up to {config.initial_path_weight * config.path_features:.3g}"
+        logger.warning(
+            f"the result does not compute the function of {name}: its {config.encoder_paths} paths are joined by "
+            f"{'norms that the base does not have' if config.path_norm else weights}; path_norm=False without a "
+            "path_weight_init preserves it"
+        )
+    for field, paths in (("attention_dropout", "attentions"), ("activation_dropout", "feed-forward networks")):
+        if not getattr(config, field):
+            logger.warning(f"`{field}` is 0: nothing makes the copied {paths} of a layer differ; set it above 0")
 
 
 def own_fields(config_class: type[DeepWideConfig]) -> list[str]:
