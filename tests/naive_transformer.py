@@ -177,12 +177,12 @@ def residual(
 
 
 def selections(w: Weights, config: Any, posterior: int = 0) -> Weights:
-    """z of each layer in evaluation, as `{layer}.z` (latent depth): 1{a > 0}, sigmoid(a), or sigmoid(a / tau)."""
+    """z of each layer in evaluation, as `{layer}.z` (latent depth): 1{a >= 0}, sigmoid(a), or sigmoid(a / tau)."""
     z = {}
     for stack in ("encoder", "decoder"):
         for layer, a in enumerate(w.get(f"{stack}.layer_selection.layer_logits", [[]] * (posterior + 1))[posterior]):
             tau = {"soft": 1.0, "tempered": config.gumbel_temperature}.get(config.inference_selection)
-            z[f"{stack}.layers.{layer}.z"] = float(a > 0) if tau is None else 1 / (1 + torch.exp(-a / tau))
+            z[f"{stack}.layers.{layer}.z"] = float(a >= 0) if tau is None else 1 / (1 + torch.exp(-a / tau))
     return z
 
 

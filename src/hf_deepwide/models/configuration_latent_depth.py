@@ -25,7 +25,7 @@ class LatentDepthConfig(DeepWideConfig):
         gumbel_temperature: tau of Eq. 5.
         final_temperature: tau after `temperature_anneal_steps`, to which it falls geometrically; None: tau stays.
         temperature_anneal_steps: steps from the first tau to the last.
-        layer_selection_init: the logits at the start; 0 selects with probability 1/2.
+        layer_selection_init: the logits at the start; 0 selects with probability 1/2, and all layers in evaluation.
         layer_prior: p(z): `"uniform"` is Beta(1, 1), `"beta"` Beta(`prior_select`, `prior_skip`), `"aggregated"` the
             mean of all posteriors (Eq. 7), through which no gradient flows.
         prior_select, prior_skip: a and b of the Beta prior; a > b favours selecting.
@@ -43,7 +43,7 @@ class LatentDepthConfig(DeepWideConfig):
             paper.
         layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target, which the
             released code adds and the paper does not have; grows with lambda.
-        inference_selection: in evaluation z is 1 if a > 0 and else 0 (`"hard"`), sigmoid(a) (`"soft"`), or
+        inference_selection: in evaluation z is 1 if a >= 0 and else 0 (`"hard"`), sigmoid(a) (`"soft"`), or
             sigmoid(a / tau) with the last tau (`"tempered"`), about the mean of the soft samples of training.
 
     Raises:

@@ -125,8 +125,11 @@ class LayerSelection(nn.Module):
 
     @property
     def chosen(self) -> torch.Tensor:
-        """The layers that each posterior selects, those with q > 1/2, as bools `[N, L]`."""
-        return self.layer_logits > 0
+        """The layers that each posterior selects, those with q >= 1/2, as bools `[N, L]`.
+
+        At the tie, where training starts by default, a layer is used: an untrained model is one of all layers.
+        """
+        return self.layer_logits >= 0
 
     @property
     def probabilities(self) -> torch.Tensor:
