@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from .two_level import TwoLevelArguments
+from .depth import DepthArguments
 
 # Fields of the parent that would be ignored, or would break token batches, and what to use instead.
 REFUSED = {
@@ -38,7 +38,7 @@ def _default(name: str, value: Any) -> Any:
 
 
 @dataclass
-class TranslationTrainingArguments(TwoLevelArguments, Seq2SeqTrainingArguments):
+class TranslationTrainingArguments(DepthArguments, Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
 
     Defaults are the papers' (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight decay);
@@ -116,7 +116,7 @@ class TranslationTrainingArguments(TwoLevelArguments, Seq2SeqTrainingArguments):
         self._check()
 
     def _check(self) -> None:
-        self.check_two_level()
+        self.check_depth()
         for name, smallest in (
             ("max_tokens", 1),
             ("average_last", 0),

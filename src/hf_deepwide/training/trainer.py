@@ -27,17 +27,16 @@ from ..data.arguments import DataArguments
 from ..data.batches import StreamBatches, TokenBatchSampler, TranslationCollator
 from ..data.sampling import copies_by_temperature
 from ..evaluation.translate import EvaluationArguments, translate
-from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
-from .callbacks import EpochCallback, SeedByRank, Throughput, TrainingStep, TranslationProgress
+from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
 from .checkpoints import STAGING
+from .depth import DepthTraining
 from .scoring import translate_and_score
-from .two_level import TwoLevelOptimization
 
 logger = logging.getLogger(__name__)
 
 
-class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
+class TranslationTrainer(DepthTraining, Seq2SeqTrainer):
     """Trains any encoder-decoder model on encoded pairs.
 
     The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and
@@ -88,7 +87,6 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
         self._run_dir: str | None = None
         self.add_callback(Throughput())
         self.add_callback(SeedByRank())
-        self.add_callback(TrainingStep())
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         if not args.disable_tqdm:
@@ -280,11 +278,9 @@ class TranslationTrainer(TwoLevelOptimization, Seq2SeqTrainer):
         return 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, with the speed since the last log, and what the model reports, beside the loss."""
+        """As the parent, with the speed since the last log beside the loss."""
         if "loss" in logs:
             logs["tokens_per_second"] = self.throughput.rate()
-            if isinstance(self.model, DeepWidePreTrainedModel):
-                logs |= self.model.training_logs()
         super().log(logs, start_time)
 
     # Checkpoints

@@ -182,7 +182,7 @@ def test_the_loss_is_the_same_for_accumulation_two_processes_and_one_large_batch
     """Reconstruction, KL and target depth, smoothed labels and all: the loss and the step it leads to, to 1e-6."""
     (tmp_path / "two").mkdir()
     (tmp_path / "accumulated").mkdir()
-    script = f"import test_training_two_level as t; t.one_step(t.Path({str(tmp_path / 'two')!r}), 1)"
+    script = f"import test_training_depth as t; t.one_step(t.Path({str(tmp_path / 'two')!r}), 1)"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--no-python"]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(

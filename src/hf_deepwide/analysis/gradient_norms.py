@@ -1,0 +1,103 @@
+"""How large the gradient of each layer is: where it vanishes or explodes (Li et al. 2020, Figure 2)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import colormaps
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .figures import new_figure, save
+
+KEY = "gradient_norms"  # in an entry of the log: {"encoder": L numbers, "decoder": L numbers}, bottom to top
+PLOT = Path("plots", "gradient_norms.png")
+CURVES = 6  # moments of training in one panel
+
+
+def layer_gradient_norms(model: nn.Module, scale: float = 1.0) -> dict[str, list[float]]:
+    """The L2 norm of the gradient of all parameters of each layer, by stack, bottom to top.
+
+    Args:
+        model: an encoder, a decoder, or both, with `layers`, after a backward pass.
+        scale: what the loss was multiplied by (fp16).
+    """
+    norms = {}
+    for stack in ("encoder", "decoder"):
+        layers = getattr(getattr(model.base_model, stack, None), "layers", [])
+        gradients = [[p.grad for p in layer.parameters() if p.grad is not None] for layer in layers]
+        totals = [torch.stack(torch._foreach_norm(each)).norm() if each else torch.zeros(()) for each in gradients]
+        if totals:
+            norms[stack] = (torch.stack([total.float().cpu() for total in totals]) / scale).tolist()
+    return norms
+
+
+class GradientNorms(TrainerCallback):
+    """Writes the layers' gradient norms into the log, and draws them when training ends.
+
+    The Trainer hands them over by `measure`, after the backward pass and before gradients are clipped. The entries
+    (`KEY`) are part of `trainer_state.json`; the figure is `plots/gradient_norms.png` in the run's folder.
+    """
+
+    def __init__(self) -> None:
+        self.norms: dict[str, list[float]] = {}
+
+    def measure(self, model: nn.Module, args: TrainingArguments, state: TrainerState, scale: float = 1.0) -> None:
+        """Measure if this step will be logged; `state.global_step` does not count it yet."""
+        step = state.global_step + 1
+        if args.logging_strategy != "steps" or step % state.logging_steps == 0 or step == 1:
+            self.norms = layer_gradient_norms(model, scale)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Amend the newest entry; what reports single numbers (TensorBoard) has had its copy before."""
+        if "loss" in (logs or {}) and self.norms:
+            state.log_history[-1][KEY] = self.norms
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Draw."""
+        if state.is_world_process_zero and any(KEY in entry for entry in state.log_history):
+            plot_gradient_norms({"": state.log_history}, Path(args.output_dir) / PLOT)
+
+
+def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:
+    """Gradient norm by layer at some moments of training: a row for each run, a panel for each stack (Figure 2).
+
+    Args:
+        histories: label of each run, to its `TrainerState.log_history`; runs without norms are left out.
+        path: the image to write; its folder is made.
+
+    Raises:
+        ValueError: no run has gradient norms in its log.
+    """
+    runs = {label: [entry for entry in history if KEY in entry] for label, history in histories.items()}
+    runs = {label: entries for label, entries in runs.items() if entries}
+    if not runs:
+        raise ValueError("the log holds no gradient norms: train with `gradient_norms: true`")
+    stacks = list(dict.fromkeys(stack for entries in runs.values() for stack in entries[-1][KEY]))
+    figure, axes = new_figure(len(runs), len(stacks), (3.6, 2.6), sharey=True)
+    for row, (label, entries) in zip(axes, runs.items(), strict=True):
+        every = max(1, (len(entries) - 1) // (CURVES - 1))
+        moments = entries[::every]
+        colors = colormaps["viridis"](torch.linspace(0, 0.9, len(moments)).tolist())
+        for axis, stack in zip(row, stacks, strict=True):
+            for entry, color in zip(moments, colors, strict=True):
+                values = entry[KEY].get(stack, [])
+                axis.plot(range(1, len(values) + 1), values, color=color, label=f"step {entry['step']}", linewidth=1.2)
+            axis.set_yscale("log")
+            axis.set_title(f"{label}: {stack}" if label else stack, fontsize="medium")
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel("gradient norm")
+        row[-1].legend(frameon=False, fontsize="small")
+    for axis in axes[-1]:
+        axis.set_xlabel("layer")
+    return save(figure, path)

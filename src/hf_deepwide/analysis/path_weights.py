@@ -1,0 +1,73 @@
+"""What the path weights of a Multi-Path encoder have become (Lin et al. 2023, Figure 7)."""
+
+from pathlib import Path
+
+from matplotlib.ticker import MaxNLocator
+from torch import nn
+
+from ..models.modeling_multipath_transformer import PathSum
+from .figures import new_figure, save
+
+PLOT = Path("plots", "path_weights.png")
+SUBLAYERS = {"self_attn_paths": "attention", "feed_forward_paths": "FFN"}
+
+
+def path_weights(model: nn.Module) -> dict[str, list[list[float]]]:
+    """The alphas of every encoder layer, for `"attention"` and `"FFN"`: of each layer, one of each feature.
+
+    Raw features come first, new ones after them. Empty for a model without learnable path weights.
+    """
+    weights: dict[str, list[list[float]]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PathSum) and module.alpha is not None:
+            weights.setdefault(SUBLAYERS[name.rpartition(".")[2]], []).append(module.alpha.tolist())
+    return weights
+
+
+def spread(alphas: list[float]) -> float:
+    """How unequal the weights of a sub-layer are: standard deviation over |mean|.
+
+    For two paths that is the paper's |alpha_1 - alpha_2| / |alpha_1 + alpha_2|.
+    """
+    mean = sum(alphas) / len(alphas)
+    deviation = (sum((alpha - mean) ** 2 for alpha in alphas) / len(alphas)) ** 0.5
+    return deviation / abs(mean) if mean else float("inf")
+
+
+def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:
+    """Draw, over the layers, the spread of attention's and the FFN's weights (Figure 7), and below the weights.
+
+    Args:
+        model: a Multi-Path model.
+        path: the image to write; its folder is made.
+        title: above the panels.
+
+    Raises:
+        ValueError: the model has no learnable path weights.
+    """
+    weights = path_weights(model)
+    if not weights:
+        raise ValueError("the model has no learnable path weights")
+    raw = model.config.encoder_paths
+    figure, axes = new_figure(2, len(weights), (3.6, 2.4), sharex=True, sharey="row")
+    for column, (sublayer, layers) in zip(axes.T, weights.items(), strict=True):
+        numbers = range(1, len(layers) + 1)
+        column[0].plot(numbers, [spread(alphas) for alphas in layers], marker="o", linewidth=1.2)
+        column[0].set_title(sublayer, fontsize="medium")
+        for feature, alphas in enumerate(zip(*layers, strict=True)):
+            new = feature >= raw
+            label = {0: "raw features", raw: "new features"}.get(feature)
+            column[1].plot(numbers, alphas, "x" if new else "o", color="C1" if new else "C0", label=label, alpha=0.7)
+        column[1].set_xlabel("encoder layer")
+        column[1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axis in column:
+            axis.grid(alpha=0.3)
+    two = len(next(iter(weights.values()))[0]) == 2
+    axes[0][0].set_ylabel(
+        r"$|\alpha_1-\alpha_2|\,/\,|\alpha_1+\alpha_2|$" if two else r"spread of $\alpha$ (std / mean)"
+    )
+    axes[0][0].set_ylim(bottom=0)
+    axes[1][0].set_ylabel(r"$\alpha$")
+    axes[1][-1].legend(frameon=False, fontsize="small")
+    figure.suptitle(title)
+    return save(figure, path)
