@@ -1,5 +1,7 @@
 """What the path weights of a Multi-Path encoder have become (Lin et al. 2023, Figure 7)."""
 
+import math
+import statistics
 from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
@@ -29,9 +31,8 @@ def spread(alphas: list[float]) -> float:
 
     For two paths that is the paper's |alpha_1 - alpha_2| / |alpha_1 + alpha_2|.
     """
-    mean = sum(alphas) / len(alphas)
-    deviation = (sum((alpha - mean) ** 2 for alpha in alphas) / len(alphas)) ** 0.5
-    return deviation / abs(mean) if mean else float("inf")
+    mean = statistics.fmean(alphas)
+    return statistics.pstdev(alphas) / abs(mean) if mean else math.inf
 
 
 def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:

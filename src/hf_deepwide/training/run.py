@@ -24,6 +24,8 @@ from transformers import (
     TrainerState,
 )
 
+from ..analysis.path_weights import PLOT as PATH_WEIGHTS
+from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import encode
 from ..data.corpora import load_parallel
 from ..data.languages import add_tags
@@ -127,6 +129,8 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
                 (run / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if process.is_main_process:
         plot_learning_curves(state.log_history, run / CURVES, recipe.name)
+        if path_weights(model):
+            plot_path_weights(model, run / PATH_WEIGHTS, recipe.name)
         write_model_card(run, recipe, model.config, results, samples)
         _write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     process.wait_for_everyone()

@@ -1,0 +1,44 @@
+"""Draw what the path weights of a Multi-Path model have become (Lin et al. 2023, Figure 7).
+
+    python scripts/plot_path_weights.py runs/multi30k_en_de_multipath path_weights.png
+    python scripts/plot_path_weights.py runs/multi30k_en_de_multipath/checkpoint-700 early.png
+
+The checkpoint is a folder or a Hub id. Above: how unequal the weights of each encoder layer are, for attention and
+FFN apart: |alpha_1 - alpha_2| / |alpha_1 + alpha_2| for two paths, for more their standard deviation over their mean,
+which for two is the same. Below: the weights themselves. The numbers are printed, too. A training run draws the figure
+of its final model by itself, into its folder `plots/`.
+"""
+
+import argparse
+from pathlib import Path
+
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_deepwide.analysis.path_weights import path_weights, plot_path_weights, spread
+from hf_deepwide.errors import UserError, run_script
+
+
+def main() -> None:
+    """Load, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", help="a folder or Hub id")
+    parser.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
+    args = parser.parse_args()
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(args.checkpoint)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{args.checkpoint}: no model could be loaded: {' '.join(str(error).split())}") from error
+    weights = path_weights(model)
+    if not weights:
+        raise UserError(
+            f"{args.checkpoint}: a {model.config.model_type} model without learnable path weights; accepted is a "
+            "multipath_transformer with learnable_path_weights: true"
+        )
+    for sublayer, layers in weights.items():
+        for number, alphas in enumerate(layers, start=1):
+            print(f"layer {number} {sublayer:<9} spread {spread(alphas):.3f}  alpha", *(f"{a:.3f}" for a in alphas))
+    print(plot_path_weights(model, args.output, Path(args.checkpoint).name))
+
+
+if __name__ == "__main__":
+    run_script(main)
