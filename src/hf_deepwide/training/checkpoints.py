@@ -10,6 +10,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..errors import UserError
+
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
@@ -71,6 +73,18 @@ def last_checkpoint(run: Path) -> Path | None:
 def load_state(checkpoint: Path) -> TrainerState:
     """The trainer's state at a checkpoint."""
     return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+
+
+def load_history(folder: Path) -> list[dict]:
+    """What was logged in a run, up to its newest checkpoint, or up to the checkpoint given.
+
+    Raises:
+        UserError: the folder is neither.
+    """
+    for checkpoint in (folder, *reversed(checkpoints(folder))):
+        if (checkpoint / TRAINER_STATE_NAME).is_file():
+            return load_state(checkpoint).log_history
+    raise UserError(f"{folder} holds no {TRAINER_STATE_NAME}; give the folder of a run, or one of its checkpoints")
 
 
 def is_last(state: TrainerState) -> bool:

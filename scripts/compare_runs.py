@@ -1,0 +1,37 @@
+"""Draw runs side by side: learning curves, and gradient norms by layer (Li et al. 2020, Figures 3 and 2).
+
+    python scripts/compare_runs.py runs/static_24 runs/latent_24 --output plots
+
+Each argument is the folder of a run, or one of its checkpoints. Written are learning_curves.png (of models whose loss
+has further terms, the cross-entropy alone) and, if a run was trained with `training.gradient_norms: true`,
+gradient_norms.png.
+"""
+
+import argparse
+from pathlib import Path
+
+from hf_deepwide.analysis import gradient_norms
+from hf_deepwide.analysis.learning_curves import plot_runs
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.training.checkpoints import load_history
+
+
+def main() -> None:
+    """Read the logs, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs or checkpoints")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the figures; it is made")
+    script = parser.parse_args()
+    histories = {folder.name: load_history(folder) for folder in script.runs}
+    if len(histories) < len(script.runs):
+        histories = {str(folder): load_history(folder) for folder in script.runs}
+    try:
+        print(plot_runs(histories, script.output / "learning_curves.png"))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if any(gradient_norms.KEY in entry for history in histories.values() for entry in history):
+        print(gradient_norms.plot_gradient_norms(histories, script.output / gradient_norms.PLOT.name))
+
+
+if __name__ == "__main__":
+    run_script(main)
