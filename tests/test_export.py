@@ -74,7 +74,7 @@ def tokenizer():
 
 
 def new_model(family, tokenizer):
-    torch.manual_seed(2)
+    torch.manual_seed(1)
     model = family.lm(family.config(vocab_size=len(tokenizer), **SIZES)).eval()
     model.generation_config.update(num_beams=2, max_length=9)
     return model

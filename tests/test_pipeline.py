@@ -49,7 +49,7 @@ QUICK = {"num_beams": 2, "max_new_tokens": 8}
 
 def build(model_class, config_class, tokenizer, **fields):
     """A random model that fits a tokenizer and whose generation config says nothing but token ids."""
-    torch.manual_seed(1)
+    torch.manual_seed(33)
     ids = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
