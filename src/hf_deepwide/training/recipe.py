@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
@@ -29,14 +29,6 @@ from ..data.tokenizer import TokenizerArguments
 from ..errors import UserError
 from ..evaluation.translate import EvaluationArguments
 from .arguments import REFUSED, TranslationTrainingArguments
-
-SECTIONS = {
-    "model": None,
-    "data": DataArguments,
-    "tokenizer": TokenizerArguments,
-    "training": TranslationTrainingArguments,
-    "evaluation": EvaluationArguments,
-}
 
 
 class RecipeLoader(yaml.SafeLoader):
@@ -76,7 +68,19 @@ class Recipe:
         source: the file, for messages.
         values: section to keys, as written and overridden: what a run keeps as its `recipe.yaml`.
         data, tokenizer, evaluation: the sections as objects.
+
+    What is trained by another kind of recipe has a subclass with its own `sections`, `refused` keys of the section
+    training, each with what to use instead, and `families`.
     """
+
+    sections: ClassVar[dict[str, type | None]] = {
+        "model": None,
+        "data": DataArguments,
+        "tokenizer": TokenizerArguments,
+        "training": TranslationTrainingArguments,
+        "evaluation": EvaluationArguments,
+    }
+    refused: ClassVar[dict[str, str]] = REFUSED
 
     name: str
     source: str
@@ -84,6 +88,12 @@ class Recipe:
     data: DataArguments
     tokenizer: TokenizerArguments
     evaluation: EvaluationArguments
+
+    @classmethod
+    def families(cls) -> list[str]:
+        """Model types that can be trained: ours, and Transformers' own for control runs."""
+        trainable = {config.model_type for config in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING}
+        return sorted(name for name in trainable if name)
 
     @property
     def family(self) -> str:
@@ -110,13 +120,13 @@ class Recipe:
         """The section `training` as an object. Made on demand: making it chooses and opens the devices."""
         fields = self.values["training"] | {"output_dir": str(self.output_dir)}
         try:
-            return TranslationTrainingArguments(**fields)
+            return self.sections["training"](**fields)
         except ValueError as error:
             raise UserError(f"{self.source}: training: {' '.join(str(error).split())}") from error
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe and apply overrides, given as on the command line: `--training.max_steps 100 …`.
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Recipe] = Recipe) -> Recipe:
+    """Read a recipe of a kind and apply overrides, given as on the command line: `--training.max_steps 100 …`.
 
     Raises:
         UserError: no such file; not YAML; an unknown section or key (names the nearest one); a value of a wrong
@@ -128,41 +138,41 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     values = {} if values is None else values
     if not isinstance(values, dict):
-        raise UserError(f"{path}: a recipe is a mapping of the sections {', '.join(SECTIONS)}")
+        raise UserError(f"{path}: a recipe is a mapping of the sections {', '.join(kind.sections)}")
     for section, keys in values.items():
-        _check_name(str(path), "section", section, SECTIONS)
+        _check_name(str(path), "section", section, kind.sections)
         if keys is not None and not isinstance(keys, dict):
             raise UserError(f"{path}: {section}: a section is a mapping of keys to values, not {keys!r}")
-    values = {section: dict(values.get(section) or {}) for section in SECTIONS}
+    values = {section: dict(values.get(section) or {}) for section in kind.sections}
     for key, value in parse_overrides(overrides):
         section, _, name = key.partition(".")
-        _check_name(f"--{key}", "section", section, SECTIONS)
+        _check_name(f"--{key}", "section", section, kind.sections)
         if not name or "." in name:
             raise UserError(f"--{key}: an override names a section and a key, as in --training.max_steps 100")
         values[section][name] = value
-    return check_recipe(values, path.stem, str(path))
+    return check_recipe(values, path.stem, str(path), kind)
 
 
-def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str) -> Recipe:
+def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
     """Check every key and value and make the sections; `source` opens the messages."""
-    _check_model(values["model"], source)
+    _check_model(values["model"], kind.families(), source)
     if values["model"].get("init_from") and not values["tokenizer"].get("path"):
         raise UserError(
             f"{source}: model.init_from: the checkpoint knows only its own tokens, so tokenizer.path must be set "
             f"(to {values['model']['init_from']}, if its tokenizer is beside it)"
         )
     sections = {}
-    for section, cls in SECTIONS.items():
+    for section, cls in kind.sections.items():
         if cls is None:
             continue
-        _check_fields(values[section], section, cls, source)
+        _check_fields(values[section], section, cls, kind.refused if section == "training" else {}, source)
         if section == "training":
             continue
         try:
             sections[section] = cls(**copy.deepcopy(values[section]))
         except UserError as error:
             raise UserError(f"{source}: {error}") from None
-    return Recipe(name, source, values, **sections)
+    return kind(name, source, values, **sections)
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -195,7 +205,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
 def differences(ours: dict[str, dict], theirs: dict[str, dict]) -> list[str]:
     """Dotted keys in which two recipes' values differ, with both values; where a run lives is no difference."""
     lines = []
-    for section in SECTIONS:
+    for section in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(section, {}), theirs.get(section, {})
         for key in sorted({*a, *b} - ({"output_dir"} if section == "training" else set())):
             if key not in a or key not in b or a[key] != b[key]:
@@ -209,17 +219,12 @@ def config_class(family: str) -> type[PreTrainedConfig]:
     return CONFIG_MAPPING[family]
 
 
-def families() -> list[str]:
-    """Model types that can translate: ours, and Transformers' own for control runs."""
-    trainable = {cls.model_type for cls in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING}
-    return sorted(name for name in trainable if name)
-
-
-def _check_model(fields: dict[str, Any], source: str) -> None:
+def _check_model(fields: dict[str, Any], families: list[str], source: str) -> None:
     family = fields.get("family")
     if not isinstance(family, str):
-        raise UserError(f"{source}: model.family: give a model type, such as vanilla_transformer or mat")
-    _check_name(f"{source}: model.family", "model type", family, families())
+        examples = "latent_depth" if len(families) == 1 else "vanilla_transformer or mat"
+        raise UserError(f"{source}: model.family: give a model type, such as {examples}")
+    _check_name(f"{source}: model.family", "model type", family, families)
     init_from = fields.get("init_from")
     if init_from is not None and not isinstance(init_from, str):
         raise UserError(f"{source}: model.init_from: {init_from!r} is neither a folder, a Hub id, nor null")
@@ -234,13 +239,13 @@ def _check_model(fields: dict[str, Any], source: str) -> None:
         raise UserError(f"{source}: model: {' '.join(str(error).split())}") from error
 
 
-def _check_fields(values: dict[str, Any], section: str, cls: type, source: str) -> None:
+def _check_fields(values: dict[str, Any], section: str, cls: type, refused: dict[str, str], source: str) -> None:
     hints = get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
     for key, value in values.items():
-        if section == "training" and key in REFUSED:
-            raise UserError(f"{source}: training.{key} has no effect here: {REFUSED[key]}")
-        _check_name(f"{source}: {section}", "key", key, [name for name in known if name not in REFUSED])
+        if key in refused:
+            raise UserError(f"{source}: {section}.{key} has no effect here: {refused[key]}")
+        _check_name(f"{source}: {section}", "key", key, [name for name in known if name not in refused])
         if not _fits(value, hints[key]):
             raise UserError(f"{source}: {section}.{key}: {value!r} is not accepted; give {_describe(hints[key])}")
 
