@@ -17,6 +17,7 @@ from .errors import UserError
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.language_pairs import pairs_of_posterior
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .warm_start import SHARED, own_fields, tie
 
@@ -66,6 +67,8 @@ def prune(
     fields = {name: getattr(config, name) for name in own_fields(DeepWideConfig)}
     depths = {f"{stack}_layers": len(layers) for stack, layers in kept.items()}
     pruned_config = VanillaTransformerConfig(**fields | depths)
+    if pairs := pairs_of_posterior(config, posterior):
+        pruned_config.translation_pairs = pairs
     tensors = {}
     for name, tensor in model.state_dict().items():
         match = LAYER.match(name)

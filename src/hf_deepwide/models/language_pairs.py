@@ -27,20 +27,33 @@ def pair_settings(config: Any, source_lang: str | None = None, target_lang: str 
     pairs = getattr(config, "translation_pairs", None)
     if not pairs:
         return {}
-    fitting = []
+    fitting = {}
     for pair, settings in pairs.items():
-        source, target = pair.split("-")
-        if source_lang in (None, source) and target_lang in (None, target):
-            fitting.append(settings)
+        languages = tuple(pair.split("-"))
+        if source_lang in (None, languages[0]) and target_lang in (None, languages[1]):
+            fitting[languages] = settings
     asked = f"{source_lang or '…'}-{target_lang or '…'}"
     if not fitting:
         raise ValueError(f"the model was not trained on the language pair {asked}; known: {', '.join(sorted(pairs))}")
-    if any(settings != fitting[0] for settings in fitting[1:]):
-        missing = " and ".join(
-            name for name, given in (("src_lang", source_lang), ("tgt_lang", target_lang)) if given is None
+    first, *others = fitting.values()
+    if any(settings != first for settings in others):
+        sides = zip(("source", "target"), zip(*fitting, strict=True), strict=True)
+        wanting = [side for side, languages in sides if len(set(languages)) > 1]
+        raise ValueError(
+            f"the model knows several language pairs: say the {' and the '.join(wanting)} language; known: "
+            f"{', '.join(sorted(pairs))}"
         )
-        raise ValueError(f"the model knows several language pairs: give {missing}; known: {', '.join(sorted(pairs))}")
-    return fitting[0]
+    return first
+
+
+def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]:
+    """The language pairs that are left to a model with the layers of one posterior, which then need not name it."""
+    pairs = getattr(config, "translation_pairs", None) or {}
+    return {
+        pair: {key: value for key, value in settings.items() if key != "posterior"}
+        for pair, settings in pairs.items()
+        if settings.get("posterior", posterior) == posterior
+    }
 
 
 def with_tag(text: str, tag: str | None) -> str:

@@ -2,8 +2,11 @@
 
     pipeline("translation", model="runs/mat")("Two dogs run.")      # [{"translation_text": …}]
 
-It serves every encoder-decoder checkpoint. How the language pair reaches the model depends on the tokenizer:
+It serves every encoder-decoder checkpoint. How the language pair reaches the model depends on its config and its
+tokenizer:
 
+- pairs (multilingual models of this package): the config's `translation_pairs` say what tag stands before the source
+  or begins the translation, and which posterior chooses the layers (`language_pairs.py`);
 - codes (NLLB, mBART, M2M100): the tokenizer marks the source, and the target code is the first token generated;
 - tags (`<2de>`, or Marian's `>>deu<<`): the target's tag is put in front of the source;
 - prefixes (T5): the model's config has one for `translation_xx_to_yy` in `task_specific_params`;
@@ -23,6 +26,8 @@ from transformers import Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import logging
 
+from .language_pairs import pair_settings, with_tag
+
 logger = logging.get_logger(__name__)
 
 ACCEPTED = "accepted: a string, a list of strings, a generator or dataset of strings"
@@ -37,8 +42,8 @@ class TranslationPipeline(Pipeline):
     Arguments of `pipeline("translation", …)` and of each call, which win:
 
     Args:
-        src_lang, tgt_lang: the languages, as the tokenizer calls them; needed where it knows several. They default
-            to the task's (`"translation_en_to_de"`), then to those saved with the tokenizer.
+        src_lang, tgt_lang: the languages, as config or tokenizer call them; needed where there are several. They
+            default to the task's (`"translation_en_to_de"`), then to those saved with the tokenizer.
         truncation: True cuts a source that is longer than the model takes; False (default) raises `ValueError`.
         return_text: give `translation_text` (default, unless `return_tensors`).
         return_tensors: give `translation_token_ids`, a tensor `[target]`.
@@ -130,7 +135,9 @@ class TranslationPipeline(Pipeline):
         truncation = TruncationStrategy({True: "longest_first", False: "do_not_truncate"}.get(truncation, truncation))
         limit = self.source_limit() if truncation != TruncationStrategy.DO_NOT_TRUNCATE else None
         options = {"return_tensors": "pt", "truncation": truncation, "max_length": limit}
-        if self.codes is not None:
+        if self._knows_pairs:
+            encoded = self.tokenizer(with_tag(text, self._pair(src_lang, tgt_lang).get("tag")), **options)
+        elif self.codes is not None:
             encoded = self._encode_with_codes(text, src_lang, tgt_lang, options)
         else:
             encoded = self.tokenizer(self._prefix(src_lang, tgt_lang, text) + text, **options)
@@ -156,6 +163,12 @@ class TranslationPipeline(Pipeline):
         """Translate a batch: `output_ids` `[batch, num_return_sequences, target]`."""
         settings = {**self._task_parameters(src_lang, tgt_lang), **generate_kwargs}
         settings.pop("prefix", None)
+        pair = self._pair(src_lang, tgt_lang)
+        if "decoder_start_token_id" in pair:
+            settings.setdefault("decoder_start_token_id", pair["decoder_start_token_id"])
+        if "posterior" in pair:
+            posteriors = torch.full((len(inputs["input_ids"]),), pair["posterior"], device=inputs["input_ids"].device)
+            settings.setdefault("posteriors", posteriors)
         forced = inputs.pop("forced_bos_token_id", None)
         if forced is not None:
             settings.setdefault("forced_bos_token_id", int(forced[0]))
@@ -187,6 +200,14 @@ class TranslationPipeline(Pipeline):
         longest = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         limit = min(longest, self.tokenizer.model_max_length)
         return int(limit) if limit < 1e12 else None  # tokenizers write "no limit" as a very large number
+
+    @property
+    def _knows_pairs(self) -> bool:
+        return bool(getattr(self.model.config, "translation_pairs", None))
+
+    def _pair(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, Any]:
+        """What the config says of the language pair; {} where it says nothing of pairs."""
+        return pair_settings(self.model.config, src_lang or self.task_languages[0], tgt_lang or self.task_languages[1])
 
     def _encode_with_codes(
         self, text: str, src_lang: str | None, tgt_lang: str | None, options: dict[str, Any]
