@@ -111,10 +111,10 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     trainer.model = model.to(args.device)
     results = {
         "parameters": model.num_parameters(),
-        "train": _training_facts(state, args, weights),
+        "train": training_facts(state, args, weights),
         "recipe": recipe.values,
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": versions(),
+        "machine": machine(),
     }
     samples: list[tuple[str, str, str]] = []
     if test_texts is not None:
@@ -132,7 +132,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
         if path_weights(model):
             plot_path_weights(model, run / PATH_WEIGHTS, recipe.name)
         write_model_card(run, recipe, model.config, results, samples)
-        _write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     process.wait_for_everyone()
     return results
 
@@ -162,7 +162,7 @@ def open_run(recipe: Recipe, overwrite: bool) -> None:
                 f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
             )
     run.mkdir(parents=True, exist_ok=True)
-    _write_whole(kept, yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True))
+    write_whole(kept, yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True))
 
 
 def final_checkpoints(run: Path, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
@@ -213,7 +213,8 @@ def _in_memory(dataset: Dataset | IterableDataset) -> Dataset:
     return Dataset.from_list(list(dataset)) if isinstance(dataset, IterableDataset) else dataset
 
 
-def _training_facts(state: TrainerState, args: TranslationTrainingArguments, weights: str) -> dict[str, Any]:
+def training_facts(state: TrainerState, args: TranslationTrainingArguments, weights: str) -> dict[str, Any]:
+    """What `results.json` says of how the final weights came about."""
     counted = state.stateful_callbacks["Throughput"]["args"]
     evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
     best = {
@@ -235,12 +236,13 @@ def _training_facts(state: TrainerState, args: TranslationTrainingArguments, wei
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of Python and the packages that have a part in the results."""
     packages = ("hf_deepwide", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """Processor, the cores this process may use, and graphics cards."""
     processor = platform.processor() or platform.machine()
     if (cpuinfo := Path("/proc/cpuinfo")).is_file():
@@ -251,7 +253,7 @@ def _machine() -> dict[str, Any]:
     return {"processor": processor, "cores": cores, "gpus": gpus}
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file under another name and rename it: it is there in full or not at all."""
     draft = path.with_name(f".{path.name}")
     draft.write_text(text, encoding="utf-8")

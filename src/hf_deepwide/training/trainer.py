@@ -55,6 +55,7 @@ class TranslationTrainer(DepthTraining, Seq2SeqTrainer):
         eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
         evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
         data: the languages, and how often the sentences of each pair are seen.
+        data_collator: what pads a batch, if it is not translation that is trained.
     """
 
     def __init__(
@@ -67,12 +68,13 @@ class TranslationTrainer(DepthTraining, Seq2SeqTrainer):
         eval_texts: Dataset | None = None,
         evaluation: EvaluationArguments | None = None,
         data: DataArguments | None = None,
+        data_collator: TranslationCollator | None = None,
     ) -> None:
         self.fuses_loss = getattr(model, "supports_label_smoothing", False)
         super().__init__(
             model=model,
             args=args,
-            data_collator=TranslationCollator(tokenizer, model.config.decoder_start_token_id),
+            data_collator=data_collator or TranslationCollator(tokenizer, model.config.decoder_start_token_id),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=tokenizer,
@@ -207,22 +209,26 @@ class TranslationTrainer(DepthTraining, Seq2SeqTrainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Loss per token over all tokens (the parent averages the batches' means), and BLEU where asked for."""
-        self.model.eval()
         self.callback_handler.eval_dataloader = dataloader
-        totals = torch.zeros(2, device=self.args.device)  # summed loss, tokens
-        for inputs in dataloader:
-            inputs = self._prepare_inputs(inputs)
-            tokens = inputs["labels"].ne(-100).sum()
-            with torch.no_grad(), self.accelerator.autocast():
-                totals += torch.stack([self.compute_loss(self.model, inputs) * tokens, tokens.float()])
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        loss, tokens = self.accelerator.reduce(totals, "sum").tolist()
+        loss, tokens = self.summed_loss(dataloader)
         metrics = {f"{metric_key_prefix}_loss": loss / tokens}
         if self.args.predict_with_generate and self.eval_texts is not None and metric_key_prefix == "eval":
             number = 1 + sum("eval_loss" in entry for entry in self.state.log_history)
             if number % self.args.generation_every == 0:
                 metrics |= self._bleu()
         return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))
+
+    def summed_loss(self, dataloader: DataLoader) -> tuple[float, float]:
+        """The loss summed over all tokens, and their number, over all processes."""
+        self.model.eval()
+        totals = torch.zeros(2, device=self.args.device)
+        for inputs in dataloader:
+            inputs = self._prepare_inputs(inputs)
+            tokens = inputs["labels"].ne(-100).sum()
+            with torch.no_grad(), self.accelerator.autocast():
+                totals += torch.stack([self.compute_loss(self.model, inputs) * tokens, tokens.float()])
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        return tuple(self.accelerator.reduce(totals, "sum").tolist())
 
     def translate(
         self,
