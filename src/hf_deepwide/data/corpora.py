@@ -181,7 +181,7 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _find(path: Path) -> Path:
+def find_file(path: Path) -> Path:
     """`path`, or its `.gz` twin where only that exists; else a `UserError` that says what was looked for."""
     for candidate in (path, path.with_name(path.name + ".gz")):
         if candidate.is_file():
@@ -194,7 +194,7 @@ def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Itera
     paths = []
     for lang in (args.source_lang, args.target_lang):
         try:
-            paths.append(_find(stem.with_name(f"{stem.name}.{lang}")))
+            paths.append(find_file(stem.with_name(f"{stem.name}.{lang}")))
         except UserError as error:
             found = {
                 file.name[len(stem.name) + 1 :].removesuffix(".gz") for file in stem.parent.glob(f"{stem.name}.*")
@@ -219,7 +219,7 @@ def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Itera
 
 
 def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator[Pair]]:
-    path = _find(args.resolve(file))
+    path = find_file(args.resolve(file))
     wanted = [args.source_name, args.target_name]
 
     def pairs() -> Iterator[Pair]:
@@ -243,7 +243,7 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
 
 
 def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator[Pair]]:
-    path = _find(args.resolve(file))
+    path = find_file(args.resolve(file))
 
     def pairs() -> Iterator[Pair]:
         for number, line in enumerate(read_lines(path), start=1):

@@ -1,0 +1,161 @@
+"""Text in several languages for masked language models: read, encode, mask.
+
+Each line is a sequence of its own. Shape legend: [sentences, length], lengths in tokens with `</s>`.
+"""
+
+import logging
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from datasets import Dataset
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+
+from ..errors import UserError
+from .arguments import ROOT_VARIABLE, Split
+from .batches import TranslationCollator
+from .corpora import find_file, read_lines
+
+logger = logging.getLogger(__name__)
+
+MASK = "<mask>"
+PosteriorsBy = Literal["language", "none"]
+
+
+@dataclass
+class MonolingualArguments:
+    """The section `data` of a recipe for a masked language model.
+
+    `train`, `validation` and `test` are prefixes: text in the language `de` is in `{prefix}.de`, else in
+    `{prefix}.de.gz`, a sequence a line. Relative paths start at `root`, else at `$HF_DEEPWIDE_DATA`, else at the
+    working directory. Empty lines are left out; so are, of the training split, those of more than `max_length` tokens
+    (`</s>` included), while longer ones of the others are cut.
+
+    `posteriors: language` gives a latent-depth model one posterior per language. `sampling_temperature` T makes a
+    language of n lines be seen in proportion to n^(1/T), as in translation. `mask_probability` of the tokens are to
+    be predicted: 80 % of them are replaced by `<mask>`, 10 % by a random token, and 10 % stay (BERT). Training masks
+    anew in each epoch; validation and test are masked once and for all.
+    """
+
+    languages: list[str] = field(default_factory=list)
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    root: str | None = None
+    max_length: int = 256
+    posteriors: PosteriorsBy = "none"
+    sampling_temperature: float = 1.0
+    mask_probability: float = 0.15
+
+    def __post_init__(self):
+        for name in ("train", "validation"):
+            if getattr(self, name) is None:
+                raise UserError(f"data.{name} is not set; name files without the language, as in wikipedia/{name}")
+        if not self.languages or len(set(self.languages)) < len(self.languages):
+            raise UserError(f"data.languages is {self.languages}; name each language once, as in [en, de]")
+        if self.posteriors not in get_args(PosteriorsBy):
+            raise UserError(f"data.posteriors is {self.posteriors!r}; accepted: {', '.join(get_args(PosteriorsBy))}")
+        if self.max_length < 2:
+            raise UserError(f"data.max_length is {self.max_length}; accepted: 2 tokens (a word and </s>) or more")
+        if self.sampling_temperature < 1:
+            raise UserError(f"data.sampling_temperature is {self.sampling_temperature}; accepted: 1 or more, or .inf")
+        if not 0 < self.mask_probability < 1:
+            raise UserError(f"data.mask_probability is {self.mask_probability}; accepted: between 0 and 1")
+
+    @property
+    def pairs(self) -> list[str]:
+        """The languages, under the name that the trainer knows groups of sentences by."""
+        return self.languages
+
+    @property
+    def posterior_names(self) -> list[str]:
+        """What each posterior of a latent-depth model is of; [] for none."""
+        return self.languages if self.posteriors == "language" else []
+
+    def file(self, split: Split, language: str) -> Path:
+        """The file of a split in a language.
+
+        Raises:
+            UserError: the recipe does not name the split, or there is no such file.
+        """
+        prefix = getattr(self, split)
+        if prefix is None:
+            raise UserError(f"data.{split} is not set: the recipe names no {split} split")
+        return find_file(Path(self.root or os.environ.get(ROOT_VARIABLE) or ".").expanduser() / f"{prefix}.{language}")
+
+
+def read_texts(args: MonolingualArguments, split: Split) -> Iterator[tuple[int, str]]:
+    """Index of the language and text of each line that is not empty, one language after the other."""
+    for index, language in enumerate(args.languages):
+        yield from ((index, line) for line in read_lines(args.file(split, language)) if line.strip())
+
+
+def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """A split as rows with `input_ids`, lengths as batches want them, `pair` (the language), perhaps `posterior`.
+
+    Validation and test rows are masked, and have `labels`.
+
+    Raises:
+        UserError: no line is left.
+    """
+    languages, texts = zip(*read_texts(args, split), strict=True)
+    limit = {} if split == "train" else {"truncation": True, "max_length": args.max_length}
+    ids = tokenizer(list(texts), return_attention_mask=False, verbose=False, **limit)["input_ids"]
+    rows = [(row, language) for row, language in zip(ids, languages, strict=True) if len(row) <= args.max_length]
+    logger.info("%s: %d sequences, %d too long", split, len(rows), len(ids) - len(rows))
+    if not rows:
+        raise UserError(f"data.{split}: no sequence of at most {args.max_length} tokens is left")
+    kept, languages = zip(*rows, strict=True)
+    lengths = [len(row) for row in kept]
+    columns = {"input_ids": kept, "source_length": lengths, "target_length": lengths, "pair": languages}
+    if args.posterior_names:
+        columns["posterior"] = languages
+    if split != "train":
+        collator = MaskingCollator(tokenizer, args.mask_probability)
+        masked = [collator.mask(torch.tensor([row])) for row in kept]
+        columns["input_ids"] = [ids[0].tolist() for ids, _ in masked]
+        columns["labels"] = [labels[0].tolist() for _, labels in masked]
+    return Dataset.from_dict(columns)
+
+
+class MaskingCollator(TranslationCollator):
+    """Pads sequences and masks those that are not masked yet.
+
+    Returns `input_ids`, `attention_mask` and `labels` [sentences, length], -100 where nothing is to be predicted, and
+    of rows with a `posterior` `posteriors` [sentences].
+
+    What is masked follows from the batch, the seed and the epoch, and not from random numbers drawn before: a run
+    that is resumed sees the same masks.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, mask_probability: float, seed: int = 0, pad_to_multiple_of: int = 8
+    ) -> None:
+        super().__init__(tokenizer, None, pad_to_multiple_of)
+        self.masking = DataCollatorForLanguageModeling(tokenizer, mlm_probability=mask_probability)
+        self.special_ids = torch.tensor(tokenizer.all_special_ids)
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Other masks in each epoch."""
+        self.epoch = epoch
+
+    def __call__(self, rows: Sequence[dict]) -> dict[str, torch.Tensor]:
+        """Collate the rows of a batch."""
+        batch = super().__call__([{key: row[key] for key in row if key != "labels"} for row in rows])
+        if "labels" in rows[0]:
+            batch["labels"] = self._pad([row["labels"] for row in rows], -100)
+        else:
+            batch["input_ids"], batch["labels"] = self.mask(batch["input_ids"])
+        return batch
+
+    def mask(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[sentences, length]` with some tokens masked, and labels, -100 for all others; special tokens stay."""
+        draw = zlib.crc32(ids.numpy().tobytes(), zlib.crc32(f"{self.seed} {self.epoch}".encode()))
+        self.masking.generator = torch.Generator().manual_seed(draw)
+        return self.masking.torch_mask_tokens(ids.clone(), special_tokens_mask=torch.isin(ids, self.special_ids))

@@ -1,0 +1,234 @@
+"""One run from raw text in several languages to a masked language model and its perplexity on held-out text.
+
+What a run leaves in its folder, how it goes on after an interruption and how its data come in batches is as in
+translation (`run.py`, `trainer.py`); what differs is here.
+"""
+
+import json
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from accelerate import PartialState
+from datasets import Dataset, disable_progress_bars
+from huggingface_hub.errors import StrictDataclassError
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import EvalLoopOutput
+
+from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
+from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
+from ..errors import UserError
+from ..registration import FAMILIES
+from .arguments import REFUSED, TranslationTrainingArguments
+from .averaging import average_checkpoints
+from .checkpoints import checkpoints, is_last, last_checkpoint, load_state
+from .memory import keep_memory
+from .plots import plot_learning_curves
+from .recipe import Recipe
+from .run import CURVES, RESULTS, final_checkpoints, machine, open_run, training_facts, versions, write_whole
+from .trainer import TranslationTrainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class MaskedLMTrainingArguments(TranslationTrainingArguments):
+    """As for translation; the loss is the plain cross-entropy, of which perplexity is the exponential."""
+
+    label_smoothing_factor: float = field(default=0.0, metadata={"help": "0; other values are refused."})
+
+
+@dataclass
+class MaskedLMRecipe(Recipe):
+    """A recipe for a masked language model: no section `evaluation`, and other keys in `data`."""
+
+    sections: ClassVar[dict[str, type | None]] = {
+        "model": None,
+        "data": MonolingualArguments,
+        "tokenizer": TokenizerArguments,
+        "training": MaskedLMTrainingArguments,
+    }
+    refused: ClassVar[dict[str, str]] = REFUSED | dict.fromkeys(
+        ("predict_with_generate", "generation_num_beams", "generation_every"), "nothing is generated"
+    )
+    refused["label_smoothing_factor"] = "perplexity is of the plain cross-entropy"
+
+    evaluation: None = None
+
+    @classmethod
+    def families(cls) -> list[str]:
+        """Model types with a masked language model."""
+        return [name for name, family in FAMILIES.items() if family.masked_lm is not None]
+
+
+class MaskEpoch(TrainerCallback):
+    """Tells the collator which epoch begins."""
+
+    def __init__(self, collator: MaskingCollator) -> None:
+        self.collator = collator
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """`state.epoch` is fractional within an epoch; the sum guards against its rounding."""
+        self.collator.set_epoch(int(state.epoch + 1e-6))
+
+
+class MaskedLMTrainer(TranslationTrainer):
+    """Trains a masked language model on sequences in several languages; "target tokens" are the masked ones.
+
+    Args:
+        model, args, tokenizer, train_dataset, eval_dataset: as in translation; the datasets are `encode_texts`'.
+        data: the languages, and how they are sampled and masked.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: MaskedLMTrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
+        *,
+        data: MonolingualArguments,
+    ) -> None:
+        collator = MaskingCollator(tokenizer, data.mask_probability, args.seed)
+        super().__init__(model, args, tokenizer, train_dataset, eval_dataset, data=data, data_collator=collator)
+        self.add_callback(MaskEpoch(collator))
+
+    def evaluation_loop(
+        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
+        """Loss per masked token and its exponential, perplexity: of all sequences, and of each language's."""
+        self.callback_handler.eval_dataloader = dataloader
+        rows, metrics, sums = dataloader.dataset, {}, []
+        for index, language in enumerate(self.data.languages):
+            chosen = [row for row, at in enumerate(rows["pair"]) if at == index]
+            if chosen:
+                sums.append(self.summed_loss(self.get_eval_dataloader(rows.select(chosen))))
+                metrics[f"{metric_key_prefix}_perplexity_{language}"] = _perplexity(*sums[-1])
+        loss, tokens = map(sum, zip(*sums, strict=True))
+        metrics |= {
+            f"{metric_key_prefix}_loss": loss / tokens,
+            f"{metric_key_prefix}_perplexity": _perplexity(loss, tokens),
+        }
+        return EvalLoopOutput(None, None, metrics, num_samples=len(rows))
+
+
+def _perplexity(loss: float, tokens: float) -> float:
+    """exp(loss / tokens), infinite where a model has diverged."""
+    mean = loss / tokens if tokens else math.nan
+    return math.exp(mean) if not mean > 700 else math.inf
+
+
+def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, Any]:
+    """Tokenizer, training, final weights, perplexity. Goes on where an earlier call was interrupted.
+
+    Returns:
+        What `results.json` holds.
+
+    Raises:
+        UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; or something
+            in the data, the tokenizer or the recipe is wrong.
+    """
+    args, data = recipe.training_arguments(), recipe.data
+    process, run = PartialState(), recipe.output_dir
+    if process.is_main_process:
+        open_run(recipe, overwrite)
+        last_checkpoint(run)  # sets damaged ones aside before the other processes look
+    else:
+        disable_progress_bars()
+    process.wait_for_everyone()
+    checkpoint = last_checkpoint(run)
+    if args.keep_memory:
+        keep_memory()
+
+    if checkpoint is None and process.is_main_process:
+        tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")))
+        if tokenizer.mask_token is None:
+            tokenizer.add_special_tokens({"mask_token": MASK})
+        tokenizer.save_pretrained(run)
+    process.wait_for_everyone()
+    tokenizer = AutoTokenizer.from_pretrained(run if checkpoint is None else checkpoint)
+    splits = {
+        split: encode_texts(data, split, tokenizer)
+        for split in ("train", "validation", "test")
+        if getattr(data, split) is not None
+    }
+    trainer = MaskedLMTrainer(
+        new_model(recipe, tokenizer, args), args, tokenizer, splits["train"], splits["validation"], data=data
+    )
+    if checkpoint is None or not is_last(load_state(checkpoint)):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    process.wait_for_everyone()
+
+    state = load_state(checkpoints(run)[-1])
+    chosen, weights = final_checkpoints(run, state, args)
+    if process.is_main_process:
+        average_checkpoints(chosen, run)
+    process.wait_for_everyone()
+    # read back from the folder, as everybody else will
+    model = AutoModelForMaskedLM.from_pretrained(run, attn_implementation=args.attn_implementation)
+    trainer.model = trainer.model_wrapped = model.to(args.device)
+    perplexities = {
+        split: {
+            name.removeprefix(f"{split}_"): value
+            for name, value in trainer.evaluate(splits[split], metric_key_prefix=split).items()
+            if "perplexity" in name
+        }
+        for split in splits
+        if split != "train"
+    }
+    results = {
+        **perplexities,
+        "parameters": model.num_parameters(),
+        "train": training_facts(state, args, weights),
+        "recipe": recipe.values,
+        "versions": versions(),
+        "machine": machine(),
+    }
+    if process.is_main_process:
+        plot_learning_curves(state.log_history, run / CURVES, recipe.name)
+        write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    process.wait_for_everyone()
+    return results
+
+
+def new_model(
+    recipe: MaskedLMRecipe, tokenizer: PreTrainedTokenizerBase, args: MaskedLMTrainingArguments
+) -> PreTrainedModel:
+    """The model that a run starts with: new, or the checkpoint `init_from`, by the recipe's fields.
+
+    Raises:
+        UserError: fields that contradict the tokenizer, or a checkpoint that cannot be loaded.
+    """
+    set_seed(args.seed)
+    names = recipe.data.posterior_names
+    fields = recipe.model_fields
+    if names:
+        fields |= {"num_posteriors": len(names), "posterior_names": names}
+    attention = {"attn_implementation": args.attn_implementation}
+    try:
+        if recipe.init_from is not None:
+            model = AutoModelForMaskedLM.from_pretrained(recipe.init_from, **fields, **attention)
+        else:
+            ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+            config = AutoConfig.for_model(recipe.family, **{"vocab_size": len(tokenizer), **ids, **fields})
+            model = AutoModelForMaskedLM.from_config(config, **attention)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise UserError(f"{recipe.source}: model: {' '.join(str(error).split())}") from error
+    check_tokenizer(tokenizer, model.config)
+    return model
