@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Hugging Face's own model tests (ModelTesterMixin, ConfigTester) and the contract checks beside them, on every family.
-# Called by `make hf-tests`, which sets PYTHON and HF_COMMON (a folder with run.sh).
+# Called by `make hf-tests`, which sets PYTHON and HF_COMMON (a folder with run.sh); FAMILY=MAT runs one family's.
 set -uo pipefail
 [ -x "${HF_COMMON:?}/run.sh" ] || [ -f "$HF_COMMON/run.sh" ] || { echo "error: no run.sh in $HF_COMMON; set HF_COMMON" >&2; exit 2; }
 
@@ -11,6 +11,7 @@ base='"vocab_size": 99, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
 failed=0
 
 family() {  # family CLASS_PREFIX EXTRA_FIELDS
+  [ "${FAMILY:-$1}" = "$1" ] || return 0
   echo "== $1 {${2#, }}"
   bash "$HF_COMMON/run.sh" hf_deepwide "$1Config" "$1Model" "$1ForConditionalGeneration" "{$base$2}" 2>&1 | tail -n 12
   [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
@@ -30,4 +31,21 @@ family VanillaTransformer ', "residual": "rezero"'
 family VanillaTransformer ', "layer_aggregation": "dlcl"'
 family VanillaTransformer ', "layer_aggregation": "dlcl", "normalize_before": true'
 family VanillaTransformer ', "layer_drop": 0.3, "normalize_before": true'
+# latent depth: both stacks (LL-Both) and the decoder alone (LL-D), hard and soft selection
+for stacks in '' ', "latent_encoder": false'; do
+  for selection in hard soft; do
+    for attention in '' ', "attn_implementation": "eager"'; do
+      family LatentDepth "$stacks, \"inference_selection\": \"$selection\"$attention"
+    done
+  done
+done
+# Multi-Path, with and without more features, which n < 3 has none of
+for paths in 1 2 4; do
+  for more in false true; do
+    for attention in '' ', "attn_implementation": "eager"'; do
+      family MultiPath ", \"encoder_paths\": $paths, \"more_features\": $more$attention"
+    done
+  done
+done
+family MultiPath ', "encoder_paths": 4, "path_norm": false, "normalize_before": false'
 exit $failed

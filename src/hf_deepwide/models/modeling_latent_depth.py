@@ -182,7 +182,7 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
             if config.layer_sharing_weight:
                 error = error + config.layer_sharing_weight * sum(sharing_error(u) for u, _ in used)
             penalty = penalty + config.target_depth_annealing_at(step) * error
-        return reconstruction + penalty * (tokens / items)
+        return reconstruction + penalty * tokens / items
 
     def training_logs(self) -> dict[str, float]:
         """Means since the last call of the unweighted terms of the loss, and the depths now.
