@@ -54,7 +54,9 @@ AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
 translator = pipeline("translation", model=sys.argv[1], trust_remote_code=True, device="cpu")
 for loaded in (translator, translator.model, translator.model.config):
     assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
-translator("1", max_length=4, num_beams=1)
+pairs = getattr(translator.model.config, "translation_pairs", None)
+languages = dict(zip(("src_lang", "tgt_lang"), next(iter(pairs)).split("-"))) if pairs else {}
+translator("1", **languages, max_length=4, num_beams=1)
 """
 
 

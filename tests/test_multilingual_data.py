@@ -1,0 +1,219 @@
+"""Several language pairs in one run, as data: arguments, loading, tags, what batches hold, temperature sampling."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from datasets import Dataset, IterableDataset
+
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator, encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.languages import add_tags, translation_pairs
+from hf_deepwide.data.sampling import copies_by_temperature
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
+from hf_deepwide.errors import UserError
+
+LINES = {"en": ["a dog", "two dogs run", "a red coat"], "de": ["ein Hund", "zwei Hunde rennen", "ein roter Mantel"]}
+LINES["fr"] = ["un chien", "deux chiens courent", "un manteau rouge"]
+PAIRS = ["en-de", "en-fr"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Text files by prefix and language, and for each pair in a folder of its own."""
+    for language, lines in LINES.items():
+        (tmp_path / f"all.{language}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    for pair, count in (("en-de", 3), ("en-fr", 1)):
+        (tmp_path / pair).mkdir()
+        for language in pair.split("-"):
+            text = "".join(line + "\n" for line in LINES[language][:count])
+            (tmp_path / pair / f"text.{language}").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def arguments(corpus, **fields) -> DataArguments:
+    return DataArguments(**{"root": str(corpus), "pairs": PAIRS, "train": "all", **fields})
+
+
+@pytest.fixture
+def tokenizer():
+    texts = [line for lines in LINES.values() for line in lines] * 3
+    return train_tokenizer(texts, TokenizerArguments(vocab_size=90))
+
+
+def test_pairs_follow_one_another(corpus):
+    rows = list(load_parallel(arguments(corpus), "train"))
+    assert [(row["source"], row["target"], row["pair"]) for row in rows] == [
+        *((source, target, 0) for source, target in zip(LINES["en"], LINES["de"], strict=True)),
+        *((source, target, 1) for source, target in zip(LINES["en"], LINES["fr"], strict=True)),
+    ]
+
+
+def test_each_pair_may_be_somewhere_else(corpus):
+    rows = load_parallel(arguments(corpus, train="{source_lang}-{target_lang}/text"), "train")
+    assert rows["pair"][:] == [0, 0, 0, 1]
+    assert rows["target"][:] == [*LINES["de"], LINES["fr"][0]]
+    one = arguments(corpus, train="{pair}/text").for_pair("en-fr")
+    assert (one.train, one.source_lang, one.target_lang, one.pairs) == ("en-fr/text", "en", "fr", None)
+    (corpus / "en-fr" / "text.fr").unlink()
+    with pytest.raises(UserError, match=r"en-fr.text\.fr"):
+        load_parallel(arguments(corpus, train="{pair}/text"), "train")
+
+
+def test_streams_take_turns_in_training_alone(tmp_path):
+    for pair, count in (("en-de", 3), ("en-fr", 1)):
+        source, target = pair.split("-")
+        rows = {"en": LINES[source][:count], target: LINES[target][:count]}
+        for split in ("train", "test"):
+            Dataset.from_dict(rows).to_json(tmp_path / pair / f"{split}.jsonl")
+    args = DataArguments(
+        format="datasets", name=str(tmp_path / "{pair}"), streaming=True, pairs=PAIRS, train="train", test="test",
+        sampling_temperature=float("inf"),
+    )  # fmt: skip
+    train, test = load_parallel(args, "train"), load_parallel(args, "test")
+    assert isinstance(train, IterableDataset)
+    assert [(row["pair"], row["source"]) for row in train] == [
+        (0, "a dog"), (1, "a dog"), (0, "two dogs run"), (1, "a dog"), (0, "a red coat"),
+    ]  # fmt: skip
+    assert [row["pair"] for row in test] == [0, 0, 0, 1], "of a test set nothing is repeated"
+
+
+@pytest.mark.parametrize("side", ["source", "decoder"])
+def test_tags_and_posteriors_in_a_batch(side, corpus, tokenizer):
+    args = arguments(corpus, language_tag=side, posteriors="target")
+    size, plain = len(tokenizer), {text: tokenizer(text)["input_ids"] for lines in LINES.values() for text in lines}
+    assert add_tags(tokenizer, args) == 2
+    assert add_tags(tokenizer, args) == 0, "they are there already"
+    encoded = encode(load_parallel(args, "train"), tokenizer, args, filter=True)
+    rows = [encoded[1], encoded[4]]  # "two dogs run" into German and French
+    batch = TranslationCollator(tokenizer, decoder_start_token_id=2, pad_to_multiple_of=1)(rows)
+    for number, (tag, target) in enumerate(((size, "zwei Hunde rennen"), (size + 1, "deux chiens courent"))):
+        source = plain["two dogs run"]
+        expected = [tag, *source] if side == "source" else source
+        assert batch["input_ids"][number].tolist()[: len(expected)] == expected
+        assert rows[number]["source_length"] == len(expected)
+        start = tag if side == "decoder" else 2
+        labels = plain[target]
+        assert batch["labels"][number].tolist()[: len(labels)] == labels
+        assert batch["decoder_input_ids"][number].tolist()[: len(labels)] == [start, *labels[:-1]]
+    assert batch["posteriors"].tolist() == [0, 1]
+    settings = {"source": {"tag": "<2fr>"}, "decoder": {"decoder_start_token_id": size + 1}}[side]
+    assert translation_pairs(args, tokenizer)["en-fr"] == {**settings, "posterior": 1}
+    assert tokenizer.decode([size, *plain["ein Hund"]], skip_special_tokens=True) == "ein Hund"
+
+
+def test_without_tags_or_posteriors_a_batch_is_as_ever(corpus, tokenizer):
+    many = arguments(corpus, pairs=["de-en", "fr-en"], language_tag="none")
+    assert add_tags(tokenizer, many) == 0
+    encoded = encode(load_parallel(many, "train"), tokenizer, many, filter=True)
+    batch = TranslationCollator(tokenizer, 2)([encoded[0], encoded[3]])
+    assert set(batch) == {"input_ids", "attention_mask", "labels", "decoder_input_ids"}
+    assert batch["decoder_input_ids"][:, 0].tolist() == [2, 2]
+    assert translation_pairs(many, tokenizer) == {"de-en": {}, "fr-en": {}}
+    one = DataArguments(root=str(corpus), train="all")
+    assert encode(load_parallel(one, "train"), tokenizer, one, filter=True).column_names == [
+        "input_ids", "labels", "source_length", "target_length"
+    ]  # fmt: skip
+
+
+def test_a_missing_tag_is_named(corpus, tokenizer):
+    args = arguments(corpus)
+    with pytest.raises(UserError, match="no token <2de>"):
+        encode(load_parallel(args, "train"), tokenizer, args, filter=True)
+
+
+@pytest.mark.parametrize(
+    ("by", "names", "indices"),
+    [
+        ("target", ["de", "en"], [0, 1, 0]),
+        ("source", ["en", "fr"], [0, 1, 1]),
+        ("pair", ["en-de", "fr-en", "fr-de"], [0, 1, 2]),
+        ("none", [], [None, None, None]),
+    ],
+)
+def test_posteriors_are_of_languages_or_pairs(by, names, indices, tokenizer):
+    args = DataArguments(pairs=["en-de", "fr-en", "fr-de"], posteriors=by)
+    add_tags(tokenizer, args)
+    assert args.posterior_names == names
+    assert [pair.get("posterior") for pair in translation_pairs(args, tokenizer).values()] == indices
+
+
+def test_the_tokenizer_sees_a_shared_side_once(corpus):
+    texts = list(training_texts(load_parallel(arguments(corpus), "train")))
+    assert sorted(texts) == sorted([*LINES["en"], *LINES["de"], *LINES["fr"]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"pairs": []}, ["data.pairs is empty", "en-de"]),
+        ({"pairs": ["ende"]}, ["'ende'", "en-de"]),
+        ({"pairs": ["en-en"]}, ["'en-en'"]),
+        ({"pairs": ["en-de", "en-de"]}, ["en-de is named twice"]),
+        ({"pairs": ["en-de"], "source_lang": "en"}, ["data.source_lang"]),
+        ({"pairs": PAIRS, "language_tag": "none"}, ["data.language_tag is none", "source, decoder"]),
+        ({"pairs": PAIRS, "language_tag": "both"}, ["'both'", "source, decoder, none"]),
+        ({"pairs": PAIRS, "posteriors": "targets"}, ["'targets'", "target, source, pair, none"]),
+        ({"pairs": PAIRS, "sampling_temperature": 0.5}, ["0.5", "1 or more"]),
+        ({"pairs": PAIRS, "train": "{lang}/x"}, ["data.train", "{lang}", "{pair}, {source_lang}, {target_lang}"]),
+        ({"posteriors": "target"}, ["data.posteriors", "data.pairs"]),
+        ({"sampling_temperature": 2.0}, ["data.sampling_temperature", "data.pairs"]),
+        (
+            {"pairs": PAIRS, "format": "datasets", "name": "x", "streaming": True},
+            ["data.streaming", "sampling_temperature .inf"],
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(fields, words):
+    with pytest.raises(UserError) as error:
+        DataArguments(**fields)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.5, 5.0, float("inf")])
+def test_an_epoch_has_the_proportions_of_the_temperature(temperature):
+    """p_i ~ n_i^(1/T), each sentence once at least, and of the repeated ones others in each epoch."""
+    random = np.random.default_rng(7)
+    sizes = [1500, 400, 90]
+    pair = np.repeat([0, 1, 2], sizes)
+    lengths = random.integers(1, 50, (2, len(pair)))
+    sampler = TokenBatchSampler(
+        *lengths, 1024, seed=3, batch_multiple=4, copies=copies_by_temperature(pair, temperature)
+    )
+    wanted = np.array(sizes) ** (1 / temperature)
+    wanted = wanted / wanted[0] * sizes[0]  # the largest pair once
+    epochs = []
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert len(batches) == len(sampler)
+        assert len(batches) % 4 == 0
+        for batch in batches:
+            assert len(batch) * (-(-lengths[:, batch].max() // 8) * 8) <= 1024
+        seen = Counter(row for batch in batches for row in batch)
+        times = np.array([seen[row] for row in range(len(pair))])
+        assert np.bincount(pair, times) == pytest.approx(wanted, abs=0.5)
+        for index in range(3):
+            assert times[pair == index].min() >= 1
+            assert np.ptp(times[pair == index]) <= 1
+        epochs.append((batches, times))
+    (first, once), (second, again) = epochs
+    assert first != second
+    assert (once == again).all() == (temperature == 1)
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    assert sorted(map(len, second)) == sorted(map(len, first)), "shapes stay"
+
+
+def test_without_copies_nothing_changes():
+    """Copies of 1 and none: the same batches, so that runs of one pair go on as before."""
+    lengths = np.random.default_rng(7).integers(1, 50, (2, 300))
+    plain = TokenBatchSampler(*lengths, 512, seed=3)
+    ones = TokenBatchSampler(*lengths, 512, seed=3, copies=[1.0] * 300)
+    for sampler in (plain, ones):
+        sampler.set_epoch(2)
+    assert sorted(map(len, plain)) == sorted(map(len, ones))
+    assert sorted(row for batch in ones for row in batch) == list(range(300))
