@@ -24,6 +24,7 @@ def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Pat
         title: above the panels.
     """
     panels = [panel for panel in PANELS if any(_series(history, key)[0] for key, _ in panel[1])]
+    panels = panels or PANELS[-1:]  # of a run that ended before its first log, an empty one
     figure = Figure(figsize=(7, 1 + 2.2 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
