@@ -22,6 +22,15 @@ As the MAT paper scores IWSLT'14 (tokenised, lowercased, beam 5, length penalty 
         --source test.de.gz --reference test.en.gz --metrics multi_bleu --lowercase \
         --num_beams 5 --length_penalty 1.2
 
+A multilingual checkpoint on all its pairs, each with its own files, and on average:
+
+    python scripts/evaluate_translation.py --model runs/multi30k_en_xx --pairs en-de en-fr en-cs \
+        --source 'test_2016_flickr.{source_lang}.gz' --reference 'test_2016_flickr.{target_lang}.gz' \
+        --translations 'out.{pair}.txt' --output multilingual.json
+
+or on one of them, with --source_lang en --target_lang de. Names of systems are filled in, too: the models that pruning
+made of one are --model 'runs/pruned-{target_lang}'.
+
 Files are UTF-8 text; names that end in .gz are read compressed. Existing files are not overwritten without
 --overwrite. `--help` lists every setting.
 """
@@ -29,7 +38,7 @@ Files are UTF-8 text; names that end in .gz are read compressed. Existing files 
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -68,21 +77,76 @@ class ScriptArguments:
     trials: int = field(default=10_000, metadata={"help": "Trials of the approximate randomisation."})
     source_lang: str | None = field(
         default=None,
-        metadata={"help": "Source code for tokenizers with language codes: NLLB, mBART, M2M100."},
+        metadata={"help": "Source language, for multilingual models and tokenizers (NLLB, mBART, M2M100)."},
     )
     target_lang: str | None = field(
-        default=None, metadata={"help": "Target code likewise; also what --tokenize auto goes by."}
+        default=None, metadata={"help": "Target language likewise; also what --tokenize auto goes by."}
+    )
+    pairs: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Language pairs (en-de) to evaluate one after the other, and on average. They are filled in for "
+            "{pair}, {source_lang} and {target_lang} in the names of files and systems."
+        },
     )
     device: str | None = field(default=None, metadata={"help": "Default: a GPU where there is one."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run model code from the checkpoint."})
 
 
 def main() -> None:
-    """Read all files, then translate, score, compare and write."""
+    """Evaluate one language pair, or several and their average."""
     parser = HfArgumentParser((ScriptArguments, EvaluationArguments), description=__doc__.split("\n")[0])
     script, evaluation = parser.parse_args_into_dataclasses()
+    check_output("--output", script.output, script.overwrite)
+    if script.pairs:
+        one_by_one = {pair: for_pair(script, pair) for pair in script.pairs}
+        for one in one_by_one.values():
+            check_arguments(one)
+        reports = {}
+        for pair, one in one_by_one.items():
+            print(f"{pair}:")
+            reports[pair] = evaluate(one, evaluation)
+        report = {"average": averages(script, reports, evaluation.metrics), "pairs": reports}
+    else:
+        check_arguments(script)
+        report = evaluate(script, evaluation)
+    if script.output:
+        write(script.output, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def for_pair(script: ScriptArguments, pair: str) -> ScriptArguments:
+    """The arguments with a language pair filled in."""
+    source_lang, separator, target_lang = pair.partition("-")
+    if not (source_lang and separator and target_lang):
+        raise UserError(f"--pairs: {pair!r} is no language pair; write source and target, as in en-de")
+
+    def fill(name: str | None) -> str | None:
+        for place, value in (("pair", pair), ("source_lang", source_lang), ("target_lang", target_lang)):
+            name = name and name.replace(f"{{{place}}}", value)
+        return name
+
+    files = {name: fill(getattr(script, name)) for name in ("model", "hypotheses", "source", "reference")}
+    files |= {"translations": fill(script.translations), "compare": [fill(system) for system in script.compare]}
+    if script.translations and len(script.pairs) > 1 and files["translations"] == script.translations:
+        raise UserError("--translations: several pairs would write one file; put {pair} into its name")
+    return replace(script, **files, source_lang=source_lang, target_lang=target_lang, output=None)
+
+
+def averages(script: ScriptArguments, reports: dict[str, dict], metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The mean over language pairs of each system's scores, which are printed."""
+    means = {}
+    for place, system in enumerate((script.model or script.hypotheses, *script.compare)):
+        scores = [list(report["systems"].values())[place] for report in reports.values()]
+        means[system] = {metric: sum(of_pair[metric] for of_pair in scores) / len(scores) for metric in metrics}
+        print(f"{system}, average over {len(scores)} language pairs")
+        for metric, mean in means[system].items():
+            print(f"  {metric:<10} {mean:6.2f}")
+    return means
+
+
+def evaluate(script: ScriptArguments, evaluation: EvaluationArguments) -> dict:
+    """Read all files, then translate, score, compare and write translations; what `--output` is to hold."""
     baseline = script.model or script.hypotheses
-    check_arguments(script)
     references = lines_of(script.reference)
     translations: dict[str, list[str]] = {}
     for file in [*([script.hypotheses] if script.hypotheses else []), *script.compare]:
@@ -129,8 +193,7 @@ def main() -> None:
         print_comparisons(baseline, comparisons)
     if script.translations:
         write(script.translations, "".join(f"{line}\n" for line in translations[baseline]))
-    if script.output:
-        write(script.output, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    return report
 
 
 def check_arguments(script: ScriptArguments) -> None:
@@ -146,11 +209,15 @@ def check_arguments(script: ScriptArguments) -> None:
     twice = {name for name in systems if systems.count(name) > 1}
     if twice:
         raise UserError(f"--compare: {', '.join(sorted(twice))} is named twice")
-    for option, name in (("--output", script.output), ("--translations", script.translations)):
-        if name and not Path(name).parent.is_dir():
-            raise UserError(f"{option}: there is no folder {Path(name).parent}; make it first")
-        if name and Path(name).exists() and not script.overwrite:
-            raise UserError(f"{option}: {name} exists; give another name, or --overwrite to replace it")
+    check_output("--translations", script.translations, script.overwrite)
+
+
+def check_output(option: str, name: str | None, overwrite: bool) -> None:
+    """Refuse a file that could not be written, or would be lost."""
+    if name and not Path(name).parent.is_dir():
+        raise UserError(f"{option}: there is no folder {Path(name).parent}; make it first")
+    if name and Path(name).exists() and not overwrite:
+        raise UserError(f"{option}: {name} exists; give another name, or --overwrite to replace it")
 
 
 def lines_of(name: str) -> list[str]:
@@ -178,9 +245,13 @@ def translate_with(
     except (OSError, ValueError) as error:
         where = "in this folder" if Path(checkpoint).is_dir() else "there is no such folder, and from the Hub"
         raise UserError(f"{checkpoint} cannot be loaded: {where}: {' '.join(str(error).split())}") from error
-    set_languages(model, tokenizer, script.source_lang, script.target_lang)
+    languages = {}
+    if getattr(model.config, "translation_pairs", None):
+        languages = {"source_lang": script.source_lang, "target_lang": script.target_lang}
+    elif not script.pairs or hasattr(tokenizer, "src_lang"):
+        set_languages(model, tokenizer, script.source_lang, script.target_lang)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    return translate(model, tokenizer, sources, evaluation, device=script.device or accelerator)
+    return translate(model, tokenizer, sources, evaluation, script.device or accelerator, **languages)
 
 
 def set_languages(

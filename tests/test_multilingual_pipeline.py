@@ -40,7 +40,7 @@ def build(family: str, side: str, posteriors: str = "none"):
     fields = {**SIZES, **ids, "vocab_size": len(tokenizer), "decoder_start_token_id": tokenizer.eos_token_id}
     torch.manual_seed(1)
     if family == "marian":
-        model = MarianMTModel(MarianConfig(**fields, forced_eos_token_id=None))
+        model = MarianMTModel(MarianConfig(**fields, forced_eos_token_id=None, scale_embedding=True))
     else:
         if posteriors != "none":
             fields |= {"num_posteriors": 2, "posterior_names": args.posterior_names, "latent_encoder": False}
@@ -69,6 +69,7 @@ def by_hand(model, tokenizer, text: str, tag: str, side: str, **options) -> str:
         max_new_tokens=LENGTH,
         **options,
     )
+    assert output[0, 0] == start
     return tokenizer.decode(output[0], skip_special_tokens=True)
 
 
