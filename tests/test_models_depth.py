@@ -12,6 +12,7 @@ from test_models_equations import leaves, sentences
 from torch import nn
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide.errors import UserError
 from hf_deepwide.models.modeling_vanilla_transformer import LayerCombination
 
 SIZES = {
@@ -235,3 +236,28 @@ def test_weights_of_the_plain_model_keep_their_names():
         )
         for kind in ("weight", "bias")
     }
+
+
+@pytest.mark.parametrize(("field", "value"), [("residual", "rezero"), ("layer_aggregation", "dlcl")])
+def test_a_trained_base_keeps_its_way_of_joining_layers(field, value, caplog):
+    with pytest.raises(UserError, match=rf"`{field}` cannot be '{value}': .* it was trained for that one"):
+        VanillaTransformerForConditionalGeneration.from_base(build("vanilla"), **{field: value})
+    base = build("vanilla", layer_drop=0.3)
+    assert VanillaTransformerForConditionalGeneration.from_base(base, layer_drop=0.1).config.layer_drop == 0.1
+    assert not caplog.text
+    assert VanillaTransformerForConditionalGeneration.from_base(base).config.layer_drop == 0
+    assert "`layer_drop` 0.3; the result never drops layers" in caplog.text
+
+
+@pytest.mark.parametrize(("layers", "millions"), [(36, 224.1), (48, 287.2)])
+def test_dlcl_of_the_latent_depth_papers_table_1(layers, millions):
+    """Prints 224 for both: for 48 layers a copy of the value for 36 (specs). LayerNorms and W are the last 0.1."""
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(
+            VanillaTransformerConfig(
+                vocab_size=34040, encoder_ffn_dim=1024, decoder_ffn_dim=1024, encoder_layers=layers,
+                decoder_layers=layers, normalize_before=True, layer_aggregation="dlcl",
+                share_encoder_decoder_embeddings=False,
+            )
+        )  # fmt: skip
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.15)

@@ -135,6 +135,19 @@ def test_posteriors_are_a_group_of_their_own_and_do_not_decay(corpus, tmp_path):
     assert {int(state[p]["step"]) for p in weights.values()} == {5}
 
 
+@pytest.mark.parametrize(
+    ("fields", "exempt"),
+    [({"residual": "rezero"}, "residual_weight"), ({"layer_aggregation": "dlcl"}, "combination_weights")],
+)
+def test_weights_of_layers_do_not_decay(fields, exempt, corpus, tmp_path):
+    """Decay would draw layers towards not being used."""
+    trainer = build_trainer(corpus, tmp_path, family="vanilla_transformer", model=fields)
+    decaying = trainer.get_decay_parameter_names(trainer.model)
+    assert any(name.endswith(exempt) for name, _ in trainer.model.named_parameters())
+    assert not [name for name in decaying if name.endswith(exempt)]
+    assert "model.encoder.layers.0.feed_forward.fc1.weight" in decaying
+
+
 def test_a_step_without_posteriors_is_not_clipped_by_them(corpus, tmp_path, monkeypatch):
     """The norm that is logged, and clipped by, is that of the gradients which are used."""
     constant_noise(monkeypatch)

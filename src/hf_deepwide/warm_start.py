@@ -83,7 +83,8 @@ RENAMED = (
 # What an override may change without changing the base's function …
 BRANCHING = ("attention_branches", "ffn_branches", "drop_branch", "drop_unit", "branch_merge")
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
-FREE = {*BRANCHING, *TOKEN_IDS, "dropout", "attention_dropout", "activation_dropout", "init_std", "use_cache"}
+DROPPING = ("dropout", "attention_dropout", "activation_dropout", "layer_drop")
+FREE = {*BRANCHING, *TOKEN_IDS, *DROPPING, "init_std", "use_cache"}
 TYING = ("tie_word_embeddings", "share_encoder_decoder_embeddings")  # True may become False, and copies be made
 # … and what would fit its weights but make another function of them; the rest would not fit.
 FUNCTION = {
@@ -93,6 +94,8 @@ FUNCTION = {
     "position_embedding_type",
     "scale_embedding",
     "normalize_before",
+    "residual",
+    "layer_aggregation",
     "pad_token_id",
 }
 
@@ -249,9 +252,10 @@ def target_config(
         if field not in known:
             nearest = difflib.get_close_matches(field, known, n=1, cutoff=0)[0]
             raise UserError(f"{config_class.__name__} has no field {field!r}; the nearest is {nearest!r}")
-        if field in fields and value != fields[field] and not _is_free(field, base):
+        if hasattr(base, field) and value != getattr(base, field) and not _is_free(field, base):
+            have = getattr(base, field)
             reason = "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
-            raise UserError(f"`{field}` cannot be {value!r}: {name} has {fields[field]!r}, and {reason}; leave it out")
+            raise UserError(f"`{field}` cannot be {value!r}: {name} has {have!r}, and {reason}; leave it out")
     try:
         config = config_class(**fields | config_class.from_base_defaults | overrides)
     except ValueError as error:
@@ -388,8 +392,8 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
             )
     if isinstance(config, MultiPathConfig) and config.encoder_paths > 1:
         _warn_of_paths(name, config)
-    for field in ("encoder_layerdrop", "decoder_layerdrop"):
-        if rate := getattr(model.config, field, 0):
+    for field in ("encoder_layerdrop", "decoder_layerdrop", "layer_drop"):
+        if (rate := getattr(model.config, field, 0)) and not getattr(config, "layer_drop", 0):
             logger.warning(f"{name} was trained with `{field}` {rate}; the result never drops layers")
     if config.decoder_start_token_id is None:
         logger.warning(
