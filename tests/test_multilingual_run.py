@@ -143,14 +143,15 @@ def test_the_trainer_repeats_small_pairs(finished, tmp_path):
             text = "".join(f"{line}\n" for line in texts[column][:count])
             (tmp_path / f"{pair}.{language}").write_text(text, encoding="utf-8")
     place = {"format": "text", "root": str(tmp_path), "train": "{pair}", "sampling_temperature": float("inf")}
-    warm = recipe(tmp_path / "run", data=place)
-    args = warm.training_arguments()
+    options = {"predict_with_generate": False, "eval_strategy": "no", "load_best_model_at_end": False}
+    unequal = recipe(tmp_path / "run", data=place, **options)
+    args = unequal.training_arguments()
     trainer = TranslationTrainer(
-        build_model(warm, tokenizer, args),
+        build_model(unequal, tokenizer, args),
         args,
         tokenizer,
-        train_dataset=encode(load_parallel(warm.data, "train"), tokenizer, warm.data, filter=True),
-        data=warm.data,
+        train_dataset=encode(load_parallel(unequal.data, "train"), tokenizer, unequal.data, filter=True),
+        data=unequal.data,
     )
     tags = [tokenizer.convert_tokens_to_ids(tag) for tag in ("<2en>", "<2de>")]
     loader = trainer.get_train_dataloader()
