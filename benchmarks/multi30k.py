@@ -1,13 +1,14 @@
 """Gather the Multi30k runs: their results, the paired tests between them, and the README's table.
 
-    for run in vanilla marian mat_scratch mat; do
+    for run in vanilla marian mat_scratch mat multipath; do
         python scripts/train_translation.py scripts/recipes/multi30k_en_de_$run.yaml
     done
     python benchmarks/multi30k.py runs --reference $HF_DEEPWIDE_DATA/multi30k/test_2016_flickr.de.gz
 
 writes one JSON file a run and `comparison.json` to benchmarks/results/multi30k_en_de, the runs' model cards (without
 their sample sentences, which are the corpus's) to model_cards/, and the table into README.md. Significance is against
-the vanilla run, by approximate randomisation and by paired bootstrap over the test sentences.
+the vanilla run, by approximate randomisation and by paired bootstrap over the test sentences. Beside the results lie
+the learning curves of all runs (Multi-Path, Figure 6) and the path weights of the Multi-Path run (its Figure 7).
 """
 
 import argparse
@@ -16,9 +17,12 @@ import re
 import shutil
 from pathlib import Path
 
+from hf_deepwide.analysis import path_weights
+from hf_deepwide.analysis.learning_curves import plot_runs
 from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.errors import run_script
 from hf_deepwide.evaluation.significance import compare_to_baseline
+from hf_deepwide.training.checkpoints import load_history
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "multi30k_en_de"
@@ -28,6 +32,7 @@ SYSTEMS = {  # run: what it is called in the table
     "marian": "Hugging Face's `MarianMTModel`, the control",
     "mat_scratch": "MAT, 3 branches, from scratch",
     "mat": "MAT, 3 branches, proximal (8 epochs more, from the vanilla run)",
+    "multipath": "Multi-Path, 4 paths in the encoder, more features, pre-norm",
 }
 BEGIN, END = "<!-- multi30k -->\n", "<!-- /multi30k -->"
 
@@ -65,13 +70,17 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, required=True, help="test_2016_flickr.de or .de.gz")
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    outputs = {}
+    outputs, histories = {}, {}
     for run in SYSTEMS:
         folder = args.runs / f"multi30k_en_de_{run}"
         shutil.copy(folder / "results.json", RESULTS / f"{run}.json")
         card = card_without_samples((folder / "README.md").read_text(encoding="utf-8"))
         (ROOT / "model_cards" / f"multi30k_en_de_{run}.md").write_text(card, encoding="utf-8")
         outputs[run] = list(read_lines(folder / "translations.txt"))
+        histories[run] = load_history(folder)
+        if (folder / path_weights.PLOT).is_file():
+            shutil.copy(folder / path_weights.PLOT, RESULTS / f"{run}_{path_weights.PLOT.name}")
+    plot_runs(histories, RESULTS / "learning_curves.png")
     references = list(read_lines(args.reference))
     comparison = compare_to_baseline(outputs.pop(BASELINE), outputs, references, metrics=["bleu", "chrf"])
     text = json.dumps(comparison, indent=2, ensure_ascii=False) + "\n"
