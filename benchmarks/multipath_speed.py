@@ -149,6 +149,26 @@ def against_loop(paths: int, x: torch.Tensor, precision: torch.dtype, args: argp
     return medians | {"speed_by_loop": round(speed, 3)}
 
 
+def table(report: dict) -> str:
+    """The report as Markdown."""
+    settings = report["settings"]
+    lines = [
+        f"{report['machine']}, torch {report['torch']}, {settings['precision']}, {settings['attention']} attention, "
+        f"{settings['sentences']} sentences of 32 tokens, medians of {settings['rounds']} interleaved rounds.",
+        "",
+        "| training step | parameters | seconds | speed by the deep model's |",
+        "|---|---|---|---|",
+    ]
+    for rows in report["training_step"].values():
+        for name, row in rows.items():
+            speed = next(value for key, value in row.items() if key.startswith("speed_by"))
+            lines.append(f"| {name} | {row['parameters'] / 1e6:.2f} M | {row['median_step_seconds']} | {speed:.2f} |")
+    lines += ["", "| encoder layer of n paths | seconds | of the loop | speed by the loop's |", "|---|---|---|---|"]
+    for paths, row in report["encoder_layer_by_paths"].items():
+        lines.append(f"| {paths} | {row['ours_seconds']} | {row['loop_seconds']} | {row['speed_by_loop']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,7 +177,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=64, help="of 32 tokens each, in the batch")
     parser.add_argument("--precision", choices=["float32", "bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--attention", choices=["eager", "sdpa"], default="eager")
-    parser.add_argument("--output", type=Path, help="write the results here, as JSON")
+    parser.add_argument("--output", type=Path, help="write the results here, as JSON, and beside it as Markdown")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_memory()
@@ -179,6 +199,7 @@ def main() -> None:
         report |= {"training_step": depth, "encoder_layer_by_paths": loop}
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
 
 
 if __name__ == "__main__":
