@@ -44,7 +44,8 @@ def prune(
         UserError: another kind of model, no such posterior or selection, or a stack that is left without layers.
     """
     config = model.config
-    if config.model_type != LatentDepthConfig.model_type or not hasattr(model, "lm_head"):
+    whole = hasattr(model, "model") and hasattr(model, "lm_head")
+    if config.model_type != LatentDepthConfig.model_type or not whole:
         raise UserError(f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be")
     selection = selection or config.inference_selection
     if selection not in SELECTIONS:
