@@ -4,10 +4,12 @@ Importing the package registers the families with the Auto classes, and `pipelin
 """
 
 from .export import share
+from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.modeling_depthwise_lstm import DepthwiseLSTMForConditionalGeneration, DepthwiseLSTMModel
 from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
 from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
@@ -24,6 +26,9 @@ register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "DepthwiseLSTMConfig",
+    "DepthwiseLSTMForConditionalGeneration",
+    "DepthwiseLSTMModel",
     "LatentDepthConfig",
     "LatentDepthForConditionalGeneration",
     "LatentDepthForMaskedLM",

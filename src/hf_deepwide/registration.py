@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, pipelines
 
+from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel, DeepWidePreTrainedModel
+from .models.modeling_depthwise_lstm import DepthwiseLSTMForConditionalGeneration, DepthwiseLSTMModel
 from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
 from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
@@ -43,6 +45,7 @@ FAMILIES = {
         Family(MATConfig, MATModel, MATForConditionalGeneration),
         Family(MultiPathConfig, MultiPathModel, MultiPathForConditionalGeneration),
         Family(LatentDepthConfig, LatentDepthModel, LatentDepthForConditionalGeneration, LatentDepthForMaskedLM),
+        Family(DepthwiseLSTMConfig, DepthwiseLSTMModel, DepthwiseLSTMForConditionalGeneration),
     )
 }
 

@@ -368,6 +368,10 @@ class DeepWideModel(DeepWidePreTrainedModel):
             self.shared = value
             self.decoder.embed_tokens = value
 
+    def decoder_inputs(self) -> dict[str, Any]:
+        """What a family hands its decoder beside the states of the encoder."""
+        return {}
+
     @can_return_tuple
     def forward(
         self,
@@ -397,6 +401,7 @@ class DeepWideModel(DeepWidePreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            **self.decoder_inputs(),
             **kwargs,
         )
         return Seq2SeqModelOutput(

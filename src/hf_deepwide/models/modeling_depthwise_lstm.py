@@ -1,0 +1,337 @@
+"""The Transformer with depth-wise LSTMs (Xu et al. 2024, "Rewiring the Transformer with Depth-Wise LSTMs", arXiv
+2007.06257).
+
+An LSTM that runs over the layers, at every position by itself, stands where residual connections and feed-forward
+sub-layers were. Its input x is a layer's attention, Output_0 and Cell_0 are the embeddings (section 2.1):
+
+    c = Output_{l-1} | x                                                                                   (Eq. 1)
+    i, f, o = sigmoid(LN(W_i c)), sigmoid(LN(W_f c)), sigmoid(LN(W_o c))                                   (Eq. 2-4)
+    h = GeLU(LN(W_h c))                                                                                    (Eq. 5)
+    or  h = W_h2 GLU(LN(W_h1 c))                                                                           (Eq. 6)
+    Cell_l = Cell_{l-1} * f + h * i,    Output_l = Cell_l * o                                              (Eq. 7, 8)
+
+A layer of the encoder gives x = SelfAttn(LN(Output)). A layer of the decoder joins s = SelfAttn(LN(Output)) and
+r = CrossAttn(LN(s)) to x = s + r or x = s | r, or has an LSTM for each.
+
+What layers share belongs to their stack, and what both stacks share to the encoder; it is handed on when they run, so
+that every weight has one owner and one name. The cell lives across depth, not time: decoding caches keys and values
+alone. Shapes: B batch, T time, S source length, D model width, I inputs to the cell (2D, or 3D), F width of W_h1.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.output_capturing import OutputRecorder
+
+from .attention import MultiBranchAttention
+from .branches import BranchInput
+from .configuration_depthwise_lstm import DepthwiseLSTMConfig
+from .dropout import Dropout
+from .modeling_base import (
+    Decoder,
+    DeepWideForConditionalGeneration,
+    DeepWideModel,
+    DeepWidePreTrainedModel,
+    Encoder,
+    Stack,
+)
+
+EPS = 1e-6  # of LayerNorms, as in the library that the authors built on (Neutron)
+
+
+class GateNorm(nn.LayerNorm):
+    """Three LayerNorms side by side, each with statistics of its own third: `[B, T, 3D]` to `[B, T, 3, D]`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(3 * dim, EPS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise all three at once; in any dtype statistics are float32, as `nn.LayerNorm` has them."""
+        x = x.unflatten(-1, (3, -1))
+        x = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
+        return torch.addcmul(self.bias.view(3, -1), x, self.weight.view(3, -1))
+
+
+class LSTMGates(nn.Module):
+    """Input, forget and output gate of one cell (Eq. 2-4), their three matrices in one."""
+
+    def __init__(self, config: DepthwiseLSTMConfig, inputs: int) -> None:
+        super().__init__()
+        self.fc = BranchInput(3, inputs, config.d_model, bias=config.lstm_bias)
+        self.layer_norm = GateNorm(config.d_model)
+
+    def forward(self, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`[B, T, I]` to three times `[B, T, D]`."""
+        return self.layer_norm(self.fc(c)).sigmoid().unbind(-2)
+
+
+class SingleHidden(nn.Module):
+    """GeLU(LN(W_h c)), the hidden state by one layer (Eq. 5)."""
+
+    def __init__(self, config: DepthwiseLSTMConfig, inputs: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(inputs, config.d_model, bias=config.lstm_bias)
+        self.layer_norm = nn.LayerNorm(config.d_model, EPS)
+        self.activation = ACT2FN[config.activation_function]
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, c: torch.Tensor) -> torch.Tensor:
+        """`[B, T, I]` to `[B, T, D]`."""
+        return self.dropout(self.activation(self.layer_norm(self.fc1(c))))
+
+
+class GatedHidden(nn.Module):
+    """W_h2 GLU(LN(W_h1 c)), the hidden state by two layers (Eq. 6); GLU(a | b) = a * sigmoid(b)."""
+
+    def __init__(self, config: DepthwiseLSTMConfig, inputs: int, inner: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(inputs, inner, bias=config.lstm_bias)
+        self.layer_norm = nn.LayerNorm(inner, EPS)
+        self.activation_dropout = Dropout(config.activation_dropout)
+        self.fc2 = nn.Linear(inner // 2, config.d_model, bias=config.lstm_bias)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, c: torch.Tensor) -> torch.Tensor:
+        """`[B, T, I]` to `[B, T, D]`."""
+        inner = nn.functional.glu(self.layer_norm(self.fc1(c)))
+        return self.dropout(self.fc2(self.activation_dropout(inner)))
+
+
+class Parts(NamedTuple):
+    """What has the weights of a cell; None is somebody else's, or, of the gates of an RNN, nobody's."""
+
+    gates: LSTMGates | None = None
+    hidden: nn.Module | None = None
+
+
+NO_PARTS = Parts()
+
+
+class DepthwiseLSTM(nn.Module):
+    """A cell, or as much of it as one owner has: a layer what is shared by none, a stack what its layers share."""
+
+    def __init__(
+        self, config: DepthwiseLSTMConfig, stack: str, owned: tuple[str, ...] = ("none",), merged: int = 1
+    ) -> None:
+        """`owned`: the values of `share_gates` and `share_hidden` for which the owner has it; `merged`: x is so wide,
+        in D."""
+        super().__init__()
+        self.is_rnn = config.cell == "rnn"
+        inputs = (1 + merged) * config.d_model
+        self.gates = LSTMGates(config, inputs) if config.share_gates in owned and not self.is_rnn else None
+        self.hidden = None
+        if config.share_hidden in owned:
+            kind = config.lstm_hidden if stack == "encoder" else config.decoder_lstm_hidden
+            inner = config.encoder_ffn_dim if stack == "encoder" else config.decoder_ffn_dim
+            self.hidden = SingleHidden(config, inputs) if kind == "single" else GatedHidden(config, inputs, inner)
+
+    def parts(self, shared: Parts = NO_PARTS) -> Parts:
+        """Its own parts, and for those that it has not, the shared ones."""
+        gates, hidden = self.gates, self.hidden
+        return Parts(shared.gates if gates is None else gates, shared.hidden if hidden is None else hidden)
+
+    def forward(
+        self, output: torch.Tensor, cell: torch.Tensor, inputs: tuple[torch.Tensor, ...], shared: Parts = NO_PARTS
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step in depth (Eq. 1-8).
+
+        Args:
+            output, cell: Output_{l-1} and Cell_{l-1} `[B, T, D]`.
+            inputs: x, as one tensor `[B, T, D]` or as two to be concatenated.
+            shared: the parts that are not the layer's own.
+
+        Returns:
+            Output_l and Cell_l `[B, T, D]`. An RNN's output is h, and it leaves the cell alone.
+        """
+        gates, hidden = self.parts(shared)
+        # Under autocast attention comes in half precision, in which the products read all of c: it is cast only once.
+        c = torch.cat([output.to(inputs[0].dtype), *inputs], dim=-1)
+        h = hidden(c)
+        if self.is_rnn:
+            return h, cell
+        input_gate, forget_gate, output_gate = gates(c)
+        cell = torch.addcmul(cell * forget_gate, h, input_gate)
+        return cell * output_gate, cell
+
+
+def norm_before(config: DepthwiseLSTMConfig) -> nn.Module:
+    """What stands before an attention."""
+    return nn.LayerNorm(config.d_model, EPS) if config.attn_input_norm else nn.Identity()
+
+
+class DepthwiseLSTMEncoderLayer(GradientCheckpointingLayer):
+    """Self-attention, and one step of the LSTM (section 2.2)."""
+
+    def __init__(self, config: DepthwiseLSTMConfig) -> None:
+        super().__init__()
+        self.self_attn = MultiBranchAttention(config, config.encoder_attention_heads)
+        self.self_attn_layer_norm = norm_before(config)
+        self.lstm = DepthwiseLSTM(config, "encoder")
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cell: torch.Tensor,
+        attention_mask: Any = None,
+        shared: tuple[Parts, ...] = (NO_PARTS,),
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and cell `[B, S, D]` of the layer before to those of this one."""
+        attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), attention_mask, **kwargs)
+        return self.lstm(hidden_states, cell, (self.dropout(attended),), shared[0])
+
+
+class DepthwiseLSTMDecoderLayer(GradientCheckpointingLayer):
+    """Causal self-attention and attention to the source, and one step of the LSTM, or one for each (section 2.3)."""
+
+    def __init__(self, config: DepthwiseLSTMConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.merge = config.decoder_merge
+        self.cross_query = config.cross_query
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=layer_idx)
+        self.self_attn_layer_norm = norm_before(config)
+        self.encoder_attn = MultiBranchAttention(config, heads, layer_idx=layer_idx)
+        self.encoder_attn_layer_norm = norm_before(config)
+        self.lstm = DepthwiseLSTM(config, "decoder", merged=2 if self.merge == "concat" else 1)
+        if self.merge == "two_lstms":
+            self.encoder_attn_lstm = DepthwiseLSTM(config, "decoder")
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cell: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        shared: tuple[Parts, ...] = (NO_PARTS, NO_PARTS),
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and cell `[B, T, D]` of the layer before to those of this one.
+
+        Without `encoder_hidden_states` `[B, S, D]` attention to them gives zero.
+        """
+
+        def cross_attention(query: torch.Tensor) -> torch.Tensor:
+            if encoder_hidden_states is None:
+                return torch.zeros_like(query)
+            query = self.encoder_attn_layer_norm(query)
+            attended, _ = self.encoder_attn(query, encoder_attention_mask, encoder_hidden_states, **kwargs)
+            return self.dropout(attended)
+
+        attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), attention_mask, **kwargs)
+        attended = self.dropout(attended)
+        if self.merge == "two_lstms":
+            hidden_states, cell = self.lstm(hidden_states, cell, (attended,), shared[0])
+            return self.encoder_attn_lstm(hidden_states, cell, (cross_attention(hidden_states),), shared[1])
+        if self.cross_query == "previous":
+            query = hidden_states
+        else:
+            query = attended if self.cross_query == "self" else hidden_states + attended
+        crossed = cross_attention(query)
+        inputs = (attended, crossed) if self.merge == "concat" else (attended + crossed,)
+        return self.lstm(hidden_states, cell, inputs, shared[0])
+
+
+class DepthwiseLSTMPreTrainedModel(DeepWidePreTrainedModel):
+    """What the models of this family share beside the rest."""
+
+    config_class = DepthwiseLSTMConfig
+    _no_split_modules = ["DepthwiseLSTMEncoderLayer", "DepthwiseLSTMDecoderLayer"]
+
+
+class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):
+    """Layers along which an LSTM runs, and what they share of it."""
+
+    lstm: DepthwiseLSTM
+
+    def __init__(self, config: DepthwiseLSTMConfig) -> None:
+        super().__init__(config)
+        self.layer_norm = nn.LayerNorm(config.d_model, EPS) if config.final_layer_norm else nn.Identity()
+
+    def shared_parts(self, encoder_lstm: Parts) -> tuple[Parts, ...]:
+        """Of each cell of a layer, the parts that are not its own."""
+        return (self.lstm.parts(encoder_lstm),)
+
+    def run_layers(
+        self, hidden_states: torch.Tensor, *inputs: Any, encoder_lstm: Parts = NO_PARTS, **kwargs: Any
+    ) -> torch.Tensor:
+        """Embeddings `[batch, time, D]`, which are Output_0 and Cell_0, to Output_N.
+
+        `encoder_lstm`, to a decoder that shares with the encoder, is `encoder.lstm.parts()`.
+        """
+        shared = self.shared_parts(encoder_lstm)
+        cell = hidden_states
+        for layer in self.layers:
+            hidden_states, cell = layer(hidden_states, cell, *inputs, shared=shared, **kwargs)
+        return hidden_states
+
+
+class DepthwiseLSTMEncoder(DepthwiseLSTMStack, Encoder):
+    """Embeddings and a stack of encoder layers; owns what is shared by its layers and by both stacks."""
+
+    layer_class = DepthwiseLSTMEncoderLayer
+    _can_record_outputs = {"hidden_states": DepthwiseLSTMEncoderLayer, "attentions": MultiBranchAttention}
+
+    def __init__(self, config: DepthwiseLSTMConfig) -> None:
+        super().__init__(config)
+        self.lstm = DepthwiseLSTM(config, "encoder", owned=("stack", "global"))
+        self.post_init()
+
+
+class DepthwiseLSTMDecoder(DepthwiseLSTMStack, Decoder):
+    """Embeddings and a stack of decoder layers; owns what only its layers share."""
+
+    layer_class = DepthwiseLSTMDecoderLayer
+    _can_record_outputs = {
+        "hidden_states": DepthwiseLSTMDecoderLayer,
+        "attentions": OutputRecorder(MultiBranchAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiBranchAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: DepthwiseLSTMConfig) -> None:
+        super().__init__(config)
+        merged = 2 if config.decoder_merge == "concat" else 1
+        self.lstm = DepthwiseLSTM(config, "decoder", owned=("stack",), merged=merged)
+        if config.decoder_merge == "two_lstms":  # the encoder has no LSTM after cross-attention to share one with
+            self.encoder_attn_lstm = DepthwiseLSTM(config, "decoder", owned=("stack", "global"))
+        self.post_init()
+
+    def shared_parts(self, encoder_lstm: Parts) -> tuple[Parts, ...]:
+        """Of one cell or two of a layer, the parts that are not its own.
+
+        Raises:
+            ValueError: the decoder runs without the encoder, with which it shares weights.
+        """
+        if self.config.shares_between_stacks and all(part is None for part in encoder_lstm):
+            raise ValueError(
+                "the decoder shares weights with the encoder, and has not got them: call the whole model, or give "
+                "`encoder_lstm=model.encoder.lstm.parts()`"
+            )
+        parts = super().shared_parts(encoder_lstm)
+        return (*parts, self.encoder_attn_lstm.parts()) if self.config.decoder_merge == "two_lstms" else parts
+
+
+class DepthwiseLSTMModel(DepthwiseLSTMPreTrainedModel, DeepWideModel):
+    """Encoder and decoder without a head."""
+
+    encoder_class = DepthwiseLSTMEncoder
+    decoder_class = DepthwiseLSTMDecoder
+
+    def decoder_inputs(self) -> dict[str, Any]:
+        """The encoder's LSTM, where the decoder shares with it."""
+        return {"encoder_lstm": self.encoder.lstm.parts()} if self.config.shares_between_stacks else {}
+
+
+class DepthwiseLSTMForConditionalGeneration(
+    DepthwiseLSTMPreTrainedModel, DeepWideForConditionalGeneration, GenerationMixin
+):
+    """The translation model. `from_base` copies embeddings and attentions of a trained base; its function is lost."""
+
+    model_class = DepthwiseLSTMModel
