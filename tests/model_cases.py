@@ -82,6 +82,40 @@ CASES = {
     ),
     "latent-both": Case("latent_depth", {"inference_selection": "soft"}),
     "latent-decoder-hard": Case("latent_depth", {"latent_encoder": False, "attention_branches": 2}),
+    "lstm": Case("depthwise_lstm"),
+    "lstm-concat": Case(
+        "depthwise_lstm",
+        {
+            "decoder_merge": "concat",
+            "share_gates": "none",
+            "share_hidden": "stack",
+            "cross_query": "residual",
+            "lstm_bias": True,
+            "final_layer_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "lstm-two": Case(
+        "depthwise_lstm",
+        {
+            "decoder_merge": "two_lstms",
+            "share_gates": "global",
+            "decoder_lstm_hidden": "single",
+            "attention_branches": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lstm-rnn": Case(
+        "depthwise_lstm",
+        {
+            "cell": "rnn",
+            "share_hidden": "global",
+            "decoder_ffn_dim": 24,
+            "cross_query": "previous",
+            "attn_input_norm": False,
+            "lm_head_bias": False,
+        },
+    ),
 }
 
 

@@ -12,16 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from naive_depthwise_lstm import step_in_depth
 
 Uniform = Callable[[str], Any] | None
 Weights = dict[str, torch.Tensor]
 
 
-def layer_norm(x: torch.Tensor, w: Weights, name: str) -> torch.Tensor:
-    """One vector `[D]`: (x - mean) / sqrt(variance + 1e-5), scaled and shifted."""
+def layer_norm(x: torch.Tensor, w: Weights, name: str, eps: float = 1e-5) -> torch.Tensor:
+    """One vector `[D]`: (x - mean) / sqrt(variance + eps), scaled and shifted."""
     mean = sum(x) / len(x)
     variance = sum((x - mean) ** 2) / len(x)
-    return (x - mean) / torch.sqrt(variance + 1e-5) * w[name + ".weight"] + w[name + ".bias"]
+    return (x - mean) / torch.sqrt(variance + eps) * w[name + ".weight"] + w[name + ".bias"]
 
 
 def block(w: Weights, name: str, branch: int, branches: int, along: int) -> tuple[torch.Tensor, torch.Tensor | float]:
@@ -306,11 +307,64 @@ def decoder_layer(
     )
 
 
+def normalised(w: Weights, name: str, xs: torch.Tensor) -> torch.Tensor:
+    """LayerNorm of each position, where the model has one of that name (depth-wise LSTM)."""
+    return torch.stack([layer_norm(x, w, name, 1e-6) for x in xs]) if name + ".weight" in w else xs
+
+
+def depthwise_lstm_encoder(w: Weights, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
+    """Self-attention and one step of the LSTM in each layer (section 2.2), `[T, D]`."""
+    outputs = cells = xs
+    for layer in range(config.encoder_layers):
+        name = f"encoder.layers.{layer}"
+        ys = normalised(w, name + ".self_attn_layer_norm", outputs)
+        heads = config.encoder_attention_heads
+        ys = attention(w, name + ".self_attn", config, heads, ys, ys, lambda t, s: True, uniform)
+        outputs, cells = step_in_depth(w, config, "encoder", layer, "lstm", ys, outputs, cells)
+    return normalised(w, "encoder.layer_norm", outputs)
+
+
+def depthwise_lstm_decoder(
+    w: Weights, config: Any, ys: torch.Tensor, memory: torch.Tensor, uniform: Uniform = None
+) -> torch.Tensor:
+    """Two attentions, and one step of the LSTM on their sum or concatenation, or one on each (section 2.3)."""
+    outputs = cells = ys
+    heads = config.decoder_attention_heads
+    for layer in range(config.decoder_layers):
+        name = f"decoder.layers.{layer}"
+        s = normalised(w, name + ".self_attn_layer_norm", outputs)
+        s = attention(w, name + ".self_attn", config, heads, s, s, lambda t, s: s <= t, uniform)
+        if config.decoder_merge == "two_lstms":
+            outputs, cells = step_in_depth(w, config, "decoder", layer, "lstm", s, outputs, cells)
+            query = outputs
+        else:
+            query = {"self": s, "residual": outputs + s, "previous": outputs}[config.cross_query]
+        query = normalised(w, name + ".encoder_attn_layer_norm", query)
+        r = attention(w, name + ".encoder_attn", config, heads, query, memory, lambda t, s: True, uniform)
+        if config.decoder_merge == "two_lstms":
+            outputs, cells = step_in_depth(w, config, "decoder", layer, "encoder_attn_lstm", r, outputs, cells)
+        else:
+            x = s + r if config.decoder_merge == "add" else torch.cat([s, r], dim=1)
+            outputs, cells = step_in_depth(w, config, "decoder", layer, "lstm", x, outputs, cells)
+    return normalised(w, "decoder.layer_norm", outputs)
+
+
+def depthwise_lstm_logits(
+    w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None
+) -> torch.Tensor:
+    """Logits `[T, V]`: Output_0 and Cell_0 of each stack are its embeddings, Output_N what is read."""
+    xs = depthwise_lstm_encoder(w, config, embed(w, "encoder", config, source), uniform)
+    ys = depthwise_lstm_decoder(w, config, embed(w, "decoder", config, target), xs, uniform)
+    return torch.stack([w["lm_head.weight"] @ y + w.get("lm_head.bias", 0) for y in ys])
+
+
 def logits(w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None) -> torch.Tensor:
     """Logits `[T, V]` of one pair of sentences without padding; names in `w` are those of the headless model.
 
     What `w` itself says of a layer's z holds before `selections`.
     """
+    if config.model_type == "depthwise_lstm":
+        return depthwise_lstm_logits(w, config, source, target, uniform)
     w = selections(w, config) | w
     outputs = [embed(w, "encoder", config, source)]
     for layer in range(config.encoder_layers):
