@@ -6,7 +6,8 @@ each branch (in a Multi-Path encoder: each path) becomes a copy of the base's su
 the mean over branches is the base's function. Copies are bit-identical, and without drop-branch and attention dropout
 they receive equal gradients, but for rounding: it is dropping that makes the branches differ.
 
-The function is preserved for real tokens, marked as such by the attention masks, whose padding is on the right.
+The function is preserved for real tokens, marked as such by the attention masks, whose padding is on the right. Only
+a depth-wise LSTM, which joins layers in another way, does not preserve it: it takes embeddings and attentions alone.
 """
 
 import copy
@@ -26,6 +27,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, Pr
 from .errors import UserError
 from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
+from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.embeddings import SinusoidalPositions
@@ -114,6 +116,10 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     and is in evaluation mode. Fields of the config come from the base, except those of the branches where the base
     has a single one (then the family's defaults hold) and those that `config_overrides` sets.
 
+    A depth-wise LSTM does not compute the base's function and has to be trained: embeddings, attentions, the output
+    projection and, of a pre-norm base, the norms before the attentions are copied; its LSTM, which stands where
+    residual connections and feed-forward networks were, starts at random.
+
     Args:
         cls: a `…ForConditionalGeneration` of this package.
         base: a folder, a Hub id, or a loaded model: a vanilla model or MAT of ours, Marian, BART, mBART, M2M100, NLLB.
@@ -131,6 +137,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     base_config, tensors = as_vanilla(model)
     config = target_config(name, cls.config_class, base_config, config_overrides)
     tensors = copy_branches(tensors, base_config, config)
+    if isinstance(config, DepthwiseLSTMConfig):
+        tensors = without_feed_forward(cls, config, base_config, tensors)
     tensors |= fresh(cls, config, tensors)
     result = cls.from_pretrained(None, config=config, state_dict=tie(tensors, config), dtype=model.dtype)
     result.generation_config = copy.deepcopy(model.generation_config)
@@ -252,7 +260,8 @@ def target_config(
         if field not in known:
             nearest = difflib.get_close_matches(field, known, n=1, cutoff=0)[0]
             raise UserError(f"{config_class.__name__} has no field {field!r}; the nearest is {nearest!r}")
-        if hasattr(base, field) and value != getattr(base, field) and not _is_free(field, base):
+        free = field in config_class.from_base_fresh or _is_free(field, base)
+        if hasattr(base, field) and value != getattr(base, field) and not free:
             have = getattr(base, field)
             reason = "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
             raise UserError(f"`{field}` cannot be {value!r}: {name} has {have!r}, and {reason}; leave it out")
@@ -302,6 +311,20 @@ def copy_branches(tensors: Tensors, base: DeepWideConfig, config: DeepWideConfig
         return tensor.repeat(*(copies, 1)[: tensor.dim()] if along_rows else (1, copies))
 
     return {key: expand(key, tensor.detach()) for key, tensor in tensors.items()}
+
+
+def without_feed_forward(
+    cls: type[PreTrainedModel], config: DepthwiseLSTMConfig, base: DeepWideConfig, tensors: Tensors
+) -> Tensors:
+    """What a depth-wise LSTM takes over: neither feed-forward networks, nor norms that stood behind a sub-layer."""
+    with torch.device("meta"):
+        own = cls(config).state_dict().keys()
+    norm = re.compile(r"(_attn_layer_norm|model\.(encoder|decoder)\.layer_norm)\.")
+    return {
+        key: tensor
+        for key, tensor in tensors.items()
+        if key in own and (base.normalize_before or not norm.search(key))
+    }
 
 
 def fresh(cls: type[PreTrainedModel], config: DeepWideConfig, tensors: Tensors) -> Tensors:
@@ -390,6 +413,11 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
                 f"the result does not compute the function of {name}: with `{field}` {want}, `branch_merge` "
                 f"{config.branch_merge!r} multiplies what those sub-layers give by {factor:.3g}; 'mean' preserves it"
             )
+    if isinstance(config, DepthwiseLSTMConfig):
+        logger.warning(
+            f"the result does not compute the function of {name}: its embeddings and attentions are copied, and the "
+            "LSTM that joins them is new; train it before use"
+        )
     if isinstance(config, MultiPathConfig) and config.encoder_paths > 1:
         _warn_of_paths(name, config)
     for field in ("encoder_layerdrop", "decoder_layerdrop", "layer_drop"):
@@ -404,6 +432,8 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
 
 def preserves_function(config: DeepWideConfig) -> bool:
     """Whether a model of this config that was made by `from_base` computes the base's function, with dropping off."""
+    if isinstance(config, DepthwiseLSTMConfig):
+        return False
     if isinstance(config, MultiPathConfig):
         return not config.path_norm and math.isclose(config.initial_path_weight * config.path_features, 1)
     return config.branch_merge == "mean"
