@@ -91,7 +91,6 @@ CASES = {
             "share_hidden": "stack",
             "cross_query": "residual",
             "lstm_bias": True,
-            "final_layer_norm": True,
             "attention_bias": True,
         },
     ),

@@ -17,6 +17,7 @@ WIDE = {
     "mat": ("mat-3", {"ffn_branches": 2}),
     "multipath": ("multipath-3-more", {}),
     "multipath without norms": ("multipath-3-more", {"path_norm": False}),
+    "lstm": ("lstm-two", {}),
 }
 
 

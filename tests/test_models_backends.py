@@ -47,7 +47,9 @@ def test_flex_attention_agrees():
             torch.testing.assert_close(model(**batch).logits[real], expected[real], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("case", ["vanilla", "mat-3", "mat-2-prenorm", "latent-both", "latent-decoder-hard"])
+@pytest.mark.parametrize(
+    "case", ["vanilla", "mat-3", "mat-2-prenorm", "latent-both", "latent-decoder-hard", "lstm", "lstm-two"]
+)
 def test_the_forward_pass_compiles_as_one_graph(case):
     model = build(case)
     torch.compiler.reset()

@@ -8,7 +8,7 @@ from transformers.generation import CompileConfig
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 NEW = 6
-SOME = ["vanilla", "mat-3", "mat-2-prenorm", "latent-decoder-hard"]
+SOME = ["vanilla", "mat-3", "mat-2-prenorm", "latent-decoder-hard", "lstm-two"]
 SPREAD = {"no_repeat_ngram_size": 1}  # random tied models repeat themselves; every step must matter
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
@@ -283,7 +283,7 @@ def test_shapes_of_what_generate_returns(case, beams, use_cache):
     assert [layer.keys.shape for layer in cross.layers] == [(*shape[:2], 7, shape[3])] * 3
 
 
-@pytest.mark.parametrize("case", ["mat-1", "mat-3", "latent-decoder-hard"])
+@pytest.mark.parametrize("case", ["mat-1", "mat-3", "latent-decoder-hard", "lstm-two"])
 def test_generation_compiles_without_a_graph_break_or_a_recompilation(case):
     """The decoding step with a static cache, for two batches of one shape, as `generate` does on accelerators."""
     model = build(case)
