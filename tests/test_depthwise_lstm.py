@@ -256,12 +256,21 @@ def test_dropout_is_on_attention_and_hidden_state_and_never_on_the_cell():
 # What surrounds it
 
 
-def test_the_cell_starts_as_glorot_has_it():
-    """Each gate by its own fan-in and fan-out; norms 1 and 0, so that gates start around one half."""
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_cell_starts_as_glorot_has_it(loaded):
+    """Each gate by its own fan-in and fan-out; norms 1 and 0, so that gates start around one half.
+
+    Also where a checkpoint that is loaded lacks it: then it is built on the meta device and filled afterwards.
+    """
     torch.manual_seed(0)
     d, f = 32, 96
     sizes = {"d_model": d, "encoder_ffn_dim": f, "share_gates": "stack", "share_hidden": "stack", "lstm_bias": True}
-    lstm = DepthwiseLSTMForConditionalGeneration(config_of(**sizes)).model.encoder.lstm
+    config = config_of(**sizes)
+    if loaded:
+        model = DepthwiseLSTMForConditionalGeneration.from_pretrained(None, config=config, state_dict={})
+    else:
+        model = DepthwiseLSTMForConditionalGeneration(config)
+    lstm = model.model.encoder.lstm
     fans = {lstm.gates.fc: 2 * d + d, lstm.hidden.fc1: 2 * d + f, lstm.hidden.fc2: f // 2 + d}
     for linear, fan in fans.items():
         bound = (6 / fan) ** 0.5

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers import GenerationMixin
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import OutputRecorder
@@ -244,6 +245,14 @@ class DepthwiseLSTMPreTrainedModel(DeepWidePreTrainedModel):
 
     config_class = DepthwiseLSTMConfig
     _no_split_modules = ["DepthwiseLSTMEncoderLayer", "DepthwiseLSTMDecoderLayer"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As everywhere; norms of gates are LayerNorms, too, which Transformers tells by their class's name."""
+        super()._init_weights(module)
+        if isinstance(module, GateNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
 
 
 class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):
