@@ -9,9 +9,17 @@ import pytest
 from hf_deepwide.training.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
-spec = importlib.util.spec_from_file_location("multi30k", ROOT / "benchmarks" / "multi30k.py")
-multi30k = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(multi30k)
+
+
+def benchmark(name):
+    """A script of benchmarks/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+multi30k, latent_depth = benchmark("multi30k"), benchmark("latent_depth")
 
 
 def test_the_table_is_what_the_results_say():
@@ -20,12 +28,29 @@ def test_the_table_is_what_the_results_say():
     assert printed == multi30k.table()
 
 
-@pytest.mark.parametrize("run", multi30k.SYSTEMS)
-def test_a_run_is_of_its_committed_recipe(run):
+@pytest.mark.parametrize("part", ["one_to_many", "deep"])
+def test_latent_depth_tables_are_what_the_results_say(part):
+    report = json.loads((latent_depth.RESULTS / f"{part}.json").read_text(encoding="utf-8"))
+    printed = (latent_depth.RESULTS / f"{part}.md").read_text(encoding="utf-8")
+    assert printed == getattr(latent_depth, f"{part}_table")(report)
+    assert printed in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def recipes_of_runs():
+    """Name of each recipe, and what the committed results say was run."""
+    for run in multi30k.SYSTEMS:
+        results = json.loads((multi30k.RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+        yield f"multi30k_en_de_{run}", results["recipe"]
+    report = json.loads((latent_depth.RESULTS / "one_to_many.json").read_text(encoding="utf-8"))
+    for run, results in report["runs"].items():
+        yield run, results["recipe"]
+
+
+@pytest.mark.parametrize(("name", "ran"), recipes_of_runs())
+def test_a_run_is_of_its_committed_recipe(name, ran):
     """Nothing was changed between the recipe and the run but where it was written."""
 
-    ran = json.loads((multi30k.RESULTS / f"{run}.json").read_text(encoding="utf-8"))["recipe"]
-    recipe = load_recipe(str(ROOT / "scripts" / "recipes" / f"multi30k_en_de_{run}.yaml"), []).values
+    recipe = load_recipe(str(ROOT / "scripts" / "recipes" / f"{name}.yaml"), []).values
     for section, values in ran.items():
         ours = {**recipe[section]}
         for place in ("output_dir", "root"):
