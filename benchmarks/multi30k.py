@@ -59,7 +59,7 @@ def table() -> str:
 def card_without_samples(card: str) -> str:
     """A run's model card without sentences of the corpus, and without the plot, which stays with the run."""
     card = re.sub(r"\n\| source \| translation \| reference \|\n(\|.*\n)+", "", card)
-    card = re.sub(r'translator\(".*"\)\n# \[.*\]\n', "", card)
+    card = re.sub(r'translator\(".*"[^)\n]*\)\n# \[.*\]\n', "", card)
     return re.sub(r"\n!\[learning curves\]\(.*\)\n", "", card)
 
 

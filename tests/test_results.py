@@ -62,3 +62,6 @@ def test_a_run_is_of_its_committed_recipe(name, ran):
 def test_cards_hold_no_sentence_of_the_corpus():
     card = "a\n| source | translation | reference |\n|---|---|---|\n| Two dogs. | Zwei Hunde. | x |\n\n## b\n"
     assert "dogs" not in multi30k.card_without_samples(card)
+    for languages in ("", ', src_lang="en", tgt_lang="de"'):
+        use = f'translator("Two dogs."{languages})\n# [{{"translation_text": "Zwei Hunde."}}]\n```\n'
+        assert multi30k.card_without_samples(use) == "```\n"
