@@ -48,4 +48,18 @@ for paths in 1 2 4; do
   done
 done
 family MultiPath ', "encoder_paths": 4, "path_norm": false, "normalize_before": false'
+# depth-wise LSTM: ways to merge, ways to share, and its options
+for merge in add concat two_lstms; do
+  for attention in '' ', "attn_implementation": "eager"'; do
+    family DepthwiseLSTM ", \"decoder_merge\": \"$merge\"$attention"
+  done
+done
+for gates in none stack global; do
+  for hidden in none stack global; do
+    family DepthwiseLSTM ", \"share_gates\": \"$gates\", \"share_hidden\": \"$hidden\""
+  done
+done
+family DepthwiseLSTM ', "decoder_merge": "two_lstms", "share_gates": "global", "share_hidden": "global"'
+family DepthwiseLSTM ', "cell": "rnn", "lstm_hidden": "single", "cross_query": "residual"'
+family DepthwiseLSTM ', "lstm_bias": true, "attn_input_norm": false, "final_layer_norm": true, "attention_branches": 2'
 exit $failed
