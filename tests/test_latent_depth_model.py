@@ -330,5 +330,5 @@ def test_the_table_of_models_has_both_kinds_of_selection():
     model = build("latent-decoder-hard")
     gates = model.model.decoder.layer_selection(None, 3)
     assert gates[0] is False  # so that caches without the first layer are tested
-    assert True in gates
+    assert any(gate is True for gate in gates)
     assert torch.isfinite(model(**source(), decoder_input_ids=torch.tensor([[2]] * 3)).logits).all()

@@ -466,13 +466,14 @@ def test_what_a_base_has_not_starts_as_the_paper_says():
     ("fields", "message"),
     [
         ({}, "joined by norms that the base does not have"),
+        ({"encoder_paths": 1}, "joined by norms that the base does not have"),
         (AVERAGE | {"path_weight_init": 1.0}, "joined by weights that add up to 2"),
         (AVERAGE, "`attention_dropout` is 0: nothing makes the copied attentions of a layer differ"),
         (AVERAGE, "`activation_dropout` is 0: nothing makes the copied feed-forward networks of a layer differ"),
     ],
 )
 def test_multi_path_copies_that_are_not_the_base_or_stay_equal_are_told_of(fields, message, caplog):
-    MultiPathForConditionalGeneration.from_base(make("vanilla pre-norm"), encoder_paths=2, **fields)
+    MultiPathForConditionalGeneration.from_base(make("vanilla pre-norm"), **{"encoder_paths": 2} | fields)
     assert message in caplog.text
 
 

@@ -418,7 +418,7 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
             f"the result does not compute the function of {name}: its embeddings and attentions are copied, and the "
             "LSTM that joins them is new; train it before use"
         )
-    if isinstance(config, MultiPathConfig) and config.encoder_paths > 1:
+    if isinstance(config, MultiPathConfig):
         _warn_of_paths(name, config)
     for field in ("encoder_layerdrop", "decoder_layerdrop", "layer_drop"):
         if (rate := getattr(model.config, field, 0)) and not getattr(config, "layer_drop", 0):
@@ -448,7 +448,7 @@ def _warn_of_paths(name: str, config: MultiPathConfig) -> None:
             "path_weight_init preserves it"
         )
     for field, paths in (("attention_dropout", "attentions"), ("activation_dropout", "feed-forward networks")):
-        if not getattr(config, field):
+        if config.encoder_paths > 1 and not getattr(config, field):
             logger.warning(f"`{field}` is 0: nothing makes the copied {paths} of a layer differ; set it above 0")
 
 

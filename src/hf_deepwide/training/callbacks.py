@@ -13,20 +13,21 @@ from ..models.modeling_base import DeepWidePreTrainedModel
 
 
 class EpochCallback(TrainerCallback):
-    """Tells the sampler which epoch begins.
+    """Tells the sampler, and a collator whose work differs by the epoch, which epoch begins.
 
     Transformers does so itself, except after resuming within an epoch under several processes, where its call does
     not get through the wrappers and the epoch would be replayed in the order of epoch 0.
     """
 
-    def __init__(self, sampler: TokenBatchSampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: TokenBatchSampler, collator: Any = None) -> None:
+        self.listeners = [sampler, *([collator] if hasattr(collator, "set_epoch") else [])]
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """`state.epoch` is fractional within an epoch; the sum guards against its rounding."""
-        self.sampler.set_epoch(int(state.epoch + 1e-6))
+        for listener in self.listeners:
+            listener.set_epoch(int(state.epoch + 1e-6))
 
 
 class SeedByRank(TrainerCallback):

@@ -20,10 +20,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
     set_seed,
 )
 from transformers.trainer_utils import EvalLoopOutput
@@ -74,19 +70,6 @@ class MaskedLMRecipe(Recipe):
         return [name for name, family in FAMILIES.items() if family.masked_lm is not None]
 
 
-class MaskEpoch(TrainerCallback):
-    """Tells the collator which epoch begins."""
-
-    def __init__(self, collator: MaskingCollator) -> None:
-        self.collator = collator
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """`state.epoch` is fractional within an epoch; the sum guards against its rounding."""
-        self.collator.set_epoch(int(state.epoch + 1e-6))
-
-
 class MaskedLMTrainer(TranslationTrainer):
     """Trains a masked language model on sequences in several languages; "target tokens" are the masked ones.
 
@@ -107,7 +90,6 @@ class MaskedLMTrainer(TranslationTrainer):
     ) -> None:
         collator = MaskingCollator(tokenizer, data.mask_probability, args.seed)
         super().__init__(model, args, tokenizer, train_dataset, eval_dataset, data=data, data_collator=collator)
-        self.add_callback(MaskEpoch(collator))
 
     def evaluation_loop(
         self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any

@@ -121,7 +121,7 @@ class TranslationTrainer(DepthTraining, Seq2SeqTrainer):
             copies=copies,
         )
         self.remove_callback(EpochCallback)
-        self.add_callback(EpochCallback(sampler))
+        self.add_callback(EpochCallback(sampler, self.data_collator))
         return self._loader(self.train_dataset, sampler)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
