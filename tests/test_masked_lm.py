@@ -61,14 +61,32 @@ def recipe_of(*args, **training):
 
 
 @pytest.fixture(scope="module")
-def finished(data, tmp_path_factory):
+def epochs_told():
+    """What the collator was told in the run `finished`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory, epochs_told):
     """A run, and what it returned."""
     run = tmp_path_factory.mktemp("mlm") / "run"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    results = run_masked_lm(recipe_of(data, run))
+    tell = MaskingCollator.set_epoch
+
+    def listen(collator, epoch):
+        epochs_told.append(epoch)
+        tell(collator, epoch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MaskingCollator, "set_epoch", listen)
+        results = run_masked_lm(recipe_of(data, run))
     torch.set_num_threads(threads)
     return run, results
+
+
+def test_masks_are_drawn_anew_each_epoch(finished, epochs_told):
+    assert epochs_told == [0, 1]
 
 
 def test_what_a_run_leaves_behind(finished):
