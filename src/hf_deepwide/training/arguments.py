@@ -9,6 +9,7 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 
 from .depth import DepthArguments
+from .faults import FaultArguments
 
 # Fields of the parent that would be ignored, or would break token batches, and what to use instead.
 REFUSED = {
@@ -24,6 +25,7 @@ REFUSED = {
     "generation_max_length": "evaluation.max_length_factor and evaluation.max_length_offset say how long outputs get",
     "include_num_input_tokens_seen": "target tokens and their speed are always logged",
     "label_names": "labels are always called labels",
+    "logging_nan_inf_filter": "a loss that is not finite is never hidden; see training.on_nonfinite",
     "do_train": "what a run does follows from its recipe",
     "do_eval": "set training.eval_strategy",
     "do_predict": "what a run does follows from its recipe",
@@ -38,7 +40,7 @@ def _default(name: str, value: Any) -> Any:
 
 
 @dataclass
-class TranslationTrainingArguments(DepthArguments, Seq2SeqTrainingArguments):
+class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
 
     Defaults are the papers' (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight decay);
@@ -93,6 +95,7 @@ class TranslationTrainingArguments(DepthArguments, Seq2SeqTrainingArguments):
     load_best_model_at_end: bool = _default("load_best_model_at_end", True)
     save_total_limit: int | None = _default("save_total_limit", None)
     logging_steps: float = _default("logging_steps", 50)
+    logging_nan_inf_filter: bool = _default("logging_nan_inf_filter", False)
     generation_num_beams: int | None = _default("generation_num_beams", 1)
     remove_unused_columns: bool = _default("remove_unused_columns", False)
     restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
@@ -117,6 +120,7 @@ class TranslationTrainingArguments(DepthArguments, Seq2SeqTrainingArguments):
 
     def _check(self) -> None:
         self.check_depth()
+        self.check_faults()
         for name, smallest in (
             ("max_tokens", 1),
             ("average_last", 0),

@@ -30,6 +30,9 @@ from ..errors import UserError
 from ..evaluation.translate import EvaluationArguments
 from .arguments import REFUSED, TranslationTrainingArguments
 
+# Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
+NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
+
 
 class RecipeLoader(yaml.SafeLoader):
     """YAML as its readers expect it: `1e-3` is a number, `no` a word (Norwegian, or a strategy), keys are unique."""
@@ -203,11 +206,11 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def differences(ours: dict[str, dict], theirs: dict[str, dict]) -> list[str]:
-    """Dotted keys in which two recipes' values differ, with both values; where a run lives is no difference."""
+    """Dotted keys in which two recipes' values differ, with both values; see `NO_DIFFERENCE`."""
     lines = []
     for section in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(section, {}), theirs.get(section, {})
-        for key in sorted({*a, *b} - ({"output_dir"} if section == "training" else set())):
+        for key in sorted({*a, *b} - (NO_DIFFERENCE if section == "training" else set())):
             if key not in a or key not in b or a[key] != b[key]:
                 shown = [repr(side[key]) if key in side else "not set" for side in (a, b)]
                 lines.append(f"{section}.{key}: {shown[0]}, now {shown[1]}")

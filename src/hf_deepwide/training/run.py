@@ -35,6 +35,7 @@ from .arguments import TranslationTrainingArguments
 from .averaging import average_checkpoints
 from .build import build_model
 from .checkpoints import STAGING, checkpoints, is_last, last_checkpoint, load_state
+from .faults import FAULTS
 from .memory import keep_memory
 from .model_card import write_model_card
 from .plots import plot_learning_curves
@@ -262,7 +263,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def _clear(run: Path) -> None:
     """Remove what a run writes, and nothing else."""
-    for pattern in ("checkpoint-*", "damaged-checkpoint-*", STAGING, "plots", "runs"):  # the last is TensorBoard's
+    folders = ("checkpoint-*", "damaged-checkpoint-*", STAGING, FAULTS, "plots", "runs")  # the last is TensorBoard's
+    for pattern in folders:
         for folder in run.glob(pattern):
             shutil.rmtree(folder)
     for pattern in (

@@ -31,12 +31,13 @@ from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
 from .checkpoints import STAGING
 from .depth import DepthTraining
+from .faults import FaultGuard
 from .scoring import translate_and_score
 
 logger = logging.getLogger(__name__)
 
 
-class TranslationTrainer(DepthTraining, Seq2SeqTrainer):
+class TranslationTrainer(FaultGuard, DepthTraining, Seq2SeqTrainer):
     """Trains any encoder-decoder model on encoded pairs.
 
     The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and

@@ -1,0 +1,290 @@
+"""Numbers that go wrong: a loss or gradient that is not finite is caught in its step, before the optimizer sees it.
+
+Once an optimizer step the losses of its batches and the norm of its gradient are looked at, as one number on the
+device, summed over the processes: one value to wait for. If it is not finite, all processes know in the same step.
+What was computed is then written to `faults/step-<number>` in the run's folder, and the run stops, or leaves the step
+out:
+
+    fault.json              what was wrong: step, losses, parameters; the sentences of every batch as text
+    rank-<r>.safetensors    the batches of each process, and the random generators before each of them
+    model.safetensors, …    model and tokenizer as they were before the step, for `from_pretrained`
+
+`replay.py` computes the step again from these.
+
+Under fp16 an overflow of scaled gradients is no fault: the scaler leaves the step out and halves the scale. It is one
+once there is nothing left to halve: the loss scale has collapsed.
+"""
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+
+logger = logging.getLogger(__name__)
+
+FAULTS, FAULT = "faults", "fault.json"
+KEPT = 5  # faults that a run saves; of those that it leaves out after them only the log tells
+NAMED = 3  # parameters in a message
+LOWEST_SCALE = 1.0  # the loss is no longer scaled up, and its gradients still overflow
+REPLAYED = ("label_smoothing_factor", "bf16", "fp16", "attn_implementation")  # arguments that a replay needs
+
+
+class NonFiniteError(UserError):
+    """Training stopped at a loss or gradient that is not finite, or at a collapsed loss scale."""
+
+
+@dataclass
+class FaultArguments:
+    """The fields that `FaultGuard` adds to a Trainer's arguments.
+
+    Raises:
+        ValueError: a value out of range (by `check_faults`).
+    """
+
+    on_nonfinite: str = field(
+        default="stop",
+        metadata={
+            "help": "What to do when a loss or gradient is not finite: stop, or skip the step. Either way its batches "
+            "are saved to faults/ in the run's folder."
+        },
+    )
+    max_skipped: int = field(
+        default=10,
+        metadata={"help": "With on_nonfinite: skip, stop nevertheless after so many skipped steps in a row."},
+    )
+
+    def check_faults(self) -> None:
+        """The action is one of two, and the count is positive."""
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}; accepted: stop, skip")
+        if self.max_skipped < 1:
+            raise ValueError(f"max_skipped is {self.max_skipped}; accepted: 1 or more")
+
+
+@dataclass
+class Batch:
+    """One batch of a step: what the model was given, the random generators before it, and the loss that came out."""
+
+    inputs: Mapping[str, torch.Tensor]
+    generators: dict[str, torch.Tensor]
+    loss: torch.Tensor | None = None
+
+
+class FaultGuard:
+    """What a Trainer inherits before `Trainer`. Its arguments are `FaultArguments`.
+
+    A step that is left out changes neither weights nor optimizer; the schedule goes on, and the log's mean loss is
+    that of the other steps, with the number of `skipped_steps` beside it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._batches: list[Batch] = []  # of the step under way
+        self._steps = self._skipped = 0  # since the last log
+        self._in_a_row = 0
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """As the parent. After the last batch of an optimizer step it is decided whether the step is to be made.
+
+        Raises:
+            NonFiniteError: it is not, and the run is to stop.
+        """
+        batch = Batch(inputs, generator_states(self.args.device))
+        batch.loss = super().training_step(model, inputs, num_items_in_batch)
+        self._batches.append(batch)
+        counted = batch.loss.nan_to_num(0.0, 0.0, 0.0)  # for the log, whose sum could not be mended later
+        if not self.accelerator.sync_gradients:
+            return counted
+        batches, self._batches = self._batches, []
+        self._steps += 1
+        if self._is_finite(batches):
+            self._in_a_row = 0
+        elif self._is_fault(batches, num_items_in_batch):
+            self._leave_out()
+            return -sum(other.loss.nan_to_num(0.0, 0.0, 0.0) for other in batches[:-1]) + 0 * counted
+        return counted
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As the parent; the loss is the mean over the steps that were made."""
+        if "loss" in logs:
+            if self._skipped:
+                made = self._steps - self._skipped
+                logs["loss"] = logs["loss"] * self._steps / made if made else math.nan
+                logs["skipped_steps"] = self._skipped
+            self._steps = self._skipped = 0
+        super().log(logs, *args, **kwargs)
+
+    def _is_finite(self, batches: Sequence[Batch]) -> bool:
+        """Whether all losses and gradients of this step are, on all processes; waits for the device once."""
+        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients(self.model)])
+        total = sum((batch.loss.float() for batch in batches), norm.to(self.args.device)).reshape(1)
+        return math.isfinite(self.accelerator.reduce(total, "sum").item())
+
+    def _is_fault(self, batches: Sequence[Batch], tokens: torch.Tensor | int | None) -> bool:
+        """False where fp16's scaler takes care of it; else the step is reported, saved, and to be left out.
+
+        All processes come here together, and to the same answer.
+        """
+        scaler = self.accelerator.scaler
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        losses = gather_object([[batch.loss.item() for batch in batches]])
+        collapsed = scaler is not None and all(math.isfinite(loss) for own in losses for loss in own)
+        if collapsed and scale >= LOWEST_SCALE:
+            return False
+        self._in_a_row += 1
+        names = nonfinite_gradients(self.model)
+        step, args = self.state.global_step + 1, self.args
+        stops = collapsed or args.on_nonfinite == "stop" or self._in_a_row > args.max_skipped
+        if collapsed:
+            what = f"the loss scale collapsed to {scale:g}: gradients overflow fp16 however little they are scaled"
+        else:
+            what = describe(losses, names, sum(1 for _ in self.model.parameters()))
+        report = {
+            "step": step,
+            "epoch": self.state.epoch,
+            "what": what,
+            "loss_scale": scale,
+            "parameters": names,
+            "num_items_in_batch": None if tokens is None else int(tokens),
+            "processes": args.world_size,
+            "arguments": {name: getattr(args, name) for name in REPLAYED},
+        }
+        saved = self._save_fault(report, batches, stops)
+        message = f"step {step} (epoch {self.state.epoch or 0:.2f}): {what}. {saved}"
+        if not stops:
+            logger.warning("%s The step is left out", message)
+            return True
+        if self._in_a_row > args.max_skipped:
+            message += f" It is the {self._in_a_row}th step in a row; training.max_skipped is {args.max_skipped}."
+        raise NonFiniteError(f"{message} {remedy(collapsed, args.on_nonfinite)}")
+
+    def _leave_out(self) -> None:
+        """Without gradients the optimizer does nothing. A scaler needs some, and skips what is not finite."""
+        self._skipped += 1
+        for parameter in self.model.parameters():
+            if self.accelerator.scaler is None:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.fill_(math.nan)
+
+    def _save_fault(self, report: dict[str, Any], batches: Sequence[Batch], always: bool) -> str:
+        """Write the fault to the run's folder; says where, or why not. All processes take part."""
+        folder = Path(self.args.output_dir, FAULTS, f"step-{report['step']}")
+        own = [
+            {"rank": self.args.process_index, "loss": str(batch.loss.item()), "sentences": sentences}
+            for batch in batches
+            for sentences in [texts(batch.inputs, self.processing_class)]
+        ]
+        report["batches"] = [batch for of_rank in gather_object([own]) for batch in of_rank]
+        pairs = f"{sum(len(batch['sentences']) for batch in report['batches'])} sentence pairs"
+        others = [path for path in folder.parent.glob("step-*") if path != folder]
+        skip = gather_object([len(others) >= KEPT and not always])[0]
+        if skip:
+            return f"The batches ({pairs}) are not saved, as {folder.parent} holds {KEPT} faults already."
+        weights = self.accelerator.get_state_dict(self.model_wrapped)  # of a sharded model each process has a part
+        try:
+            if self.args.should_save:
+                shutil.rmtree(folder, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            folder.mkdir(parents=True, exist_ok=True)
+            save_batches(batches, folder / f"rank-{self.args.process_index}.safetensors")
+            if self.args.should_save:
+                self.accelerator.unwrap_model(self.model_wrapped).save_pretrained(folder, state_dict=weights)
+                self.processing_class.save_pretrained(folder)
+                text = json.dumps(report, indent=2, ensure_ascii=False)
+                (folder / FAULT).write_text(text + "\n", encoding="utf-8")
+        except (OSError, SafetensorError) as error:  # of the two things that went wrong, the fault is the one to tell
+            return f"The batches ({pairs}) could not be saved to {folder} ({error})."
+        return f"The batches ({pairs}) are in {folder}; `scripts/replay_fault.py {folder}` shows where it begins."
+
+
+def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of the generators that dropout draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def gradients(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Name and gradient of every parameter that has one; of sharded ones the part that this process holds."""
+    return [
+        (name, parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    ]
+
+
+def nonfinite_gradients(model: nn.Module) -> list[str]:
+    """The parameters whose gradient is not finite, on any process, in the order of the model.
+
+    Where all numbers are finite and yet too large for a norm, those whose norm is not finite.
+    """
+    named = gradients(model)
+    own = [name for name, gradient in named if not gradient.isfinite().all()]
+    own = own or [name for name, gradient in named if not gradient.norm().isfinite()]
+    anywhere = {name for names in gather_object([own]) for name in names}
+    return [name for name, _ in model.named_parameters() if name in anywhere]
+
+
+def describe(losses: Sequence[Sequence[float]], names: Sequence[str], parameters: int) -> str:
+    """What is not finite: the losses of which batches (by process), and which of so many parameters' gradients."""
+    parts = []
+    for rank, own in enumerate(losses):
+        process = f" of process {rank}" if len(losses) > 1 else ""
+        for number, loss in enumerate(own, start=1):
+            if not math.isfinite(loss):
+                parts.append(f"the loss is {loss} in batch {number} of {len(own)}{process}")
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        shown = ", ".join(names[:NAMED])
+        parts.append(f"{len(names)} of {parameters} parameters have a gradient that is not finite: {shown}{more}")
+    return "; ".join(parts)
+
+
+def remedy(collapsed: bool, on_nonfinite: str) -> str:
+    """What to do about a fault."""
+    if collapsed:
+        return (
+            "Set training.bf16: true in place of fp16, lower training.learning_rate, or train the pre-norm model "
+            "(normalize_before: true)"
+        )
+    advice = "Lower training.learning_rate, raise warmup_steps, or look into the sentences"
+    if on_nonfinite == "skip":
+        return advice
+    return f"{advice}; or set training.on_nonfinite: skip, with which the run goes on from its last checkpoint"
+
+
+def texts(inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
+    """The sentences of a batch."""
+    labels = inputs["labels"].masked_fill(inputs["labels"] < 0, tokenizer.pad_token_id)
+    decoded = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (inputs["input_ids"], labels)]
+    return [{"source": source, "target": target} for source, target in zip(*decoded, strict=True)]
+
+
+def save_batches(batches: Sequence[Batch], path: Path) -> None:
+    """Write batches as `<number>.inputs.<name>` and `<number>.generators.<device>`."""
+    tensors = {}
+    for number, batch in enumerate(batches):
+        for part, values in (("inputs", batch.inputs), ("generators", batch.generators)):
+            tensors |= {f"{number}.{part}.{name}": value.contiguous().cpu() for name, value in values.items()}
+    save_file(tensors, path)
