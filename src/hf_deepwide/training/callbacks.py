@@ -1,6 +1,7 @@
 """What happens at the seams of the training loop: data order, dropout seeds, schedules, speed, the progress bar."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -67,29 +68,45 @@ class TrainingStep(TrainerCallback):
 
 
 class Throughput(TrainerCallback, ExportableState):
-    """Counts target tokens (`</s>` included, padding not) and the time of training steps.
+    """Counts target tokens (`</s>` included, padding not) and the time of training steps and of waiting for data.
 
     Evaluation and saving do not count as steps. Totals survive an interruption, as they are part of checkpoints.
     """
 
-    def __init__(self, target_tokens: int = 0, seconds: float = 0.0, minutes: float = 0.0) -> None:
+    def __init__(
+        self, target_tokens: int = 0, seconds: float = 0.0, minutes: float = 0.0, data_seconds: float = 0.0
+    ) -> None:
         self.target_tokens = target_tokens
         self.seconds = seconds  # in training steps
+        self.data_seconds = data_seconds  # of them, waiting for the next batch
         self.minutes = minutes  # in all, evaluation and saving included, in earlier sessions
         self._new_tokens: torch.Tensor | int = 0
-        self._logged = (target_tokens, seconds)
+        self._logged = (target_tokens, seconds, data_seconds)
         self._start = self._mark = time.perf_counter()
 
     def count(self, tokens: torch.Tensor | int) -> None:
         """Add the tokens of one optimizer step, over all processes; not read yet, lest a GPU be waited for."""
         self._new_tokens = self._new_tokens + tokens
 
-    def rate(self) -> float:
-        """Target tokens per second since the last call."""
+    def timed(self, batches: Iterator) -> Iterator:
+        """The same batches, with the time that each is waited for counted: reading, padding, moving to the device."""
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.data_seconds += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+
+    def since_last(self) -> dict[str, float]:
+        """Target tokens per second, and the share of the time that was spent waiting for data, since the last call."""
         self._settle()
-        tokens, seconds = self.target_tokens - self._logged[0], self.seconds - self._logged[1]
-        self._logged = (self.target_tokens, self.seconds)
-        return tokens / seconds if seconds > 0 else 0.0
+        now = (self.target_tokens, self.seconds, self.data_seconds)
+        tokens, seconds, waited = (new - old for new, old in zip(now, self._logged, strict=True))
+        self._logged = now
+        if seconds <= 0:
+            return {"tokens_per_second": 0.0, "data_share": 0.0}
+        return {"tokens_per_second": tokens / seconds, "data_share": waited / seconds}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -119,8 +136,8 @@ class Throughput(TrainerCallback, ExportableState):
         """What a checkpoint keeps, for the Trainer to restore."""
         self._settle()
         minutes = self.minutes + (time.perf_counter() - self._start) / 60
-        totals = {"target_tokens": self.target_tokens, "seconds": self.seconds, "minutes": minutes}
-        return {"args": totals, "attributes": {}}
+        totals = {"target_tokens": self.target_tokens, "seconds": self.seconds, "data_seconds": self.data_seconds}
+        return {"args": totals | {"minutes": minutes}, "attributes": {}}
 
     def _settle(self) -> None:
         self.target_tokens += int(self._new_tokens)

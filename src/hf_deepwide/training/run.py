@@ -228,6 +228,7 @@ def training_facts(state: TrainerState, args: TranslationTrainingArguments, weig
         "epochs": state.epoch,
         "target_tokens": counted["target_tokens"],
         "tokens_per_second": counted["target_tokens"] / counted["seconds"],
+        "data_share": counted["data_seconds"] / counted["seconds"],
         "minutes": counted["minutes"],
         **best,
         "weights": weights,

@@ -274,8 +274,11 @@ class TranslationTrainer(FaultGuard, DepthTraining, Seq2SeqTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor | int | None]:
-        """As the parent; the target tokens of the step, which it counts over all processes, are also added up."""
-        batches, tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+        """As the parent; the target tokens of the step, which it counts over all processes, are also added up.
+
+        So is the time of waiting for its batches.
+        """
+        batches, tokens = super().get_batch_samples(self.throughput.timed(epoch_iterator), num_batches, device)
         if tokens is not None:
             self.throughput.count(tokens)
         return batches, tokens
@@ -287,7 +290,7 @@ class TranslationTrainer(FaultGuard, DepthTraining, Seq2SeqTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As the parent, with the speed since the last log beside the loss."""
         if "loss" in logs:
-            logs["tokens_per_second"] = self.throughput.rate()
+            logs |= self.throughput.since_last()
         super().log(logs, start_time)
 
     # Checkpoints
