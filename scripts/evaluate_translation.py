@@ -31,6 +31,13 @@ A multilingual checkpoint on all its pairs, each with its own files, and on aver
 or on one of them, with --source_lang en --target_lang de. Names of systems are filled in, too: the models that pruning
 made of one are --model 'runs/pruned-{target_lang}'.
 
+Where one language is on one side of all pairs, means of the directions out of it and into it are given, too. As papers
+on OPUS-100 report them (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), of what a run has left behind:
+
+    python scripts/evaluate_translation.py --pairs en-af af-en … --hypotheses 'runs/opus100/translations.{pair}.txt' \
+        --reference 'opus100/supervised/{sorted_pair}/opus.{sorted_pair}-test.{target_lang}' --metrics bleu \
+        --average_languages de zh br te --win_ratio benchmarks/opus100_zhang2020.tsv
+
 Files are UTF-8 text; names that end in .gz are read compressed. Existing files are not overwritten without
 --overwrite. `--help` lists every setting.
 """
@@ -53,6 +60,7 @@ from transformers import (
 
 from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.evaluation.averages import ALL, group_means, groups, read_scores, win_ratio
 from hf_deepwide.evaluation.metrics import check_parallel, score
 from hf_deepwide.evaluation.significance import compare_to_baseline
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
@@ -86,7 +94,15 @@ class ScriptArguments:
         default_factory=list,
         metadata={
             "help": "Language pairs (en-de) to evaluate one after the other, and on average. They are filled in for "
-            "{pair}, {source_lang} and {target_lang} in the names of files and systems."
+            "{pair}, {source_lang}, {target_lang} and {sorted_pair} (de-en for en-de, too) in the names of files and "
+            "systems."
+        },
+    )
+    win_ratio: str | None = field(
+        default=None,
+        metadata={
+            "help": "With --pairs: TSV table of others' scores, with the header pair and systems' names. Says on how "
+            "many pairs the scored system is better, by the first of --metrics."
         },
     )
     device: str | None = field(default=None, metadata={"help": "Default: a GPU where there is one."})
@@ -102,12 +118,19 @@ def main() -> None:
         one_by_one = {pair: for_pair(script, pair) for pair in script.pairs}
         for one in one_by_one.values():
             check_arguments(one)
+        check_summary(script, evaluation)
         reports = {}
         for pair, one in one_by_one.items():
             print(f"{pair}:")
             reports[pair] = evaluate(one, evaluation)
-        report = {"average": averages(script, reports, evaluation.metrics), "pairs": reports}
+        report = {**summary(script, reports, evaluation), "pairs": reports}
     else:
+        for option, value in (
+            ("--win_ratio", script.win_ratio),
+            ("--average_languages", evaluation.average_languages),
+        ):
+            if value:
+                raise UserError(f"{option} is of several language pairs: name them with --pairs")
         check_arguments(script)
         report = evaluate(script, evaluation)
     if script.output:
@@ -119,9 +142,11 @@ def for_pair(script: ScriptArguments, pair: str) -> ScriptArguments:
     source_lang, separator, target_lang = pair.partition("-")
     if not (source_lang and separator and target_lang):
         raise UserError(f"--pairs: {pair!r} is no language pair; write source and target, as in en-de")
+    names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
+    names["sorted_pair"] = "-".join(sorted((source_lang, target_lang)))
 
     def fill(name: str | None) -> str | None:
-        for place, value in (("pair", pair), ("source_lang", source_lang), ("target_lang", target_lang)):
+        for place, value in names.items():
             name = name and name.replace(f"{{{place}}}", value)
         return name
 
@@ -132,16 +157,36 @@ def for_pair(script: ScriptArguments, pair: str) -> ScriptArguments:
     return replace(script, **files, source_lang=source_lang, target_lang=target_lang, output=None)
 
 
-def averages(script: ScriptArguments, reports: dict[str, dict], metrics: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The mean over language pairs of each system's scores, which are printed."""
-    means = {}
-    for place, system in enumerate((script.model or script.hypotheses, *script.compare)):
-        scores = [list(report["systems"].values())[place] for report in reports.values()]
-        means[system] = {metric: sum(of_pair[metric] for of_pair in scores) / len(scores) for metric in metrics}
-        print(f"{system}, average over {len(scores)} language pairs")
-        for metric, mean in means[system].items():
-            print(f"  {metric:<10} {mean:6.2f}")
-    return means
+def summary(script: ScriptArguments, reports: dict[str, dict], evaluation: EvaluationArguments) -> dict[str, dict]:
+    """Each system's mean scores over all language pairs and over groups of them, and win ratios; all are printed."""
+    of_groups = groups(script.pairs, evaluation.average_languages)
+    systems = [script.model or script.hypotheses, *script.compare]
+    scores = {
+        system: {pair: list(report["systems"].values())[place] for pair, report in reports.items()}
+        for place, system in enumerate(systems)
+    }
+    by_group: dict[str, dict] = {name: {} for name in of_groups}
+    for system, of_system in scores.items():
+        of_system_means = group_means(of_system, evaluation.metrics, evaluation.average_languages)
+        for name, means in of_system_means.items():
+            by_group[name][system] = means
+            print(f"{system}, {name} over {len(of_groups[name])} language pairs")
+            for metric, mean in means.items():
+                print(f"  {metric:<10} {mean:6.2f}")
+    metric = evaluation.metrics[0]
+    ours, *compared = ({pair: of_pair[metric] for pair, of_pair in of_system.items()} for of_system in scores.values())
+    others = dict(zip(script.compare, compared, strict=True)) | others_scores(script)
+    ratios = {other: win_ratio(ours, theirs, of_groups) for other, theirs in others.items()}
+    for other, ratio in ratios.items():
+        print(f"{systems[0]} against {other}, win ratio by {metric}")
+        for name, percent in ratio.items():
+            print(f"  {percent:6.2f} % of {len(of_groups[name])} language pairs, {name}")
+    return {"average": by_group.pop(ALL), "groups": by_group, "win_ratio": ratios}
+
+
+def others_scores(script: ScriptArguments) -> dict[str, dict[str, float]]:
+    """What `--win_ratio` says of each system: its score for each pair."""
+    return read_scores(existing(script.win_ratio)) if script.win_ratio else {}
 
 
 def evaluate(script: ScriptArguments, evaluation: EvaluationArguments) -> dict:
@@ -212,6 +257,18 @@ def check_arguments(script: ScriptArguments) -> None:
     check_output("--translations", script.translations, script.overwrite)
 
 
+def check_summary(script: ScriptArguments, evaluation: EvaluationArguments) -> None:
+    """Refuse before anything is translated what could not be summed up in the end."""
+    twice = {pair for pair in script.pairs if script.pairs.count(pair) > 1}
+    if twice:
+        raise UserError(f"--pairs: {', '.join(sorted(twice))} is named twice")
+    of_groups = groups(script.pairs, evaluation.average_languages)
+    for system, scores in others_scores(script).items():
+        if system in script.compare:
+            raise UserError(f"--win_ratio: {system} is named in --compare, too; rename one of the two")
+        win_ratio(dict.fromkeys(script.pairs, 0.0), scores, of_groups)  # it has all pairs
+
+
 def check_output(option: str, name: str | None, overwrite: bool) -> None:
     """Refuse a file that could not be written, or would be lost."""
     if name and not Path(name).parent.is_dir():
@@ -222,9 +279,14 @@ def check_output(option: str, name: str | None, overwrite: bool) -> None:
 
 def lines_of(name: str) -> list[str]:
     """The lines of a text file, plain or `.gz`."""
+    return list(read_lines(existing(name)))
+
+
+def existing(name: str) -> Path:
+    """A file that is there."""
     if not Path(name).is_file():
         raise UserError(f"there is no file {name}")
-    return list(read_lines(Path(name)))
+    return Path(name)
 
 
 def write(name: str, text: str) -> None:

@@ -48,8 +48,10 @@ def main() -> None:
         for pair, scores in test.get("pairs", {"": test}).items():
             for metric, signature in scores.get("signature", {}).items():
                 print(f"{pair:<8}{metric:<10} {scores[metric]:6.2f}   {signature}".strip())
-        for metric, mean in test.get("average", {}).items():
-            print(f"{'average':<8}{metric:<10} {mean:6.2f}")
+        groups = {"average": test["average"], **test.get("groups", {})} if "average" in test else {}
+        for group, means in groups.items():
+            for metric, mean in means.items():
+                print(f"{group:<8}{metric:<10} {mean:6.2f}")
         print(f"the model, its card and results.json are in {recipe.output_dir}")
 
 

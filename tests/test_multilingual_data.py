@@ -13,6 +13,7 @@ from hf_deepwide.data.languages import add_tags, translation_pairs
 from hf_deepwide.data.sampling import copies_by_temperature
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
+from hf_deepwide.training.scoring import by_pair
 
 LINES = {"en": ["a dog", "two dogs run", "a red coat"], "de": ["ein Hund", "zwei Hunde rennen", "ein roter Mantel"]}
 LINES["fr"] = ["un chien", "deux chiens courent", "un manteau rouge"]
@@ -59,6 +60,23 @@ def test_each_pair_may_be_somewhere_else(corpus):
     (corpus / "en-fr" / "text.fr").unlink()
     with pytest.raises(UserError, match=r"en-fr.text\.fr"):
         load_parallel(arguments(corpus, train="{pair}/text"), "train")
+
+
+def test_one_corpus_may_serve_both_directions(corpus):
+    args = arguments(corpus, pairs=["en-de", "de-en", "en-fr"], train="{sorted_pair}/text", test="{sorted_pair}/text")
+    (corpus / "en-de").rename(corpus / "de-en")
+    rows = load_parallel(args, "train")
+    assert rows["pair"][:] == [0, 0, 0, 1, 1, 1, 2]
+    assert rows["source"][:] == [*LINES["en"], *LINES["de"], LINES["en"][0]]
+
+
+def test_pairs_without_a_test_set_are_trained_on_alone(corpus):
+    args = arguments(corpus, train="{pair}/text", test="{pair}/text", train_only_pairs=["en-de"])
+    assert load_parallel(args, "train")["pair"][:] == [0, 0, 0, 1]
+    test = load_parallel(args, "test")
+    assert test["pair"][:] == [1], "still the index in data.pairs"
+    assert {pair: rows["target"][:] for pair, rows in by_pair(test, args).items()} == {"en-fr": [LINES["fr"][0]]}
+    assert args.evaluated_pairs == ["en-fr"]
 
 
 def test_streams_take_turns_in_training_alone(tmp_path):
@@ -157,6 +175,9 @@ def test_the_tokenizer_sees_a_shared_side_once(corpus):
         ({"pairs": PAIRS, "posteriors": "targets"}, ["'targets'", "target, source, pair, none"]),
         ({"pairs": PAIRS, "sampling_temperature": 0.5}, ["0.5", "1 or more"]),
         ({"pairs": PAIRS, "train": "{lang}/x"}, ["data.train", "{lang}", "{pair}, {source_lang}, {target_lang}"]),
+        ({"pairs": PAIRS, "train_only_pairs": ["en-cs"]}, ["data.train_only_pairs", "'en-cs'", "data.pairs"]),
+        ({"pairs": PAIRS, "train_only_pairs": PAIRS}, ["data.train_only_pairs", "all of data.pairs"]),
+        ({"train_only_pairs": ["en-de"]}, ["data.train_only_pairs", "data.pairs"]),
         ({"posteriors": "target"}, ["data.posteriors", "data.pairs"]),
         ({"sampling_temperature": 2.0}, ["data.sampling_temperature", "data.pairs"]),
         (

@@ -21,6 +21,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.training.build import build_model
 from hf_deepwide.training.checkpoints import checkpoints
+from hf_deepwide.training.model_card import write_model_card
 from hf_deepwide.training.recipe import check_recipe
 from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
@@ -108,6 +109,15 @@ def test_log_and_card_speak_of_every_pair(finished):
     assert f"| average | {results['test']['average']['bleu']:.2f} |" in card
     assert 'src_lang="de", tgt_lang="en")' in card
     assert not [word for word in ("{{", "None", "nan") if word in card]
+
+
+def test_the_card_has_the_mean_of_each_group(finished, tmp_path):
+    run, results = finished
+    means = {"average": {"bleu": 26.0, "chrf": 52.0}, "groups": {"en-xx (te)": {"bleu": 10.0, "chrf": 20.0}}}
+    config = AutoModelForSeq2SeqLM.from_pretrained(run).config
+    card = write_model_card(tmp_path, recipe(run), config, {**results, "test": {**results["test"], **means}}, [])
+    text = card.read_text(encoding="utf-8")
+    assert "|\n| average | 26.00 | 52.00 |\n| en-xx (te) | 10.00 | 20.00 |\n\n" in text
 
 
 def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):

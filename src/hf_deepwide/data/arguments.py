@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -35,7 +35,9 @@ class DataArguments:
 
     Several language pairs are trained in one run where `pairs` names them, as `[en-de, en-fr]`, in place of
     `source_lang` and `target_lang` (en and de if neither is said). What says where the data are is then read once
-    for each pair, with its `{pair}`, `{source_lang}` and `{target_lang}` filled in: `ted8/{pair}/train`.
+    for each pair, with its `{pair}`, `{source_lang}` and `{target_lang}` filled in: `ted8/{pair}/train`; and its
+    `{sorted_pair}`, the two languages in alphabetical order, as collections call a corpus that is there once for both
+    directions. Pairs that have no validation and test set are named again in `train_only_pairs`.
     `language_tag` says how the model learns which language is wanted: a tag `<2de>` before the source, the tag as
     the decoder's first token (in place of the one all sentences begin with), or not at all, as where all pairs have
     one target. `posteriors` gives a latent-depth model one posterior per target language, source language or pair.
@@ -49,6 +51,7 @@ class DataArguments:
     source_lang: str | None = None
     target_lang: str | None = None
     pairs: list[str] | None = None
+    train_only_pairs: list[str] = field(default_factory=list)
     language_tag: LanguageTag = "source"
     posteriors: PosteriorsBy = "none"
     sampling_temperature: float = 1.0
@@ -90,7 +93,7 @@ class DataArguments:
         if self.pairs is not None:
             self._check_pairs()
             return
-        for name, alone in (("posteriors", "none"), ("sampling_temperature", 1)):
+        for name, alone in (("posteriors", "none"), ("sampling_temperature", 1), ("train_only_pairs", [])):
             if getattr(self, name) != alone:
                 raise UserError(f"data.{name} is {getattr(self, name)} but there is one language pair: set data.pairs")
         self.source_lang = self.source_lang or "en"
@@ -108,6 +111,13 @@ class DataArguments:
                 raise UserError(f"data.pairs: {pair!r} is no language pair; write source and target, as in en-de")
             if self.pairs.count(pair) > 1:
                 raise UserError(f"data.pairs: {pair} is named twice; data.sampling_temperature weighs pairs")
+        for pair in self.train_only_pairs:
+            if pair not in self.pairs:
+                raise UserError(
+                    f"data.train_only_pairs: {pair!r} is not in data.pairs, which names all that is trained on"
+                )
+        if not self.evaluated_pairs:
+            raise UserError("data.train_only_pairs names all of data.pairs: there would be nothing to evaluate on")
         sources = [pair.split("-")[0] for pair in self.pairs]
         if self.language_tag == "none" and len(set(sources)) < len(sources):
             raise UserError(
@@ -126,18 +136,24 @@ class DataArguments:
         """The section as it would be for one of the `pairs` alone."""
         source_lang, target_lang = pair.split("-")
         names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
+        names["sorted_pair"] = "-".join(sorted((source_lang, target_lang)))
         places = {}
-        for field in ("train", "validation", "test", "name", "config", "source_field", "target_field"):
-            value = getattr(self, field)
+        for place in ("train", "validation", "test", "name", "config", "source_field", "target_field"):
+            value = getattr(self, place)
             try:
-                places[field] = value and value.format(**names)
+                places[place] = value and value.format(**names)
             except (KeyError, ValueError, IndexError) as error:
                 accepted = ", ".join(f"{{{name}}}" for name in names)
                 raise UserError(
-                    f"data.{field}: {value!r} cannot be filled in ({error}); accepted: {accepted}"
+                    f"data.{place}: {value!r} cannot be filled in ({error}); accepted: {accepted}"
                 ) from None
-        one = {"pairs": None, "posteriors": "none", "sampling_temperature": 1.0}
+        one = {"pairs": None, "train_only_pairs": [], "posteriors": "none", "sampling_temperature": 1.0}
         return dataclasses.replace(self, **one, **places, source_lang=source_lang, target_lang=target_lang)
+
+    @property
+    def evaluated_pairs(self) -> list[str]:
+        """Those of the `pairs` that have a validation and a test set."""
+        return [pair for pair in self.pairs or [] if pair not in self.train_only_pairs]
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:

@@ -69,6 +69,8 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
 def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:
     parts = []
     for index, pair in enumerate(args.pairs):
+        if split != "train" and pair in args.train_only_pairs:
+            continue
         part = load_parallel(args.for_pair(pair), split)
         if isinstance(part, IterableDataset):
             parts.append(part.map(lambda row, index=index: {**row, "pair": index}))

@@ -56,6 +56,13 @@ class EvaluationArguments:
     tokenize: str = field(
         default="13a", metadata={"help": "sacreBLEU's tokenizer; auto: chosen by the target language."}
     )
+    average_languages: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Of several language pairs, those with one of these languages are averaged on their own, too, "
+            "as de, zh, br and te in OPUS-100's BLEU_4."
+        },
+    )
     bootstrap_samples: int = field(
         default=1000, metadata={"help": "Resamples of the paired bootstrap when systems are compared."}
     )

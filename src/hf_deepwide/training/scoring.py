@@ -6,6 +6,7 @@ from typing import Any
 from datasets import Dataset
 
 from ..data.arguments import DataArguments
+from ..evaluation.averages import ALL, group_means
 from ..evaluation.metrics import score
 from ..evaluation.translate import EvaluationArguments
 
@@ -25,7 +26,8 @@ def translate_and_score(
 
     Returns:
         What `evaluation.metrics.score` says, or of several pairs `{"sentences", "average": {metric: mean over the
-        pairs}, "pairs": {pair: what it says}}`; and the translations by pair.
+        pairs}, "groups": {group: {metric: mean}}, "pairs": {pair: what it says}}`, with the groups of
+        `evaluation.averages` where there are more than the one of all pairs; and the translations by pair.
     """
     scores, translations = {}, {}
     for pair, part in by_pair(texts, data).items():
@@ -42,7 +44,7 @@ def translate_and_score(
     if data.pairs is None:
         (only,) = scores.values()
         return only, translations
-    return average(scores, evaluation.metrics), translations
+    return average(scores, evaluation), translations
 
 
 def by_pair(texts: Dataset, data: DataArguments) -> dict[str, Dataset]:
@@ -50,13 +52,15 @@ def by_pair(texts: Dataset, data: DataArguments) -> dict[str, Dataset]:
     if data.pairs is None:
         return {f"{data.source_lang}-{data.target_lang}": texts}
     pairs = texts["pair"][:]
-    rows: dict[str, list[int]] = {pair: [] for pair in data.pairs}
+    rows: dict[str, list[int]] = {pair: [] for pair in data.evaluated_pairs}
     for row, pair in enumerate(pairs):
         rows[data.pairs[pair]].append(row)
     return {pair: texts.select(of_pair) for pair, of_pair in rows.items()}
 
 
-def average(scores: dict[str, dict[str, Any]], metrics: list[str]) -> dict[str, Any]:
-    """Scores of several pairs with their mean; see `translate_and_score`."""
-    mean = {metric: sum(of_pair[metric] for of_pair in scores.values()) / len(scores) for metric in metrics}
-    return {"sentences": sum(of_pair["sentences"] for of_pair in scores.values()), "average": mean, "pairs": scores}
+def average(scores: dict[str, dict[str, Any]], evaluation: EvaluationArguments) -> dict[str, Any]:
+    """Scores of several pairs with their means; see `translate_and_score`."""
+    by_group = group_means(scores, evaluation.metrics, evaluation.average_languages)
+    sentences = sum(of_pair["sentences"] for of_pair in scores.values())
+    mean = by_group.pop(ALL)
+    return {"sentences": sentences, "average": mean, **({"groups": by_group} if by_group else {}), "pairs": scores}
