@@ -52,18 +52,19 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     HfArgumentParser,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.data.tokenizer import check_tokenizer
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.averages import ALL, group_means, groups, read_scores, win_ratio
 from hf_deepwide.evaluation.metrics import check_parallel, score
 from hf_deepwide.evaluation.significance import compare_to_baseline
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.loading import load_model, load_tokenizer
 
 
 @dataclass
@@ -300,13 +301,10 @@ def translate_with(
 ) -> list[str]:
     """Load a checkpoint and translate with it."""
     trust = {"trust_remote_code": script.trust_remote_code}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, **trust)
-        # float32, whatever the checkpoint was saved in: lower precision is the autocast of --precision
-        model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dtype=torch.float32, **trust)
-    except (OSError, ValueError) as error:
-        where = "in this folder" if Path(checkpoint).is_dir() else "there is no such folder, and from the Hub"
-        raise UserError(f"{checkpoint} cannot be loaded: {where}: {' '.join(str(error).split())}") from error
+    # float32, whatever the checkpoint was saved in: lower precision is the autocast of --precision
+    model = load_model(AutoModelForSeq2SeqLM, checkpoint, dtype=torch.float32, **trust)
+    tokenizer = load_tokenizer(checkpoint, **trust)
+    check_tokenizer(tokenizer, model.config)
     languages = {}
     if getattr(model.config, "translation_pairs", None):
         languages = {"source_lang": script.source_lang, "target_lang": script.target_lang}

@@ -11,7 +11,7 @@ them, drawn with the same noise, stand in one figure (selection_samples.png); wi
 import argparse
 from pathlib import Path
 
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.analysis.layer_utilization import (
@@ -23,6 +23,7 @@ from hf_deepwide.analysis.layer_utilization import (
     selection_samples,
 )
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.loading import load_config, load_model
 from hf_deepwide.training.checkpoints import checkpoints, load_history
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     output = script.output or script.runs[0] / "plots"
     samples, names = {}, None
     for folder in script.runs:
-        history, model = load_history(folder), load_model(folder)
+        history, model = load_history(folder), latent_model(folder)
         if names not in (None, posterior_names(model.config)):
             raise UserError(f"{folder} has the posteriors {posterior_names(model.config)}, and others have {names}")
         names = posterior_names(model.config)
@@ -52,16 +53,13 @@ def main() -> None:
     print(plot_selection_samples(samples, output / "selection_samples.png", names))
 
 
-def load_model(folder: Path) -> PreTrainedModel:
+def latent_model(folder: Path) -> PreTrainedModel:
     """The latent-depth model in a folder, or in its newest checkpoint."""
     found = [path for path in (folder, *reversed(checkpoints(folder))) if (path / "config.json").is_file()]
     if not found:
         raise UserError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
-    try:
-        masked = any(name.endswith("ForMaskedLM") for name in AutoConfig.from_pretrained(found[0]).architectures or [])
-        model = (AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM).from_pretrained(found[0])
-    except (OSError, ValueError) as error:
-        raise UserError(f"{found[0]} cannot be loaded: {' '.join(str(error).split())}") from error
+    masked = any(name.endswith("ForMaskedLM") for name in load_config(found[0]).architectures or [])
+    model = load_model(AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM, found[0])
     if not layer_selections(model):
         raise UserError(f"{folder} holds a {type(model).__name__}, which has no latent layers")
     return model

@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.analysis.path_weights import path_weights, plot_path_weights, spread
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.loading import load_model
 
 
 def main() -> None:
@@ -24,10 +25,7 @@ def main() -> None:
     parser.add_argument("checkpoint", help="a folder or Hub id")
     parser.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
     args = parser.parse_args()
-    try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(args.checkpoint)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{args.checkpoint}: no model could be loaded: {' '.join(str(error).split())}") from error
+    model = load_model(AutoModelForSeq2SeqLM, args.checkpoint)
     weights = path_weights(model)
     if not weights:
         raise UserError(

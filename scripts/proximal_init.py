@@ -16,10 +16,11 @@ import argparse
 import logging
 from pathlib import Path
 
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.loading import load_tokenizer
 from hf_deepwide.registration import FAMILIES
 from hf_deepwide.training.recipe import parse_overrides
 from hf_deepwide.warm_start import load_base, logit_difference, preserves_function
@@ -45,7 +46,8 @@ def main() -> None:
 
     base = load_base(script.base)
     tolerance = ROUNDED_TOLERANCE if base.dtype.itemsize < 4 else TOLERANCE
-    tokenizer = None if script.no_tokenizer else load_tokenizer(script.base)
+    told = f"{script.base}: no tokenizer could be loaded (--no_tokenizer does without)"
+    tokenizer = None if script.no_tokenizer else load_tokenizer(script.base, told)
     model = FAMILIES[script.family].lm.from_base(base, **dict(parse_overrides(overrides)))
     model.save_pretrained(script.output)
     if tokenizer is not None:
@@ -57,15 +59,6 @@ def main() -> None:
     print(f"largest difference of logits from the base's: {difference:.2g} (logits up to {largest:.3g})")
     if preserves_function(model.config) and not difference <= tolerance * max(1, largest):
         raise SystemExit("error: the result does not compute the base's function; please report this")
-
-
-def load_tokenizer(base: str) -> PreTrainedTokenizerBase:
-    """The base's tokenizer; a UserError where there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(base)
-    except (OSError, ValueError, ImportError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{base}: no tokenizer could be loaded: {reason} (--no_tokenizer does without)") from error
 
 
 if __name__ == "__main__":

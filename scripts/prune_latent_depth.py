@@ -13,11 +13,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide import LatentDepthForConditionalGeneration, prune
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.prune import SELECTIONS, kept_layers, posterior_index
 from hf_deepwide.warm_start import logit_difference
 
@@ -56,13 +57,9 @@ def main() -> None:
         raise SystemExit("error: the result does not compute the model's function; please report this")
 
 
-def load(where: str) -> tuple[PreTrainedModel, AutoTokenizer]:
+def load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and its tokenizer; a UserError where they cannot be loaded."""
-    try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(where)
-        tokenizer = AutoTokenizer.from_pretrained(where)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{where} cannot be loaded: {' '.join(str(error).split())}") from error
+    model, tokenizer = load_model(AutoModelForSeq2SeqLM, where), load_tokenizer(where)
     if not isinstance(model, LatentDepthForConditionalGeneration):
         raise UserError(f"{where} is a {type(model).__name__}; only a latent-depth model can be pruned")
     return model, tokenizer

@@ -1,7 +1,20 @@
 """The one exception for mistakes that are the user's, and how a script shows it."""
 
+import errno
 import sys
 from collections.abc import Callable
+
+# What the system says of a path, and the user can mend; anything else it says is a fault of ours, and keeps its trace.
+_MENDABLE = {
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.EROFS: "the disk is read-only",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.ENOTDIR: "a part of this path is a file, not a folder",
+    errno.EISDIR: "this is a folder, not a file",
+}
 
 
 class UserError(ValueError):
@@ -9,9 +22,22 @@ class UserError(ValueError):
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script's `main`; a `UserError` ends it with one line on stderr and exit status 2, not a traceback."""
+    """Run a script's `main`; a `UserError` ends it with one line on stderr and exit status 2, not a traceback.
+
+    So does what the system says of a path that cannot be read or written.
+    """
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _end(str(error))
+    except OSError as error:
+        if error.errno not in _MENDABLE:
+            raise
+        path = str(error.filename)
+        shown = path if len(path) <= 200 else f"{path[:200]}…"
+        _end(f"{shown}: {_MENDABLE[error.errno]}" if error.filename else _MENDABLE[error.errno])
+
+
+def _end(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2) from None

@@ -25,12 +25,12 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
-from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
 from .data.tokenizer import check_tokenizer
 from .errors import UserError
+from .loading import load_model, load_tokenizer
 from .models.pipeline_translation import TranslationPipeline
 from .registration import FAMILIES, Family
 
@@ -196,21 +196,15 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family]:
         raise UserError(
             f"share: {path}: model_type is {_model_type(path)!r}; accepted: {', '.join(FAMILIES)}. {OTHERS}"
         )
-    try:
-        model, info = family.lm.from_pretrained(source, output_loading_info=True)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"share: {source} cannot be loaded: {' '.join(str(error).split())}") from error
-    lacking = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if lacking:
-        raise UserError(f"share: the weights in {source} do not make a {family.lm.__name__}: {', '.join(lacking[:5])}")
-    return model, family
+    return load_model(family.lm, source, f"share: {source} cannot be loaded"), family
 
 
 def _model_type(config: Path) -> str | None:
     try:
-        return json.loads(config.read_text(encoding="utf-8")).get("model_type")
+        content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"share: {config} is not valid JSON: {error}") from error
+    return content.get("model_type") if isinstance(content, dict) else None
 
 
 def _load_tokenizer(source: Path | None) -> PreTrainedTokenizerBase:
@@ -218,12 +212,7 @@ def _load_tokenizer(source: Path | None) -> PreTrainedTokenizerBase:
         raise UserError("share: a model was given without its tokenizer; pass `tokenizer=`")
     if not any(source.glob("tokenizer*")):
         raise UserError(f"share: {source} holds no tokenizer; save it there, or pass `tokenizer=`")
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"share: the tokenizer in {source} cannot be loaded: {' '.join(str(error).split())}"
-        ) from error
+    return load_tokenizer(source, f"share: the tokenizer in {source} cannot be loaded")
 
 
 def _check_folder(folder: Path, source: Path | None, overwrite: bool) -> None:

@@ -20,11 +20,10 @@ import re
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from .errors import UserError
+from .loading import load_config, load_model
 from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
@@ -156,22 +155,9 @@ def load_base(base: Any) -> PreTrainedModel:
         UserError: nothing can be loaded, or what is there cannot be a base.
     """
     if isinstance(base, str | os.PathLike):
-        try:
-            _check_config(repr(str(base)), AutoConfig.from_pretrained(base))
-            model, loading = AutoModelForSeq2SeqLM.from_pretrained(base, dtype="auto", output_loading_info=True)
-        except UserError:
-            raise
-        except (OSError, ValueError, StrictDataclassError, SafetensorError) as error:
-            raise UserError(
-                f"cannot start from {str(base)!r}: {_first_line(error)} A base is a folder or Hub id of a "
-                f"model of one of the types {ACCEPTED}"
-            ) from error
-        if loading["missing_keys"]:
-            raise UserError(
-                f"cannot start from {str(base)!r}: it has no weights for {_some(loading['missing_keys'])}, which "
-                "would start at random; give a checkpoint of a trained translation model"
-            )
-        return model
+        told = f"cannot start from {str(base)!r}"
+        _check_config(repr(str(base)), load_config(base, told))
+        return load_model(AutoModelForSeq2SeqLM, base, told, dtype="auto")
     if not isinstance(base, PreTrainedModel):
         raise UserError(
             f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "
@@ -461,11 +447,6 @@ def own_fields(config_class: type[DeepWideConfig]) -> list[str]:
 def _name(model: PreTrainedModel) -> str:
     where = getattr(model.config, "_name_or_path", "")
     return f"the {type(model).__name__} {where!r}" if where else f"the {type(model).__name__}"
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says before it goes on to advise, as a sentence."""
-    return str(error).strip().partition("\n")[0].rstrip(".:") + "."
 
 
 def _some(names: Any) -> str:

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 from datasets import Dataset, IterableDataset
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError
+from ..loading import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +63,18 @@ class TokenizerArguments:
 
 
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:
-    """Yield source and target of the first `limit` pairs (None: of all) for `train_tokenizer`.
+    """Yield source and target of at most `limit` pairs (None: of all) for `train_tokenizer`.
+
+    They are the first of a stream, and of a dataset some that are drawn at random, always the same, as its beginning
+    may be of one language pair, or one domain, alone.
 
     Of several language pairs (a column `pair`) each text is given once: the side that they share would else be counted
     with each of them, and get most of the vocabulary.
     """
+    if limit is not None and isinstance(dataset, Dataset) and limit < len(dataset):
+        logger.info("the tokenizer is trained on %d of the %d pairs", limit, len(dataset))
+        rows = np.random.default_rng(0).choice(len(dataset), limit, replace=False, shuffle=False)
+        dataset = dataset.select(np.sort(rows))
     seen: set[bytes] = set()
     for number, row in enumerate(dataset):
         if limit is not None and number == limit:
@@ -137,10 +146,7 @@ def load_or_train(args: TokenizerArguments, texts: Iterable[str]) -> PreTrainedT
     """
     if args.path is None:
         return train_tokenizer(texts, args)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"tokenizer.path {args.path!r}: no tokenizer could be loaded: {error}") from error
+    tokenizer = load_tokenizer(args.path, f"tokenizer.path {args.path!r}: no tokenizer could be loaded")
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token) is None:
             raise UserError(f"tokenizer.path {args.path!r}: it has no {token}; a translation model needs one")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..errors import UserError
@@ -35,7 +35,12 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     for folder in folders:
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"{folder}: there is no {WEIGHTS}, so there is nothing to average")
-    files = [safe_open(folder / WEIGHTS, "pt") for folder in folders]
+    files = []
+    for folder in folders:
+        try:
+            files.append(safe_open(folder / WEIGHTS, "pt"))
+        except SafetensorError as error:
+            raise UserError(f"{folder / WEIGHTS} is damaged ({error})") from error
     names = set(files[0].keys())
     for folder, file in zip(folders, files, strict=True):
         if set(file.keys()) != names:

@@ -17,6 +17,7 @@ from transformers import (
 from ..data.languages import translation_pairs
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError
+from ..loading import load_config, load_model
 from .arguments import TranslationTrainingArguments
 from .recipe import Recipe, config_class
 
@@ -108,13 +109,19 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
 def _from_checkpoint(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
     base, fields = recipe.init_from, recipe.model_fields | posteriors(recipe)
+    told = f"{recipe.source}: model.init_from {base!r}"
     try:
-        found = AutoConfig.from_pretrained(base).model_type
         cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
+        theirs = load_config(base, told)
+        found = theirs.model_type
         if found == recipe.family:
-            return cls.from_pretrained(base, **fields)
+            # fields that differ from the checkpoint's may ask for weights that it cannot have
+            other = any(getattr(theirs, field) != value for field, value in fields.items())
+            return load_model(cls, base, told, may_lack=lambda _: other, **fields)
         if not hasattr(cls, "from_base"):
             raise ValueError(f"a {found} model cannot be made into a {recipe.family} model")
         return cls.from_base(base, **fields)
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise UserError(f"{recipe.source}: model.init_from {base!r}: {' '.join(str(error).split())}") from error
+    except UserError as error:
+        raise UserError(str(error) if str(error).startswith(told) else f"{told}: {error}") from error
+    except (ValueError, StrictDataclassError) as error:
+        raise UserError(f"{told}: {' '.join(str(error).split())}") from error

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
@@ -27,6 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..errors import UserError
+from ..loading import load_model, load_tokenizer
 from ..registration import FAMILIES
 from .arguments import REFUSED, TranslationTrainingArguments
 from .averaging import average_checkpoints
@@ -144,7 +144,7 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
             tokenizer.add_special_tokens({"mask_token": MASK})
         tokenizer.save_pretrained(run)
     process.wait_for_everyone()
-    tokenizer = AutoTokenizer.from_pretrained(run if checkpoint is None else checkpoint)
+    tokenizer = load_tokenizer(run if checkpoint is None else checkpoint)
     splits = {
         split: encode_texts(data, split, tokenizer)
         for split in ("train", "validation", "test")
@@ -163,7 +163,7 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
         average_checkpoints(chosen, run)
     process.wait_for_everyone()
     # read back from the folder, as everybody else will
-    model = AutoModelForMaskedLM.from_pretrained(run, attn_implementation=args.attn_implementation)
+    model = load_model(AutoModelForMaskedLM, run, attn_implementation=args.attn_implementation)
     trainer.model = trainer.model_wrapped = model.to(args.device)
     perplexities = {
         split: {
@@ -205,7 +205,7 @@ def new_model(
     attention = {"attn_implementation": args.attn_implementation}
     try:
         if recipe.init_from is not None:
-            model = AutoModelForMaskedLM.from_pretrained(recipe.init_from, **fields, **attention)
+            model = load_model(AutoModelForMaskedLM, recipe.init_from, **fields, **attention)
         else:
             ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
             config = AutoConfig.for_model(recipe.family, **{"vocab_size": len(tokenizer), **ids, **fields})
