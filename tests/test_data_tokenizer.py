@@ -139,6 +139,18 @@ def test_training_texts_are_both_sides_up_to_a_limit():
     dataset = Dataset.from_dict({"source": ["a", "b", "c"], "target": ["x", "y", "z"]})
     assert list(training_texts(dataset)) == ["a", "x", "b", "y", "c", "z"]
     assert list(training_texts(dataset.to_iterable_dataset(), limit=2)) == ["a", "x", "b", "y"]
+    assert list(training_texts(dataset, limit=3)) == ["a", "x", "b", "y", "c", "z"]
+
+
+def test_training_texts_of_a_large_corpus_are_of_all_its_parts():
+    numbers = [str(number) for number in range(1000)]
+    dataset = Dataset.from_dict({"source": numbers, "target": [f"-{number}" for number in numbers]})
+    texts = list(training_texts(dataset, limit=100))
+    assert texts == list(training_texts(dataset, limit=100))
+    sources, targets = texts[::2], texts[1::2]
+    assert targets == [f"-{source}" for source in sources]
+    assert len(set(sources)) == 100
+    assert {int(source) // 100 for source in sources} == set(range(10))
 
 
 def config(**fields):

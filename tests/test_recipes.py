@@ -177,6 +177,21 @@ def test_recipes_that_are_handed_out(path, tmp_path):
     assert [line for line in keys if not re.search(r" # .{3}", line)] == [], "each key is explained"
 
 
+@pytest.mark.parametrize(
+    ("languages", "pairs", "words"),
+    [(["sw"], ["en-de", "de-en"], ["no language pair has sw; accepted: de, en"]), (["de"], None, ["data.pairs"])],
+)
+def test_languages_that_cannot_be_averaged_are_told_before_training(languages, pairs, words, tmp_path):
+    values = tiny_values(tmp_path)
+    values["evaluation"]["average_languages"] = languages
+    if pairs:
+        values["data"] = {"format": "phrases", "pairs": pairs}
+    with pytest.raises(UserError) as error:
+        check_recipe(values, "tiny", "tiny.yaml")
+    for word in ["tiny.yaml: evaluation.average_languages", *words]:
+        assert word in str(error.value)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(

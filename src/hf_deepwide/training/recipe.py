@@ -27,6 +27,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TokenizerArguments
 from ..errors import UserError
+from ..evaluation.averages import groups
 from ..evaluation.translate import EvaluationArguments
 from .arguments import REFUSED, TranslationTrainingArguments
 
@@ -175,6 +176,15 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
             sections[section] = cls(**copy.deepcopy(values[section]))
         except UserError as error:
             raise UserError(f"{source}: {error}") from None
+    evaluation = sections.get("evaluation")
+    if evaluation and evaluation.average_languages:
+        pairs = sections["data"].evaluated_pairs
+        if not pairs:
+            raise UserError(f"{source}: evaluation.average_languages: there is one language pair; set data.pairs")
+        try:
+            groups(pairs, evaluation.average_languages)
+        except UserError as error:
+            raise UserError(f"{source}: evaluation.{error}") from None
     return kind(name, source, values, **sections)
 
 

@@ -46,7 +46,7 @@ from .trainer import TranslationTrainer
 logger = logging.getLogger(__name__)
 
 RECIPE, RESULTS, TRANSLATIONS, CURVES = "recipe.yaml", "results.json", "translations.txt", "plots/learning_curves.png"
-STREAM_TEXTS = 1_000_000  # pairs of a stream that its tokenizer is trained on
+STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
 SAMPLES = 5  # test sentences in the model card
 
 
@@ -201,7 +201,7 @@ def _tokenizer(
     if checkpoint is not None:
         return AutoTokenizer.from_pretrained(checkpoint)
     if process.is_main_process:
-        limit = STREAM_TEXTS if isinstance(texts, IterableDataset) else None
+        limit = STREAM_TEXTS if isinstance(texts, IterableDataset) else DATASET_TEXTS
         tokenizer = load_or_train(recipe.tokenizer, training_texts(texts, limit))
         add_tags(tokenizer, recipe.data)
         tokenizer.save_pretrained(run)
