@@ -43,6 +43,7 @@ Files are UTF-8 text; names that end in .gz are read compressed. Existing files 
 """
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -58,7 +59,6 @@ from transformers import (
 )
 
 from hf_deepwide.data.corpora import read_lines
-from hf_deepwide.data.tokenizer import check_tokenizer
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.averages import ALL, group_means, groups, read_scores, win_ratio
 from hf_deepwide.evaluation.metrics import check_parallel, score
@@ -140,8 +140,8 @@ def main() -> None:
 
 def for_pair(script: ScriptArguments, pair: str) -> ScriptArguments:
     """The arguments with a language pair filled in."""
-    source_lang, separator, target_lang = pair.partition("-")
-    if not (source_lang and separator and target_lang):
+    source_lang, _, target_lang = pair.partition("-")
+    if not re.fullmatch(r"\w+-\w[\w-]*", pair):  # it becomes part of the names of files
         raise UserError(f"--pairs: {pair!r} is no language pair; write source and target, as in en-de")
     names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
     names["sorted_pair"] = "-".join(sorted((source_lang, target_lang)))
@@ -304,7 +304,10 @@ def translate_with(
     # float32, whatever the checkpoint was saved in: lower precision is the autocast of --precision
     model = load_model(AutoModelForSeq2SeqLM, checkpoint, dtype=torch.float32, **trust)
     tokenizer = load_tokenizer(checkpoint, **trust)
-    check_tokenizer(tokenizer, model.config)
+    if len(tokenizer) > (embeddings := model.get_input_embeddings().num_embeddings):
+        raise UserError(
+            f"{checkpoint}: its tokenizer has {len(tokenizer)} entries and its model {embeddings} embeddings"
+        )
     languages = {}
     if getattr(model.config, "translation_pairs", None):
         languages = {"source_lang": script.source_lang, "target_lang": script.target_lang}

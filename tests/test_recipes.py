@@ -91,7 +91,7 @@ def test_overrides(tmp_path):
     recipe = load_recipe(
         path,
         [
-            *("--training.learning_rate", "1e-3", "--training.max_steps=7", "--data.train_size", "-1"),
+            *("--training.learning_rate", "1e-3", "--training.max_steps=7", "--evaluation.length_penalty", "-1"),
             *("--evaluation.metrics", "[bleu]", "--training.weight_decay", "0", "--data.source_lang", "no"),
             "--model.d_model=64",
         ],
@@ -99,7 +99,7 @@ def test_overrides(tmp_path):
     assert recipe.values["training"]["learning_rate"] == 0.001
     assert isinstance(recipe.values["training"]["learning_rate"], float)
     assert recipe.values["training"]["max_steps"] == 7
-    assert recipe.data.train_size == -1
+    assert recipe.evaluation.length_penalty == -1
     assert recipe.data.source_lang == "no", "Norwegian is not false"
     assert recipe.model_fields["d_model"] == 64
     assert recipe.evaluation.metrics == ["bleu"]

@@ -79,16 +79,20 @@ class DataArguments:
             raise UserError(f"data.streaming needs data.format 'datasets', not {self.format!r}")
         if self.streaming and self.drop_duplicates:
             raise UserError("data.drop_duplicates would have to remember a whole stream; turn one of the two off")
+        if self.seed < 0 or self.train_size < 1:
+            raise UserError(
+                f"data.seed is {self.seed}, data.train_size {self.train_size}; accepted: 0, and 1, or more"
+            )
         if self.max_length < 2:
             raise UserError(f"data.max_length is {self.max_length}; accepted: 2 tokens (a word and </s>) or more")
-        if self.max_length_ratio is not None and self.max_length_ratio < 1:
+        if self.max_length_ratio is not None and not self.max_length_ratio >= 1:  # so that NaN is refused as well
             raise UserError(f"data.max_length_ratio is {self.max_length_ratio}; accepted: 1 or more, or null")
 
     def _check_languages(self) -> None:
         for name, accepted in (("language_tag", LanguageTag), ("posteriors", PosteriorsBy)):
             if getattr(self, name) not in get_args(accepted):
                 raise UserError(f"data.{name} is {getattr(self, name)!r}; accepted: {', '.join(get_args(accepted))}")
-        if self.sampling_temperature < 1:
+        if not self.sampling_temperature >= 1:
             raise UserError(f"data.sampling_temperature is {self.sampling_temperature}; accepted: 1 or more, or .inf")
         if self.pairs is not None:
             self._check_pairs()
@@ -98,6 +102,11 @@ class DataArguments:
                 raise UserError(f"data.{name} is {getattr(self, name)} but there is one language pair: set data.pairs")
         self.source_lang = self.source_lang or "en"
         self.target_lang = self.target_lang or "de"
+        for name in ("source_lang", "target_lang"):
+            if not re.fullmatch(r"\w[\w.@-]*", getattr(self, name)):
+                raise UserError(
+                    f"data.{name} is {getattr(self, name)!r}; accepted: a language code, such as de or zh-CN"
+                )
         if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
             raise UserError(f"data.source_lang and data.target_lang are both {self.source_lang!r}")
 
@@ -140,13 +149,12 @@ class DataArguments:
         places = {}
         for place in ("train", "validation", "test", "name", "config", "source_field", "target_field"):
             value = getattr(self, place)
-            try:
-                places[place] = value and value.format(**names)
-            except (KeyError, ValueError, IndexError) as error:
+            # not `str.format`, which would also look up attributes, and pad to any width
+            unknown = [found for found in re.findall(r"\{(.*?)\}", value or "") if found not in names]
+            if unknown:
                 accepted = ", ".join(f"{{{name}}}" for name in names)
-                raise UserError(
-                    f"data.{place}: {value!r} cannot be filled in ({error}); accepted: {accepted}"
-                ) from None
+                raise UserError(f"data.{place}: {value!r} cannot be filled in ({unknown[0]!r}); accepted: {accepted}")
+            places[place] = value and re.sub(r"\{(\w+)\}", lambda found: names[found[1]], value)
         one = {"pairs": None, "train_only_pairs": [], "posteriors": "none", "sampling_temperature": 1.0}
         return dataclasses.replace(self, **one, **places, source_lang=source_lang, target_lang=target_lang)
 

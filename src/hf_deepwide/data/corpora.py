@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import logging
+import pickle
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,6 +194,8 @@ def find_file(path: Path) -> Path:
 
 def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Iterator[Pair]]:
     stem = args.resolve(prefix)
+    if not stem.name:
+        raise UserError(f"data: {prefix!r} is no prefix of files; give one such as corpus/train, for corpus/train.de")
     paths = []
     for lang in (args.source_lang, args.target_lang):
         try:
@@ -254,6 +257,8 @@ def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterat
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+            except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets as deep
+                raise UserError(f"{where}: not JSON that can be read ({error})") from error
             if not isinstance(row, dict):
                 raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
             source, target = pick(row, args.source_name, where), pick(row, args.target_name, where)
@@ -292,10 +297,10 @@ def _telling(args: DataArguments, split_name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (ValueError, OSError, DatasetsError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError, DatasetsError, pickle.UnpicklingError) as error:
         raise UserError(
-            f"data.name {args.name!r} (config {args.config!r}, split {split_name!r}) could not be loaded: {error}. "
-            f"{where_paths_start()}"
+            f"data.name {args.name!r} (config {args.config!r}, split {split_name!r}) could not be loaded: "
+            f"{' '.join(str(error).split())}. {where_paths_start()}"
         ) from error
 
 

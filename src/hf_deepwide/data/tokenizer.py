@@ -28,6 +28,7 @@ SPECIAL_TOKENS = {
     "eos_token": "</s>",
     "unk_token": "<unk>",
 }  # ids 0 to 3
+LARGEST = 10_000_000  # entries of a vocabulary: memory is set aside for them beforehand
 
 
 @dataclass
@@ -58,8 +59,13 @@ class TokenizerArguments:
         if self.normalization not in get_args(Normalization):
             accepted = ", ".join(get_args(Normalization))
             raise UserError(f"tokenizer.normalization is {self.normalization!r}; accepted: {accepted}")
-        if self.vocab_size <= len(SPECIAL_TOKENS):
-            raise UserError(f"tokenizer.vocab_size is {self.vocab_size}; it must exceed the 4 special tokens")
+        if not len(SPECIAL_TOKENS) < self.vocab_size <= LARGEST:
+            raise UserError(
+                f"tokenizer.vocab_size is {self.vocab_size}; it must exceed the 4 special tokens, and be {LARGEST:,} "
+                "at most"
+            )
+        if self.min_frequency < 1:
+            raise UserError(f"tokenizer.min_frequency is {self.min_frequency}; accepted: 1 or more")
 
 
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:

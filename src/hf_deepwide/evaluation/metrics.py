@@ -70,7 +70,7 @@ def build_metrics(
                     trg_lang=target_lang or "",
                     force=True,
                 )
-            except (ImportError, RuntimeError) as error:  # the Japanese, Korean and SentencePiece tokenizers
+            except (ImportError, RuntimeError, OSError) as error:  # the Japanese, Korean and SentencePiece tokenizers
                 reason = " ".join(str(error).split())
                 raise UserError(f"tokenize: {tokenize} (target language {target_lang}): {reason}") from error
     return metrics

@@ -76,6 +76,9 @@ class EvaluationArguments:
         ):
             if getattr(self, name) < smallest:
                 raise UserError(f"evaluation.{name}: {getattr(self, name)} is too small; accepted: {smallest} or more")
+        for name in ("max_length_factor", "length_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise UserError(f"evaluation.{name}: {getattr(self, name)} is no number to compute with")
         if self.max_length_factor < 0 or self.max_length_factor == self.max_length_offset == 0:
             raise UserError(
                 f"evaluation.max_length_factor: {self.max_length_factor} with max_length_offset "

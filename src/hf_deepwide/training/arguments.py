@@ -10,6 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from .depth import DepthArguments
 from .faults import FaultArguments
+from .ranges import check_ranges
 
 # Fields of the parent that would be ignored, or would break token batches, and what to use instead.
 REFUSED = {
@@ -121,14 +122,7 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
     def _check(self) -> None:
         self.check_depth()
         self.check_faults()
-        for name, smallest in (
-            ("max_tokens", 1),
-            ("average_last", 0),
-            ("early_stopping_patience", 0),
-            ("generation_every", 1),
-        ):
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} is {getattr(self, name)}; accepted: {smallest} or more")
+        check_ranges(self)
         if self.save_total_limit and self.save_total_limit <= self.average_last:
             raise ValueError(
                 f"save_total_limit {self.save_total_limit} would delete checkpoints that average_last "

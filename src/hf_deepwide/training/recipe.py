@@ -125,7 +125,8 @@ class Recipe:
         fields = self.values["training"] | {"output_dir": str(self.output_dir)}
         try:
             return self.sections["training"](**fields)
-        except ValueError as error:
+        # ImportError: what an argument asks for is not installed; OSError: a file that an argument names
+        except (ValueError, ImportError, OSError) as error:
             raise UserError(f"{self.source}: training: {' '.join(str(error).split())}") from error
 
 
@@ -139,7 +140,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no recipe {path}")
-    values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no recipe: byte {error.start + 1} is not UTF-8 text") from error
+    values = parse_yaml(text, str(path))
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of the sections {', '.join(kind.sections)}")
@@ -248,7 +253,7 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
     given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
     try:
         cls(**given)
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype
         raise UserError(f"{source}: model: {' '.join(str(error).split())}") from error
 
 
