@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from ..errors import UserError
 from .checkpoints import WEIGHTS
+from .durable import publish, why_not_written
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +24,12 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
 
     Sums are in float64; the result has the dtype of the weights. Integer tensors must be equal and are copied.
     Tied weights are stored once in each checkpoint, are averaged once, and are tied again when the result is
-    loaded. Of a single checkpoint the weights come out unchanged.
+    loaded. Of a single checkpoint the weights come out unchanged. The weights are written last, and each file is
+    there in full or not at all.
 
     Raises:
-        UserError: there is no checkpoint, one has no `model.safetensors`, or they differ in names, shapes, dtypes,
-            or an integer tensor: they are then not of one model.
+        UserError: there is no checkpoint, one has no `model.safetensors`, or a damaged one, or they differ in names,
+            shapes, dtypes, or an integer tensor: they are then not of one model; or the mean cannot be written.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     if not folders:
@@ -51,11 +53,20 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
             )
     mean = {name: _mean(name, files, folders) for name in sorted(names)}
     output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
-    save_file(mean, output / WEIGHTS, metadata={"format": "pt"})
-    for pattern in SIDE_FILES:
-        for path in folders[-1].glob(pattern):
-            shutil.copyfile(path, output / path.name)
+    drafts = {}
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for path in (path for pattern in SIDE_FILES for path in folders[-1].glob(pattern)):
+            drafts[output / path.name] = output / f".{path.name}"
+            shutil.copyfile(path, drafts[output / path.name])
+        drafts[output / WEIGHTS] = output / f".{WEIGHTS}"
+        save_file(mean, drafts[output / WEIGHTS], metadata={"format": "pt"})
+        for final, draft in drafts.items():
+            publish(draft, final)
+    except (OSError, SafetensorError) as error:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
+        raise UserError(f"{output}: the model cannot be saved: {why_not_written(error, output)}") from error
     logger.info("%s holds the weights of %s", output, ", ".join(folder.name for folder in folders))
     return output
 

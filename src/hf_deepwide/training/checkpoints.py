@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -11,21 +12,27 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
+from .durable import STAGING, remove
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
-STAGING = ".saving"  # a checkpoint is written here and renamed when it is whole
+REQUIRED = (TRAINER_STATE_NAME, WEIGHTS, "config.json", "tokenizer_config.json", "scheduler.pt")
+OPTIMIZER = ("optimizer.pt", "optimizer_0/.metadata")  # the latter, written after the shards, of a sharded model
+# The kinds of checkpoint: those that a recipe asks for, and the one that a run leaves where a signal ends it, which
+# is no part of what is averaged or chosen from, and is deleted when the next one is saved.
+REGULAR, INTERRUPTED = "checkpoint", "interrupted"
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest step first, whole or not."""
-    found = {
-        int(match[1]): path
-        for path in run.glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
-    }
-    return [found[step] for step in sorted(found)]
+def checkpoints(run: Path, *kinds: str) -> list[Path]:
+    """The checkpoint folders of a run, oldest step first, whole or not; without `kinds`, the regular ones."""
+    pattern = re.compile(rf"({'|'.join(kinds or [REGULAR])})-(\d+)")
+    found = [
+        (int(match[2]), path.name, path)
+        for path in run.glob("*-*")
+        if (match := pattern.fullmatch(path.name)) and path.is_dir()
+    ]
+    return [path for _, _, path in sorted(found)]
 
 
 def problem(checkpoint: Path) -> str | None:
@@ -33,24 +40,34 @@ def problem(checkpoint: Path) -> str | None:
 
     Files are read only as far as it takes to see that they are complete.
     """
-    for name in (TRAINER_STATE_NAME, WEIGHTS, "config.json", "optimizer.pt", "scheduler.pt"):
+    for name in REQUIRED:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
-    states = [*checkpoint.glob("rng_state*.pth")]
-    if not states:
+    if not any((checkpoint / name).is_file() for name in OPTIMIZER):
+        return "the optimizer's state is missing"
+    if not any(checkpoint.glob("rng_state*.pth")):
         return "the state of the random generators is missing"
-    try:
-        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    except ValueError:
-        return f"{TRAINER_STATE_NAME} is damaged"
-    try:
-        with safe_open(checkpoint / WEIGHTS, "pt"):  # compares the file's size with its header
-            pass
-    except SafetensorError as error:
-        return f"{WEIGHTS} is damaged ({error})"
-    for path in (checkpoint / "optimizer.pt", checkpoint / "scheduler.pt", *states):
-        if not zipfile.is_zipfile(path):  # what `torch.save` writes; its directory comes last
-            return f"{path.name} is damaged"
+    for path in sorted(checkpoint.iterdir()):
+        if damage := _damage(path):
+            return f"{path.name} is damaged ({damage})"
+    return None
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a file, judged by its kind."""
+    if path.suffix == ".json":
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            return str(error)
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt"):  # compares the file's size with its header
+                pass
+        except SafetensorError as error:
+            return str(error)
+    if path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
+        return "it is not whole"  # `torch.save` writes the directory of the archive last
     return None
 
 
@@ -58,16 +75,33 @@ def last_checkpoint(run: Path) -> Path | None:
     """The newest checkpoint from which training can be resumed exactly, or None.
 
     Damaged ones that are newer are set aside as `damaged-checkpoint-…`, with a warning that says what is wrong
-    with them, so that they take no part in the rotation of old checkpoints.
+    with them, so that they take no part in the rotation of old checkpoints. What an interrupted save has left is
+    removed, with a warning as well.
     """
-    for checkpoint in reversed(checkpoints(run)):
+    for draft in checkpoints(run / STAGING, REGULAR, INTERRUPTED):
+        logger.warning("%s was being saved when the run was interrupted; what there is of it is removed", draft.name)
+    shutil.rmtree(run / STAGING, ignore_errors=True)
+    for checkpoint in reversed(checkpoints(run, REGULAR, INTERRUPTED)):
         reason = problem(checkpoint)
         if reason is None:
             return checkpoint
         aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
         logger.warning("%s is not usable: %s. It is set aside as %s", checkpoint, reason, aside.name)
+        shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
         checkpoint.rename(aside)
     return None
+
+
+def rotate(run: Path, limit: int | None, best: str | None) -> None:
+    """Delete the oldest regular checkpoints beyond `limit`, but never the newest or the best.
+
+    As Transformers does, only that a checkpoint on its way out is never seen in part.
+    """
+    present = checkpoints(run)
+    kept = {present[-1], *([Path(best)] if best else [])}
+    surplus = len(present) - max(limit, len(kept)) if limit else 0
+    for checkpoint in [path for path in present if path not in kept][: max(surplus, 0)]:
+        remove(checkpoint)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
@@ -81,7 +115,7 @@ def load_history(folder: Path) -> list[dict]:
     Raises:
         UserError: the folder is neither.
     """
-    for checkpoint in (folder, *reversed(checkpoints(folder))):
+    for checkpoint in (folder, *reversed(checkpoints(folder, REGULAR, INTERRUPTED))):
         if (checkpoint / TRAINER_STATE_NAME).is_file():
             return load_state(checkpoint).log_history
     raise UserError(f"{folder} holds no {TRAINER_STATE_NAME}; give the folder of a run, or one of its checkpoints")

@@ -34,7 +34,8 @@ from ..errors import UserError
 from .arguments import TranslationTrainingArguments
 from .averaging import average_checkpoints
 from .build import build_model
-from .checkpoints import STAGING, checkpoints, is_last, last_checkpoint, load_state
+from .checkpoints import INTERRUPTED, REGULAR, checkpoints, is_last, last_checkpoint, load_state
+from .durable import STAGING, remove, write_whole
 from .faults import FAULTS
 from .memory import keep_memory
 from .model_card import write_model_card
@@ -127,13 +128,15 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
             samples += zip(texts[pair]["source"][:shown], lines, texts[pair]["target"][:shown], strict=False)
             if process.is_main_process:
                 name = TRANSLATIONS if recipe.data.pairs is None else f"translations.{pair}.txt"
-                (run / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+                write_whole(run / name, "".join(f"{line}\n" for line in lines))
     if process.is_main_process:
         plot_learning_curves(state.log_history, run / CURVES, recipe.name)
         if path_weights(model):
             plot_path_weights(model, run / PATH_WEIGHTS, recipe.name)
         write_model_card(run, recipe, model.config, results, samples)
         write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        for left in checkpoints(run, INTERRUPTED):
+            remove(left)
     process.wait_for_everyone()
     return results
 
@@ -147,7 +150,8 @@ def open_run(recipe: Recipe, overwrite: bool) -> None:
     if run.exists() and not run.is_dir():
         raise UserError(f"training.output_dir: {run} is a file")
     kept = run / RECIPE
-    if run.is_dir() and any(run.iterdir()) and not kept.is_file():
+    others = [path for path in run.iterdir() if path.name != f".{RECIPE}"] if run.is_dir() else []  # that is a draft
+    if others and not kept.is_file():
         raise UserError(f"training.output_dir: {run} is not empty and holds no run; give another folder")
     if kept.is_file() and overwrite:
         _clear(run)
@@ -155,7 +159,7 @@ def open_run(recipe: Recipe, overwrite: bool) -> None:
         raise UserError(
             f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it"
         )
-    if kept.is_file() and checkpoints(run):
+    if kept.is_file() and checkpoints(run, REGULAR, INTERRUPTED):
         changes = differences(parse_yaml(kept.read_text(encoding="utf-8"), str(kept)), recipe.values)
         if changes:
             raise UserError(
@@ -255,27 +259,21 @@ def machine() -> dict[str, Any]:
     return {"processor": processor, "cores": cores, "gpus": gpus}
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name and rename it: it is there in full or not at all."""
-    draft = path.with_name(f".{path.name}")
-    draft.write_text(text, encoding="utf-8")
-    draft.rename(path)
-
-
 def _clear(run: Path) -> None:
-    """Remove what a run writes, and nothing else."""
-    folders = ("checkpoint-*", "damaged-checkpoint-*", STAGING, FAULTS, "plots", "runs")  # the last is TensorBoard's
-    for pattern in folders:
+    """Remove what a run writes, and nothing else: first what says that it is finished, last that it is a run."""
+    (run / RESULTS).unlink(missing_ok=True)
+    shutil.rmtree(run / STAGING, ignore_errors=True)
+    kinds = [f"{damaged}{kind}-*" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
+    for pattern in (*kinds, FAULTS, "plots", "runs"):  # the last is TensorBoard's
         for folder in run.glob(pattern):
-            shutil.rmtree(folder)
+            remove(folder)
     for pattern in (
-        RECIPE,
-        RESULTS,
         "translations*.txt",
         "README.md",
         "model.safetensors",
         "*config.json",
         "tokenizer*",
+        RECIPE,
     ):
         for file in run.glob(pattern):
             file.unlink()

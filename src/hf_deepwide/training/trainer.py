@@ -2,10 +2,8 @@
 
 import dataclasses
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +18,7 @@ from transformers import (
     ProgressCallback,
     Seq2SeqTrainer,
 )
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
+from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.arguments import DataArguments
 from ..data.batches import StreamBatches, TokenBatchSampler, TranslationCollator
@@ -29,15 +26,16 @@ from ..data.sampling import copies_by_temperature
 from ..evaluation.translate import EvaluationArguments, translate
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
-from .checkpoints import STAGING
 from .depth import DepthTraining
 from .faults import FaultGuard
+from .preemption import Preemption, outlive_signals
+from .saving import Saving
 from .scoring import translate_and_score
 
 logger = logging.getLogger(__name__)
 
 
-class TranslationTrainer(FaultGuard, DepthTraining, Seq2SeqTrainer):
+class TranslationTrainer(FaultGuard, DepthTraining, Saving, Seq2SeqTrainer):
     """Trains any encoder-decoder model on encoded pairs.
 
     The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and
@@ -87,7 +85,8 @@ class TranslationTrainer(FaultGuard, DepthTraining, Seq2SeqTrainer):
         self.evaluation = dataclasses.replace(
             evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
         )
-        self._run_dir: str | None = None
+        self.preemption = Preemption()
+        self.add_callback(self.preemption)
         self.add_callback(Throughput())
         self.add_callback(SeedByRank())
         if args.early_stopping_patience:
@@ -164,6 +163,7 @@ class TranslationTrainer(FaultGuard, DepthTraining, Seq2SeqTrainer):
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
+            worker_init_fn=outlive_signals,
         )
         return self.accelerator.prepare(loader)
 
@@ -295,43 +295,11 @@ class TranslationTrainer(FaultGuard, DepthTraining, Seq2SeqTrainer):
 
     # Checkpoints
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return self._run_dir or super()._get_output_dir(trial)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        # Training runs with `use_cache=False`, but that is no property of the model that is saved.
-        self.model.config.use_cache = True
-        super()._save(output_dir, state_dict)
-        self.model.config.use_cache = self.args.use_cache
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # Tied weights and constant tables are not in a checkpoint; the parent reports them as missing.
         expected = {*self.model.all_tied_weights_keys, *(self.model._keys_to_ignore_on_save or ())}
         load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in expected]
         super()._issue_warnings_after_load(load_result)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write the checkpoint under another name and rename it, so that an interruption leaves none in part."""
-        run, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
-        staging = run / STAGING
-        if self.args.should_save:
-            shutil.rmtree(staging, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._run_dir = str(staging)
-        super()._save_checkpoint(model, trial)
-        self._run_dir = None
-        self.accelerator.wait_for_everyone()
-        if self.state.best_global_step:  # the parent looked for it, or put it, in the other folder
-            best = run / f"checkpoint-{self.state.best_global_step}"
-            if best.name == name or best.is_dir():
-                self.state.best_model_checkpoint = str(best)
-        if self.args.should_save:
-            self.state.save_to_json(str(staging / name / TRAINER_STATE_NAME))
-            shutil.rmtree(run / name, ignore_errors=True)  # one of an earlier attempt
-            (staging / name).rename(run / name)
-            staging.rmdir()
-            rotate_checkpoints(str(run), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=False)
-        self.accelerator.wait_for_everyone()
 
 
 class EndlessStream(IterableDataset):
