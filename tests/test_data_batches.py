@@ -8,9 +8,10 @@ from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler, skip_fir
 from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 
-from hf_deepwide.data.batches import StreamBatches, TokenBatchSampler, TranslationCollator, encode
+from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator, encode
 from hf_deepwide.data.corpora import DataArguments
 from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.data.streaming import StreamBatches
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
 

@@ -285,7 +285,7 @@ def test_dataset_that_cannot_be_loaded(tmp_path, streaming):
         ({"format": "csv"}, "data.format is 'csv'; accepted: text"),
         ({"source_lang": "de", "target_lang": "de"}, "both 'de'"),
         ({"format": "datasets"}, "data.name"),
-        ({"streaming": True}, "data.streaming"),
+        ({"format": "phrases", "streaming": True}, "data.streaming"),
         ({"format": "datasets", "name": "x", "streaming": True, "drop_duplicates": True}, "data.drop_duplicates"),
         ({"max_length": 1}, "data.max_length is 1"),
         ({"max_length_ratio": 0.5}, "data.max_length_ratio is 0.5"),

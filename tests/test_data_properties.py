@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_deepwide.data.batches import StreamBatches, TokenBatchSampler, TranslationCollator
+from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator
 from hf_deepwide.data.corpora import DataArguments, load_parallel, read_lines
+from hf_deepwide.data.streaming import StreamBatches
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)  # the same examples in each run

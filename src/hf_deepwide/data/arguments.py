@@ -29,6 +29,10 @@ class DataArguments:
     JSONL rows and `datasets` columns hold the fields themselves or within a dict `translation`. A field left
     None is called by its language code.
 
+    With `streaming` training pairs are read while they are trained on, and never all in memory. `shuffle_buffer` of
+    them are held at a time, sorted by length into batches, and shuffled: the larger, the better both are done. A file
+    whose beginning differs from its end should be shuffled beforehand.
+
     The filters `max_length` (tokens with `</s>`, either side), `max_length_ratio` (tokens of the longer side
     over those of the shorter), `drop_duplicates` (equal pairs) and empty sides act on the training split
     only.
@@ -61,6 +65,7 @@ class DataArguments:
     name: str | None = None
     config: str | None = None
     streaming: bool = False
+    shuffle_buffer: int = 20_000  # pairs, about 3 KB each, per process
     source_field: str | None = None
     target_field: str | None = None
     max_length: int = 256
@@ -75,8 +80,10 @@ class DataArguments:
         self._check_languages()
         if self.format == "datasets" and self.name is None:
             raise UserError("data.format is 'datasets' but data.name is not set: a Hub name or a local directory")
-        if self.streaming and self.format != "datasets":
-            raise UserError(f"data.streaming needs data.format 'datasets', not {self.format!r}")
+        if self.streaming and self.format == "phrases":
+            raise UserError("data.streaming: phrases are made in memory; accepted formats: text, tsv, jsonl, datasets")
+        if self.shuffle_buffer < 1:
+            raise UserError(f"data.shuffle_buffer is {self.shuffle_buffer}; accepted: 1 pair or more")
         if self.streaming and self.drop_duplicates:
             raise UserError("data.drop_duplicates would have to remember a whole stream; turn one of the two off")
         if self.seed < 0 or self.train_size < 1:

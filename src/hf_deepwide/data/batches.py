@@ -9,7 +9,7 @@ tensor cores want multiples of 8 anyway.
 
 import heapq
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -255,78 +255,6 @@ def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[
 def _eights(sentences: int) -> int:
     """Round down to a multiple of 8, except below it."""
     return sentences - sentences % 8 if sentences > 8 else sentences
-
-
-class StreamBatches(torch.utils.data.IterableDataset):
-    """Token batches from an encoded stream: fills a buffer, batches it like `TokenBatchSampler`, goes on.
-
-    Yields lists of rows, to be collated: `DataLoader(StreamBatches(…), batch_size=None,
-    collate_fn=collator)`. It has no length, so train with `max_steps`. Under several processes each reads the
-    whole stream and keeps every `world_size`-th batch, so the loader must not be handed to
-    `accelerator.prepare`, which would deal out again. Order follows from seed, epoch (`set_epoch`) and the
-    stream: a run resumes exactly by skipping the batches it has seen, as the Trainer does.
-
-    Args:
-        dataset: what `encode` made of a stream.
-        max_tokens, seed, length_multiple: as for `TokenBatchSampler`.
-        buffer_size: pairs that are held and sorted at a time.
-        rank, world_size: this process and how many there are.
-
-    """
-
-    def __init__(
-        self,
-        dataset: Iterable[dict],
-        max_tokens: int,
-        *,
-        seed: int,
-        buffer_size: int = 20_000,
-        length_multiple: int = 8,
-        rank: int = 0,
-        world_size: int = 1,
-    ):
-        self.dataset = dataset
-        self.max_tokens = max_tokens
-        self.seed = seed
-        self.buffer_size = buffer_size
-        self.length_multiple = length_multiple
-        self.rank = rank
-        self.world_size = world_size
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle of the next pass over the stream."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[list[dict]]:
-        buffer, window = [], 0
-        # A multiple of the processes can always be cut into one: at worst each batch is a single pair.
-        size = int(_round_up(np.int64(self.buffer_size), self.world_size))
-        for row in self.dataset:
-            buffer.append(row)
-            if len(buffer) == size:
-                yield from self._batches(buffer, window)
-                buffer, window = [], window + 1
-        rest = len(buffer) % self.world_size
-        if rest:
-            logger.info("left out %d pairs at the end of the stream, as there are more processes", rest)
-        if len(buffer) > rest:
-            yield from self._batches(buffer[: len(buffer) - rest], window)
-
-    def _batches(self, buffer: list[dict], window: int) -> Iterator[list[dict]]:
-        sampler = TokenBatchSampler(
-            [row["source_length"] for row in buffer],
-            [row["target_length"] for row in buffer],
-            self.max_tokens,
-            seed=self.seed,
-            batch_multiple=self.world_size,
-            length_multiple=self.length_multiple,
-        )
-        # Epochs and windows are one count for the sampler: 2^32 windows are more than any stream has.
-        sampler.set_epoch((self.epoch << 32) + window)
-        for number, batch in enumerate(sampler):
-            if number % self.world_size == self.rank:
-                yield [buffer[row] for row in batch]
 
 
 class TranslationCollator:

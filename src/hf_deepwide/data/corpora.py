@@ -19,7 +19,9 @@ from pathlib import Path
 from datasets import (
     Dataset,
     DatasetDict,
+    Features,
     IterableDataset,
+    Value,
     concatenate_datasets,
     interleave_datasets,
     load_dataset,
@@ -57,14 +59,33 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
         return _phrases(args, split)
     if args.format == "datasets" and args.streaming:
         return _stream(args, split)
+    if args.streaming and split == "train":
+        next(_kept_pairs(args, split), None)  # what is wrong from the first line on should be told now
+        features = Features({"source": Value("string"), "target": Value("string")})
+        return IterableDataset.from_generator(_kept_pairs, features, {"args": args, "split": split})
+    files, pairs = _read(args, split)
+    return _collect(pairs, PairFilter(split, files, args.drop_duplicates))
+
+
+def _read(args: DataArguments, split: Split) -> tuple[tuple[str, str], Iterator[Pair]]:
+    """Names of source and target, for messages, and all pairs of a split."""
     readers: dict[str, Callable] = {
         "text": _read_text,
         "tsv": _read_tsv,
         "jsonl": _read_jsonl,
         "datasets": _read_rows,
     }
-    files, pairs = readers[args.format](args, args.location(split))
-    return _collect(pairs, PairFilter(split, files, args.drop_duplicates))
+    return readers[args.format](args, args.location(split))
+
+
+def _kept_pairs(args: DataArguments, split: Split) -> Iterator[dict[str, str]]:
+    """The pairs of local files that stay, as rows; for streams."""
+    files, pairs = _read(args, split)
+    keep = PairFilter(split, files)
+    for line, source, target in pairs:
+        if keep(line, source, target):
+            yield {"source": source, "target": target}
+    keep.log()
 
 
 def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Any
 
 import torch
@@ -21,8 +20,9 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.arguments import DataArguments
-from ..data.batches import StreamBatches, TokenBatchSampler, TranslationCollator
+from ..data.batches import TokenBatchSampler, TranslationCollator
 from ..data.sampling import copies_by_temperature
+from ..data.streaming import EndlessStream, StreamBatches
 from ..evaluation.translate import EvaluationArguments, translate
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
@@ -31,11 +31,13 @@ from .faults import FaultGuard
 from .preemption import Preemption, outlive_signals
 from .saving import Saving
 from .scoring import translate_and_score
+from .sharding import ShardedTraining
+from .stream_position import StreamPosition, collate_stream
 
 logger = logging.getLogger(__name__)
 
 
-class TranslationTrainer(FaultGuard, DepthTraining, Saving, Seq2SeqTrainer):
+class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq2SeqTrainer):
     """Trains any encoder-decoder model on encoded pairs.
 
     The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and
@@ -105,10 +107,12 @@ class TranslationTrainer(FaultGuard, DepthTraining, Saving, Seq2SeqTrainer):
                 self.train_dataset,
                 args.max_tokens,
                 seed=self._data_seed,
+                buffer_size=self.data.shuffle_buffer,
                 rank=args.process_index,
                 world_size=args.world_size,
             )
-            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=self.data_collator)
+            self.add_callback(StreamPosition())
+            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(self.data_collator))
         copies = None
         if self.data.sampling_temperature > 1:
             pairs = self.train_dataset["pair"][:]
@@ -300,15 +304,3 @@ class TranslationTrainer(FaultGuard, DepthTraining, Saving, Seq2SeqTrainer):
         expected = {*self.model.all_tied_weights_keys, *(self.model._keys_to_ignore_on_save or ())}
         load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in expected]
         super()._issue_warnings_after_load(load_result)
-
-
-class EndlessStream(IterableDataset):
-    """Pass after pass over a stream, so that the Trainer sees one long epoch and can skip ahead in it exactly."""
-
-    def __init__(self, stream: StreamBatches) -> None:
-        self.stream = stream
-
-    def __iter__(self) -> Iterator[list[dict]]:
-        for epoch in count():
-            self.stream.set_epoch(epoch)
-            yield from self.stream

@@ -1,0 +1,128 @@
+"""Token batches from a corpus that does not fit into memory, and where in it one is."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import count, islice, repeat
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import IterableDataset
+
+from .batches import TokenBatchSampler
+
+logger = logging.getLogger(__name__)
+
+
+class StreamBatches(torch.utils.data.IterableDataset):
+    """Token batches from an encoded stream: fills a buffer, batches it like `TokenBatchSampler`, goes on.
+
+    The buffer is what is shuffled: pairs change places within it, and its batches come in random order; no more of the
+    stream is in memory. The first buffer of a pass is filled to a random part, so that other pairs share one in each
+    pass; the files or shards of a stream, if there are several, change their order with each pass, too.
+
+    Yields lists of rows, to be collated: `DataLoader(StreamBatches(…), batch_size=None, collate_fn=collator)`. It has
+    no length, so train with `max_steps`. Under several processes each reads the whole stream and keeps every
+    `world_size`-th batch, so the loader must not be handed to `accelerator.prepare`, which would deal out again. Order
+    follows from seed, epoch (`set_epoch`) and the stream.
+
+    Args:
+        dataset: what `encode` made of a stream.
+        max_tokens, seed, length_multiple: as for `TokenBatchSampler`.
+        buffer_size: pairs that are held and sorted at a time.
+        rank, world_size: this process and how many there are.
+
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[dict],
+        max_tokens: int,
+        *,
+        seed: int,
+        buffer_size: int = 20_000,
+        length_multiple: int = 8,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.dataset = dataset
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.buffer_size = buffer_size
+        self.length_multiple = length_multiple
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the shuffle of the next pass over the stream."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[dict]]:
+        for _, batches in self.windows():
+            yield from batches
+
+    def windows(self, start: dict[str, Any] | None = None) -> Iterator[tuple[dict[str, Any], Iterator[list[dict]]]]:
+        """Each filling of the buffer: what `start` has to be to begin with it, and this process's batches of it."""
+        stateful = isinstance(self.dataset, IterableDataset)
+        window, state = (start["window"], start["dataset"]) if start else (0, None)
+        if stateful:
+            self.dataset.set_epoch(self.epoch)  # also, a state is only taken up in the epoch that it is of
+            if state is not None:
+                self.dataset.load_state_dict(state)
+        rows = iter(self.dataset)
+        while buffer := list(islice(rows, self._size(window))):
+            rest = len(buffer) % self.world_size
+            if rest:
+                logger.info("left out %d pairs at the end of the stream, as there are more processes", rest)
+            if len(buffer) > rest:
+                yield {"window": window, "dataset": state}, self._batches(buffer[: len(buffer) - rest], window)
+            window, state = window + 1, self.dataset.state_dict() if stateful else None
+
+    def _size(self, window: int) -> int:
+        """A multiple of the processes, which can always be cut into one: at worst each batch is a single pair."""
+        size = self.buffer_size
+        if window == 0:
+            size = int(np.random.default_rng([self.seed, self.epoch]).integers(size - size // 2, size + 1))
+        return -(-size // self.world_size) * self.world_size
+
+    def _batches(self, buffer: list[dict], window: int) -> Iterator[list[dict]]:
+        sampler = TokenBatchSampler(
+            [row["source_length"] for row in buffer],
+            [row["target_length"] for row in buffer],
+            self.max_tokens,
+            seed=self.seed,
+            batch_multiple=self.world_size,
+            length_multiple=self.length_multiple,
+        )
+        # Epochs and windows are one count for the sampler: 2^32 windows are more than any stream has.
+        sampler.set_epoch((self.epoch << 32) + window)
+        for number, batch in enumerate(sampler):
+            if number % self.world_size == self.rank:
+                yield [buffer[row] for row in batch]
+
+
+class EndlessStream(torch.utils.data.IterableDataset):
+    """Pass after pass over a stream, so that the Trainer sees one long epoch.
+
+    A Trainer that resumes asks for all batches from the first on and throws away those it has seen. When `start` is an
+    earlier `position`, the batches before it are empty lists, and nothing is read for them.
+    """
+
+    def __init__(self, stream: StreamBatches) -> None:
+        self.stream = stream
+        self.start: dict[str, Any] | None = None
+        self.position: dict[str, Any] | None = None  # where the last batch came from
+
+    def __iter__(self) -> Iterator[list[dict]]:
+        start = self.start
+        given, first = (start["given"], start["epoch"]) if start else (0, 0)
+        yield from repeat([], given)
+        for epoch in count(first):
+            self.stream.set_epoch(epoch)
+            for state, batches in self.stream.windows(start and start["stream"]):
+                self.position = {"given": given, "epoch": epoch, "stream": state}
+                for batch in batches:
+                    given += 1
+                    yield batch
+            start = None

@@ -1,0 +1,229 @@
+"""Streams: all pairs, in bounded memory, shuffled anew in each pass, and taken up again where they were left."""
+
+import gzip
+import json
+import tracemalloc
+from itertools import islice
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from safetensors.torch import load_file
+from tiny_run import tiny_values
+from torch.utils.data import DataLoader
+
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.data.streaming import EndlessStream, StreamBatches
+from hf_deepwide.errors import UserError
+from hf_deepwide.training.recipe import check_recipe
+from hf_deepwide.training.run import run_recipe
+
+PAIRS = [(f"{number} " + "a " * (number % 7), f"{number} " + "b " * (number % 5)) for number in range(97)]
+
+
+class Words:
+    """Tokenizes at spaces, and counts the sources it is given."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, texts, text_target=None, **_):
+        self.seen += len(texts)
+        return {
+            name: [
+                [ord(word[0]) + len(word) * 256 + 3 for word in text.split()] + [int(text.split()[0])] for text in side
+            ]
+            for name, side in (("input_ids", texts), ("labels", text_target))
+        }
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """The pairs in every format that can be streamed."""
+    for column, lang in enumerate(("en", "de")):
+        text = "".join(pair[column] + "\n" for pair in PAIRS)
+        (tmp_path / f"train.{lang}").write_text(text)
+        (tmp_path / f"packed.{lang}.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "train.tsv").write_text("".join(f"{en}\t{de}\n" for en, de in PAIRS))
+    rows = [{"en": en, "de": de} for en, de in PAIRS]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for shard, start in enumerate(range(0, len(rows), 30)):
+        (tmp_path / "shards").mkdir(exist_ok=True)
+        lines = [json.dumps(row) + "\n" for row in rows[start : start + 30]]
+        (tmp_path / "shards" / f"train-{shard}.jsonl").write_text("".join(lines))
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    return tmp_path
+
+
+SOURCES = {
+    "text": {"train": "train"},
+    "text, compressed": {"train": "packed"},
+    "tsv": {"format": "tsv", "train": "train.tsv"},
+    "jsonl": {"format": "jsonl", "train": "train.jsonl"},
+    "folder of shards": {"format": "datasets", "name": "shards", "train": "train"},
+    "saved": {"format": "datasets", "name": "saved", "train": "train"},
+    "two pairs": {
+        "format": "jsonl", "train": "train.jsonl", "pairs": ["en-de", "de-en"], "language_tag": "none",
+        "sampling_temperature": float("inf"),
+    },
+}  # fmt: skip
+
+
+def arguments(corpus, source, **fields):
+    return DataArguments(root=str(corpus), streaming=True, **SOURCES[source], **fields)
+
+
+def numbers(batches):
+    """The number that each pair of each batch begins with."""
+    return [[row["labels"][-1] for row in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_stream_holds_what_the_file_holds(source, corpus):
+    stream = load_parallel(arguments(corpus, source), "train")
+    assert isinstance(stream, IterableDataset)
+    read = [(row["source"], row["target"]) for row in stream]
+    if source == "two pairs":
+        assert read == [pair for en, de in PAIRS for pair in ((en, de), (de, en))]
+    else:
+        assert read == PAIRS
+    assert list(stream) == list(stream), "a second pass is like the first"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_taken_up_again_anywhere(source, corpus):
+    """From the position that any batch had, the rest comes out the same, and little is read for it."""
+    args = arguments(corpus, source)
+
+    def stream(words):
+        batches = StreamBatches(
+            encode(load_parallel(args, "train"), words, args, filter=True), 64, seed=3, buffer_size=20
+        )
+        return EndlessStream(batches)
+
+    whole = stream(Words())
+    count = 3 * len(list(stream(Words()).stream)) - 5  # within the third pass
+    expected, positions = [], []
+    for batch in islice(whole, count):
+        expected.append(batch)
+        positions.append(json.dumps(whole.position))
+    for at in range(0, count, 7):
+        words = Words()
+        again = stream(words)
+        again.start = json.loads(positions[at])
+        rest = list(islice(again, count))
+        given = again.start["given"]
+        assert given <= at
+        assert rest[:given] == [[]] * given
+        assert numbers(rest[given:]) == numbers(expected[given:])
+        if again.start["epoch"] == 2:
+            assert words.seen <= len(PAIRS) * len(args.language_pairs), "of three passes the last is encoded at most"
+
+
+def test_each_pass_is_shuffled_anew_and_whole(corpus):
+    args = arguments(corpus, "text")
+    stream = StreamBatches(
+        encode(load_parallel(args, "train"), Words(), args, filter=True), 64, seed=3, buffer_size=20
+    )
+    passes = []
+    for epoch in (0, 1, 0):
+        stream.set_epoch(epoch)
+        passes.append(numbers(stream))
+        assert sorted(number for batch in passes[-1] for number in batch) == list(range(len(PAIRS)))
+    assert passes[0] == passes[2]
+    together = [{frozenset(batch) for batch in batches} for batches in passes[:2]]
+    assert len(together[0] & together[1]) < len(together[0]) / 3
+    order = [number for batch in passes[0] for number in batch]
+    assert order != sorted(order)
+
+
+def test_shards_change_their_order(corpus):
+    args = arguments(corpus, "folder of shards")
+    stream = StreamBatches(
+        encode(load_parallel(args, "train"), Words(), args, filter=True), 64, seed=3, buffer_size=20
+    )
+    firsts = []
+    for epoch in range(4):
+        stream.set_epoch(epoch)
+        firsts.append(min(numbers(islice(stream, 1))[0]) // 30)
+    assert len(set(firsts)) > 1
+
+
+def test_memory_is_that_of_the_buffer(tmp_path):
+    """A file four times larger takes no more memory, and less than itself."""
+    line = "a word after a word after a word after a word " * 10
+    peaks = {}
+    for count in (1_000, 4_000):
+        for lang in ("en", "de"):
+            (tmp_path / f"{count}.{lang}").write_text(f"{line}\n" * count)
+        args = DataArguments(root=str(tmp_path), train=str(count), streaming=True)
+        rows = load_parallel(args, "train").map(lambda row: {**row, "source_length": 33, "target_length": 33})
+        stream = StreamBatches(rows, 4096, seed=1, buffer_size=200)
+        tracemalloc.start()
+        assert sum(len(batch) for batch in stream) == count
+        peaks[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[4_000] < 1.1 * peaks[1_000]
+    assert peaks[4_000] < 2 * len(line) * 4_000 / 2
+
+
+def test_mistakes_in_a_stream_are_told(corpus):
+    (corpus / "train.de").write_bytes(b"eins\n\xff\n")
+    with pytest.raises(UserError, match=r"train\.de, line 2: byte 1 \(0xff\) is not UTF-8"):
+        list(load_parallel(arguments(corpus, "text"), "train"))
+    (corpus / "train.de").unlink()
+    with pytest.raises(UserError, match=r"no file .*train\.de"):
+        load_parallel(arguments(corpus, "text"), "train")
+    with pytest.raises(UserError, match=r"data\.shuffle_buffer is 0"):
+        DataArguments(shuffle_buffer=0)
+
+
+def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+    """Interrupted in a later pass, with a buffer far smaller than the corpus; what was seen is not made again."""
+    texts = build_phrases("de", "en", train_size=200)
+    for split, rows in texts.items():
+        for lang, side in (("de", "source"), ("en", "target")):
+            (tmp_path / f"{split}.{lang}").write_text("".join(f"{line}\n" for line in rows[side][:200]))
+    values = tiny_values(tmp_path, max_steps=24, max_tokens=512, eval_strategy="no", load_best_model_at_end=False)
+    values["data"] = {
+        "root": str(tmp_path), "streaming": True, "shuffle_buffer": 64, "source_lang": "de", "target_lang": "en",
+        "train": "train", "max_length": 100,
+    }  # fmt: skip
+    finals, batches = [], []
+    original = StreamBatches._batches
+
+    def counted(self, buffer, window):
+        for batch in original(self, buffer, window):
+            batches.append(batch)
+            yield batch
+
+    monkeypatch.setattr(StreamBatches, "_batches", counted)
+    for name in ("whole", "cut"):
+        values["training"]["output_dir"] = str(tmp_path / name)
+        recipe = check_recipe(values, "tiny", "tiny.yaml")
+        run_recipe(recipe)
+        if name == "cut":
+            (tmp_path / name / "results.json").unlink()
+            for step in (20, 24):
+                (tmp_path / name / f"checkpoint-{step}").rename(tmp_path / f"aside-{step}")
+            batches.clear()
+            run_recipe(recipe)
+            assert len(batches) < 16, "8 steps, and at most one buffer before them"
+        finals.append(load_file(tmp_path / name / "checkpoint-24" / "model.safetensors"))
+    assert [name for name in finals[0] if not torch.equal(finals[0][name], finals[1][name])] == []
+
+
+def test_the_loader_of_a_resumed_stream_collates_nothing_for_what_was_seen(corpus):
+    args = arguments(corpus, "text")
+    batches = StreamBatches(
+        encode(load_parallel(args, "train"), Words(), args, filter=True), 64, seed=3, buffer_size=20
+    )
+    stream = EndlessStream(batches)
+    stream.start = {"given": 3, "epoch": 1, "stream": None}
+    loader = DataLoader(stream, batch_size=None, collate_fn=len)
+    lengths = list(islice(loader, 5))
+    assert lengths[:3] == [0, 0, 0]
+    assert all(lengths[3:])
