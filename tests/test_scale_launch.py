@@ -1,0 +1,126 @@
+"""The configs in `scripts/accelerate`, through accelerate's own launcher."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+from accelerate.commands import launch
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_multi_gpu_env
+from tiny_run import ENVIRONMENT, SCRIPT, tiny_values, write_recipe
+
+CONFIGS = SCRIPT.parent / "accelerate"
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
+# No test needs more of a process than that it is one of several, and that they hear each other.
+COUNT = """
+import sys, torch
+from accelerate import PartialState
+state = PartialState(cpu=True)
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+with open(f"{sys.argv[1]}/{state.process_index}", "w") as file:
+    file.write(str(int(total)))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def launched(config: str, *options: str):
+    """What accelerate makes of a config and of the options on the command line."""
+    arguments = ["--config_file", str(CONFIGS / config), *options, "train.py"]
+    args, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(arguments))
+    return args
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.iterdir()), ids=lambda path: path.name)
+def test_accelerate_reads_the_config(path):
+    """No key that it does not know, or that it takes for another type; and the recipe decides on precision."""
+    config = load_config_from_file(str(path))
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for key, value in given.items():
+        assert getattr(config, key) == (DistributedType(value) if key == "distributed_type" else value)
+    assert given["mixed_precision"] == "no"
+    args = launched(path.name, "--main_process_ip", "127.0.0.1")
+    known = vars(launch.launch_command_parser().parse_args(["train.py"]))
+    for key, value in given.get("fsdp_config", {}).items():
+        assert key in known, key
+        assert str(getattr(args, key)) == str(value)
+
+
+def test_what_starts_how_many():
+    assert not launched("one_gpu.yaml").multi_gpu
+    assert prepare_env("cpu.yaml")[0].nproc_per_node == "2"
+    assert prepare_env("ddp.yaml", "--num_processes", "3")[0].nproc_per_node == "3"
+    nodes, _ = prepare_env(
+        "several_nodes.yaml", "--num_machines", "4", "--num_processes", "32", "--machine_rank", "3",
+        "--main_process_ip", "10.0.0.1",
+    )  # fmt: skip
+    assert (nodes.nnodes, nodes.nproc_per_node, nodes.node_rank) == ("4", "8", 3)
+    assert (nodes.rdzv_backend, nodes.rdzv_endpoint) == ("static", "10.0.0.1:29500")
+    args, environment = prepare_env("fsdp2.yaml")
+    assert (args.use_fsdp, args.nproc_per_node) == (True, "8")
+    expected = {
+        "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+        "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    }  # fmt: skip
+    assert {name: environment[name].replace("True", "true") for name in expected} == expected
+
+
+def prepare_env(config: str, *options: str):
+    """The arguments of torch's launcher, and the environment that it gives the processes."""
+    args = launched(config, *options)
+    return args, prepare_multi_gpu_env(args)
+
+
+def test_two_processes_train_on_the_processor(tmp_path):
+    """`accelerate launch --cpu --num_processes 2` starts one; so does a config of MULTI_CPU, for want of an MPI."""
+    values = tiny_values(tmp_path / "run", max_steps=4, save_steps=4, eval_steps=4, bf16=False)
+    values["data"]["train_size"] = 200
+    recipe = write_recipe(tmp_path, values)
+    done = subprocess.run(
+        [*LAUNCH, "--config_file", str(CONFIGS / "cpu.yaml"), str(SCRIPT), str(recipe)],
+        env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert results["train"]["processes"] == 2
+
+
+@pytest.mark.parametrize(("config", "nodes"), [("ddp.yaml", 1), ("several_nodes.yaml", 2)])
+def test_processes_find_each_other(config, nodes, tmp_path):
+    """On this machine, where each node is a launcher of its own."""
+    (tmp_path / "count.py").write_text(COUNT, encoding="utf-8")
+    options = ["--num_processes", "2", "--num_machines", str(nodes), "--main_process_port", str(free_port())]
+    launchers = [
+        subprocess.Popen(
+            [
+                *LAUNCH, "--config_file", str(CONFIGS / config), *options, "--machine_rank", str(node),
+                "--main_process_ip", "127.0.0.1", str(tmp_path / "count.py"), str(tmp_path),
+            ],
+            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for node in range(nodes)
+    ]  # fmt: skip
+    for launcher in launchers:
+        _, errors = launcher.communicate(timeout=300)
+        assert launcher.returncode == 0, errors
+    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("[0-9]")} == {"0": "2", "1": "2"}
+
+
+def test_sharding_needs_gpus(tmp_path):
+    """Rather than train unsharded without a word, as accelerate would."""
+    recipe = write_recipe(tmp_path, tiny_values(tmp_path / "run"))
+    environment = {**ENVIRONMENT, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(recipe)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: accelerate shards on GPUs only")
