@@ -1,0 +1,136 @@
+"""Every family under fp16 and bf16 autocast at the papers' sizes: is everything finite, and near to float32?
+
+    python benchmarks/finite.py                                          # some minutes
+    python benchmarks/finite.py --output benchmarks/results/finite       # and finite.json, finite.md
+
+A batch of a sentence of the greatest length, one of one token, and one that is all padding goes forward and backward
+through one layer of encoder and decoder, with dropout off. What is looked at: the output of every module, the loss and
+the gradient of every parameter, and the loss beside that of float32. `extreme` has attention scores and logits times
+1000, and the loss divided by as much: how large gradients are is left to the scale of the loss, for which fp16 has its
+scaler. `depth` is 24 narrow layers. The tests run a part of it.
+"""
+
+import argparse
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, set_seed
+
+from hf_deepwide.registration import FAMILIES
+from hf_deepwide.training.replay import first_nonfinite
+from hf_deepwide.training.run import machine
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+ATTENTIONS = ("eager", "sdpa")
+KINDS = {  # what differs from one layer: layers, width, heads, inner width
+    "base": (1, 512, 8, 2048),
+    "big": (1, 1024, 16, 4096),
+    "extreme": (1, 512, 8, 2048),
+    "depth": (24, 64, 4, 256),
+}
+VOCABULARY = 200
+EXTREME = 1000
+
+
+def build(family: str, kind: str, attention: str, length: int) -> PreTrainedModel:
+    """The model, as it is drawn at the start of training."""
+    layers, width, heads, inner = KINDS[kind]
+    set_seed(0)
+    config = FAMILIES[family].config(
+        vocab_size=VOCABULARY, d_model=width, encoder_layers=layers, decoder_layers=layers,
+        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner,
+        max_position_embeddings=length, dropout=0.0, drop_branch=0.0, tie_word_embeddings=kind != "extreme",
+    )  # fmt: skip
+    model = FAMILIES[family].lm._from_config(config, attn_implementation=attention).train()
+    if kind == "extreme":
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name == "lm_head.weight" or name.endswith("q_proj.weight"):
+                    parameter.mul_(EXTREME)
+    return model
+
+
+def batch_of(length: int) -> dict[str, torch.Tensor]:
+    """The longest sentence, one of one token, and nothing but padding: `[3, length]`, source and target."""
+    generator = torch.Generator().manual_seed(1)
+    source, target = torch.randint(4, VOCABULARY, (2, 3, length), generator=generator)
+    mask = torch.zeros_like(source)
+    mask[0] = 1
+    mask[1, 0] = 1
+    return {
+        "input_ids": source.where(mask == 1, 1),
+        "attention_mask": mask,
+        "labels": target.where(mask == 1, -100),
+    }
+
+
+def run(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], dtype: torch.dtype | None, divisor: int = 1
+) -> dict[str, Any]:
+    """Forward and backward; the loss, and which modules and gradients are not finite."""
+    torch.manual_seed(2)  # a latent selection is drawn alike in all precisions
+    device = model.device.type
+    tokens = batch["labels"].ne(-100).sum() * divisor
+    model.zero_grad()
+    with first_nonfinite(model) as modules, torch.autocast(device, dtype, enabled=dtype is not None):
+        loss = model(**batch, label_smoothing=0.1, skip_logits=True, num_items_in_batch=tokens).loss
+    loss.backward()
+    gradients = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    return {"loss": loss.item(), "modules": list(modules), "gradients": gradients, "trained": trained(model)}
+
+
+def trained(model: nn.Module) -> int:
+    """How many parameters got a gradient that is not zero."""
+    return sum(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+
+
+def compare(
+    family: str, kind: str, attention: str, length: int, device: str = "cpu", precisions: Any = tuple(DTYPES)
+) -> dict[str, dict[str, Any]]:
+    """`run` in float32 and in each low precision."""
+    model = build(family, kind, attention, length).to(device)
+    batch = {name: tensor.to(device) for name, tensor in batch_of(length).items()}
+    divisor = EXTREME if kind == "extreme" else 1
+    return {name: run(model, batch, DTYPES.get(name), divisor) for name in ("float32", *precisions)}
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    lines = [
+        "| family | what | attention | float32 loss | float16 | bfloat16 | not finite |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        losses = [row[name]["loss"] for name in ("float32", *DTYPES)]
+        wrong = sum(len(row[name]["modules"]) + len(row[name]["gradients"]) for name in DTYPES)
+        shown = " | ".join(f"{loss:.4f}" for loss in losses)
+        lines.append(f"| {row['family']} | {row['kind']} | {row['attention']} | {shown} | {wrong or 'nothing'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """All families, kinds and attentions."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=1024, help="of the longest sentence, in tokens")
+    parser.add_argument("--output", type=Path, help="write the results here, as .json and .md")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = []
+    for family, kind, attention in product(FAMILIES, KINDS, ATTENTIONS):
+        length = min(args.length, 128) if kind == "depth" else args.length
+        results = compare(family, kind, attention, length, device)
+        rows.append({"family": family, "kind": kind, "attention": attention, "length": length, **results})
+        print(table({"rows": rows[-1:]}).splitlines()[-1], flush=True)
+    report = {"machine": machine(), "torch": torch.__version__, "rows": rows}
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

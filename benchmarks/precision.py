@@ -1,0 +1,153 @@
+"""Low precision pays: bfloat16 against float32, in validation loss and in speed.
+
+    python benchmarks/precision.py                                       # a table
+    python benchmarks/precision.py --output benchmarks/results/precision # and precision.json, precision.md
+
+First the quick start's model is trained on its corpus in both precisions, from several seeds. Runs of one seed begin
+with the same weights and see the same batches, so that what differs is precision; seeds tell how much chance there is.
+Then models of three sizes take training steps (forward, backward, clipping, AdamW) in both precisions, in turns, on
+the same batch; what counts is the median over the rounds of the ratio in the same round. Each precision has the
+attention that is faster with it on this device, as training has (`attn_implementation: auto`).
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from multipath_speed import take_turns
+from training_speed import SIZE, training_step
+from transformers.utils.logging import disable_progress_bar
+
+from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
+from hf_deepwide.training.build import build_model
+from hf_deepwide.training.memory import keep_memory
+from hf_deepwide.training.recipe import load_recipe
+from hf_deepwide.training.run import machine
+from hf_deepwide.training.trainer import TranslationTrainer
+
+RECIPE = Path(__file__).parent.parent / "scripts" / "recipes" / "quickstart.yaml"
+SIZES = {  # layers of each stack, width, heads, inner width
+    "2 layers, d 128": (2, 128, 4, 512),
+    "3 layers, d 256": (3, 256, 4, 1024),
+    "6 layers, d 512 (base)": (6, 512, 8, 2048),
+}
+SENTENCES, LENGTH = 64, 32  # of the batch whose steps are timed
+
+
+def validation_losses(seeds: int, steps: int, max_tokens: int) -> dict[str, list[float]]:
+    """Validation loss after `steps` steps: of each precision, a list by seed."""
+    losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    recipe = load_recipe(RECIPE)
+    texts = {split: load_parallel(recipe.data, split) for split in ("train", "validation")}
+    tokenizer = train_tokenizer(training_texts(texts["train"]), recipe.tokenizer)
+    encoded = {split: encode(rows, tokenizer, recipe.data, filter=False) for split, rows in texts.items()}
+    for seed in range(1, seeds + 1):
+        for precision, own in losses.items():
+            with tempfile.TemporaryDirectory() as folder:
+                changed = {
+                    "training.output_dir": folder, "training.seed": seed, "training.max_steps": steps,
+                    "training.bf16": str(precision == "bfloat16").lower(), "training.eval_strategy": "no",
+                    "training.save_strategy": "steps", "training.save_steps": 10 * steps,
+                    "training.load_best_model_at_end": "false", "training.disable_tqdm": "true",
+                    "training.logging_steps": steps, "training.warmup_steps": steps // 3,
+                    "training.max_tokens": max_tokens,
+                }  # fmt: skip
+                args = load_recipe(RECIPE, [f"--{key}={value}" for key, value in changed.items()])
+                args = args.training_arguments()
+                model = build_model(recipe, tokenizer, args)
+                trainer = TranslationTrainer(model, args, tokenizer, encoded["train"], encoded["validation"])
+                trainer.train()
+                own.append(trainer.evaluate()["eval_loss"])
+            print(f"seed {seed}, {precision}: {own[-1]:.4f}", flush=True)
+    return losses
+
+
+def speed(name: str, rounds: int, device: str) -> dict[str, float]:
+    """Median seconds of a training step in both precisions, and how many times faster bfloat16 is."""
+    layers, width, heads, inner = SIZES[name]
+    size = SIZE | {
+        "encoder_layers": layers, "decoder_layers": layers, "d_model": width, "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads, "encoder_ffn_dim": inner, "decoder_ffn_dim": inner, "dropout": 0.1,
+    }  # fmt: skip
+    tokens = torch.randint(4, SIZE["vocab_size"], (2, SENTENCES, LENGTH), device=device)
+    batch = {"input_ids": tokens[0], "attention_mask": torch.ones_like(tokens[0]), "labels": tokens[1]}
+    steps = {}
+    for precision in (torch.float32, torch.bfloat16):
+        attention = "eager" if device == "cpu" and precision == torch.bfloat16 else "sdpa"
+        model = VanillaTransformerForConditionalGeneration._from_config(
+            VanillaTransformerConfig(**size), attn_implementation=attention
+        )
+        steps[str(precision).removeprefix("torch.")] = training_step(model.to(device).train(), batch, precision)
+    seconds = take_turns(steps, rounds)
+    ratio = statistics.median(a / b for a, b in zip(seconds["float32"], seconds["bfloat16"], strict=True))
+    medians = {precision: round(statistics.median(own), 4) for precision, own in seconds.items()}
+    print(f"{name}: {ratio:.2f} x", flush=True)
+    return {**medians, "speed_of_bfloat16": round(ratio, 2)}
+
+
+def table(report: dict) -> str:
+    """The report as Markdown."""
+    settings, losses = report["settings"], report["validation_loss"]
+    seeds = range(1, settings["seeds"] + 1)
+    lines = [
+        f"Validation loss after {settings['steps']} steps of the quick start.",
+        "",
+        f"| precision | {' | '.join(f'seed {seed}' for seed in seeds)} | mean |",
+        f"|---|{'---|' * len(seeds)}---|",
+    ]
+    for precision, own in losses.items():
+        lines.append(f"| {precision} | {' | '.join(f'{loss:.4f}' for loss in own)} | {statistics.mean(own):.4f} |")
+    differences = [b - a for a, b in zip(losses["float32"], losses["bfloat16"], strict=True)]
+    shown = " | ".join(f"{difference:+.4f}" for difference in differences)
+    lines += [
+        f"| difference | {shown} | {statistics.mean(differences):+.4f} |",
+        "",
+        f"Standard deviation over seeds: {statistics.stdev(losses['float32']):.4f} in float32, "
+        f"{statistics.stdev(losses['bfloat16']):.4f} in bfloat16.",
+        "",
+        "| training step of | float32, s | bfloat16, s | bfloat16 is |",
+        "|---|---|---|---|",
+    ]
+    for name, row in report["speed"].items():
+        lines.append(
+            f"| {name} | {row['float32']:.3f} | {row['bfloat16']:.3f} | {row['speed_of_bfloat16']:.2f} x as fast |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Train, time, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300, help="of each training run, a third of them warm-up")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="of a batch in these runs")
+    parser.add_argument("--rounds", type=int, default=7, help="measured steps of each model and precision")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--output", type=Path, help="write the results here, as .json and .md")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    disable_progress_bar()
+    keep_memory()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    report = {
+        "machine": machine() | {"threads": args.threads},
+        "torch": torch.__version__,
+        "settings": {key: value for key, value in vars(args).items() if key != "output"},
+        "speed": {name: speed(name, args.rounds, device) for name in SIZES},
+        "validation_loss": validation_losses(args.seeds, args.steps, args.max_tokens),
+    }
+    print(table(report))
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
