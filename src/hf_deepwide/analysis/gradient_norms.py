@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from matplotlib import colormaps
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .figures import new_figure, save
@@ -29,6 +30,7 @@ def layer_gradient_norms(model: nn.Module, scale: float = 1.0) -> dict[str, list
         gradients = [[p.grad for p in layer.parameters() if p.grad is not None] for layer in layers]
         totals = [torch.stack(torch._foreach_norm(each)).norm() if each else torch.zeros(()) for each in gradients]
         if totals:
+            totals = [total.full_tensor() if isinstance(total, DTensor) else total for total in totals]  # of shards
             norms[stack] = (torch.stack([total.float().cpu() for total in totals]) / scale).tolist()
     return norms
 
