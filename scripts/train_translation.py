@@ -45,13 +45,15 @@ def main() -> None:
     results = run_recipe(recipe, script.overwrite)
     if first:
         test = results.get("test", {})
-        for pair, scores in test.get("pairs", {"": test}).items():
-            for metric, signature in scores.get("signature", {}).items():
-                print(f"{pair:<8}{metric:<10} {scores[metric]:6.2f}   {signature}".strip())
+        pairs = test.get("pairs", {"": test})
         groups = {"average": test["average"], **test.get("groups", {})} if "average" in test else {}
+        width = max(map(len, [*pairs, *groups])) + 1
+        for pair, scores in pairs.items():
+            for metric, signature in scores.get("signature", {}).items():
+                print(f"{pair:<{width}}{metric:<10} {scores[metric]:6.2f}   {signature}".strip())
         for group, means in groups.items():
             for metric, mean in means.items():
-                print(f"{group:<8}{metric:<10} {mean:6.2f}")
+                print(f"{group:<{width}}{metric:<10} {mean:6.2f}")
         print(f"the model, its card and results.json are in {recipe.output_dir}")
 
 
