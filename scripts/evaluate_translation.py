@@ -246,6 +246,15 @@ def check_arguments(script: ScriptArguments) -> None:
     """Refuse what cannot work before anything is read, let alone translated."""
     if (script.model is None) == (script.hypotheses is None):
         raise UserError("give one of --model (a checkpoint) and --hypotheses (a file of translations)")
+    if script.hypotheses and Path(script.hypotheses).is_dir():
+        raise UserError(f"--hypotheses: {script.hypotheses} is a folder; a checkpoint is given by --model")
+    if script.translations and script.translations == script.output:
+        raise UserError(f"--output and --translations are both {script.output}; give two names")
+    if script.device is not None:
+        try:
+            torch.empty(0, device=script.device)
+        except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
+            raise UserError(f"--device {script.device}: {' '.join(str(error).split())}") from error
     if script.translations and not script.model:
         raise UserError("--translations is for what --model translates; --hypotheses is such a file already")
     checkpoints = [name for name in (script.model, *script.compare) if name and Path(name).is_dir()]

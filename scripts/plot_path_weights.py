@@ -12,6 +12,7 @@ of its final model by itself, into its folder `plots/`.
 import argparse
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.analysis.path_weights import path_weights, plot_path_weights, spread
@@ -25,6 +26,9 @@ def main() -> None:
     parser.add_argument("checkpoint", help="a folder or Hub id")
     parser.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
     args = parser.parse_args()
+    formats = FigureCanvasAgg.get_supported_filetypes()
+    if args.output.suffix and args.output.suffix[1:] not in formats:
+        raise UserError(f"{args.output}: no kind of image is called so; accepted: {', '.join(formats)}")
     model = load_model(AutoModelForSeq2SeqLM, args.checkpoint)
     weights = path_weights(model)
     if not weights:

@@ -13,6 +13,7 @@ _MENDABLE = {
     errno.EDQUOT: "the disk quota is used up",
     errno.ENAMETOOLONG: "the name is too long",
     errno.ENOTDIR: "a part of this path is a file, not a folder",
+    errno.EEXIST: "there is a file of this name, where a folder should be",
     errno.EISDIR: "this is a folder, not a file",
 }
 

@@ -248,7 +248,7 @@ def _copy_card(card: Path, folder: Path) -> None:
     """Copy a card, and the pictures and small text files beside it that it refers to."""
     shutil.copyfile(card, folder / CARD)
     root = card.parent.resolve()
-    for target in re.findall(r"\]\(([^)\s#]+)", card.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)\s#]+)", card.read_text(encoding="utf-8", errors="replace")):
         file = (root / target).resolve()
         if file.is_file() and file.suffix in LINKED and file.is_relative_to(root):
             copy = folder / file.relative_to(root)

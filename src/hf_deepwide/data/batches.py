@@ -11,6 +11,7 @@ import heapq
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,6 +92,26 @@ def encode(
     if not kept:
         raise UserError(f"none of the {len(encoded)} training pairs passes the length filters: {keep}")
     return encoded if len(kept) == len(encoded) else encoded.select(kept)
+
+
+def check_lengths(encoded: Dataset | IterableDataset, split: str, config: Any, args: Any) -> None:
+    """See that a model takes the longest sentence; of a stream, the longest that `args` lets through.
+
+    Raises:
+        UserError: it has fewer positions.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return
+    longest = args.max_length
+    if isinstance(encoded, Dataset):
+        longest = max(max(encoded["source_length"][:]), max(encoded["target_length"][:]))
+    if longest > positions:
+        lower = "lower data.max_length" if split == "train" else f"split the long sentences of the {split} set"
+        raise UserError(
+            f"a {split} sentence can have {longest} tokens, and the model takes {positions}: raise "
+            f"model.max_position_embeddings, or {lower}"
+        )
 
 
 class LengthFilter:

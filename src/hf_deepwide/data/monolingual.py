@@ -5,6 +5,7 @@ Each line is a sequence of its own. Shape legend: [sentences, length], lengths i
 
 import logging
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,9 @@ class MonolingualArguments:
                 raise UserError(f"data.{name} is not set; name files without the language, as in wikipedia/{name}")
         if not self.languages or len(set(self.languages)) < len(self.languages):
             raise UserError(f"data.languages is {self.languages}; name each language once, as in [en, de]")
+        for language in self.languages:
+            if not re.fullmatch(r"\w[\w.@-]*", language):
+                raise UserError(f"data.languages: {language!r} is no language code, such as de or zh-CN")
         if self.posteriors not in get_args(PosteriorsBy):
             raise UserError(f"data.posteriors is {self.posteriors!r}; accepted: {', '.join(get_args(PosteriorsBy))}")
         if self.max_length < 2:
@@ -102,7 +106,10 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
     Raises:
         UserError: no line is left.
     """
-    languages, texts = zip(*read_texts(args, split), strict=True)
+    lines = list(read_texts(args, split))
+    if not lines:
+        raise UserError(f"data.{split}: all lines of {', '.join(args.languages)} are empty")
+    languages, texts = zip(*lines, strict=True)
     limit = {} if split == "train" else {"truncation": True, "max_length": args.max_length}
     ids = tokenizer(list(texts), return_attention_mask=False, verbose=False, **limit)["input_ids"]
     rows = [(row, language) for row, language in zip(ids, languages, strict=True) if len(row) <= args.max_length]

@@ -38,7 +38,12 @@ def build_model(
     set_seed(args.seed)
     attention = {"attn_implementation": args.attn_implementation}
     if recipe.init_from is None:
-        model = AutoModelForSeq2SeqLM.from_config(new_config(recipe, tokenizer), **attention)
+        config = new_config(recipe, tokenizer)
+        try:
+            model = AutoModelForSeq2SeqLM.from_config(config, **attention)
+        except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: more memory than there is
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{recipe.source}: model: it cannot be made: {reason}") from error
     else:
         model = _from_checkpoint(recipe, tokenizer)
         model.set_attn_implementation(args.attn_implementation)

@@ -105,8 +105,16 @@ def rotate(run: Path, limit: int | None, best: str | None) -> None:
 
 
 def load_state(checkpoint: Path) -> TrainerState:
-    """The trainer's state at a checkpoint."""
-    return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    """The trainer's state at a checkpoint.
+
+    Raises:
+        UserError: what is there is not one.
+    """
+    path = checkpoint / TRAINER_STATE_NAME
+    try:
+        return TrainerState.load_from_json(str(path))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged, or not what a Trainer writes ({error})") from error
 
 
 def load_history(folder: Path) -> list[dict]:

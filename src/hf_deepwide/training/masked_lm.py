@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
+from ..data.batches import check_lengths
 from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..errors import UserError
@@ -150,9 +151,10 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
         for split in ("train", "validation", "test")
         if getattr(data, split) is not None
     }
-    trainer = MaskedLMTrainer(
-        new_model(recipe, tokenizer, args), args, tokenizer, splits["train"], splits["validation"], data=data
-    )
+    model = new_model(recipe, tokenizer, args)
+    for split, encoded in splits.items():
+        check_lengths(encoded, split, model.config, data)
+    trainer = MaskedLMTrainer(model, args, tokenizer, splits["train"], splits["validation"], data=data)
     if checkpoint is None or not is_last(load_state(checkpoint)):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     process.wait_for_everyone()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from transformers import Seq2SeqTrainingArguments, Trainer, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
-from transformers.utils import is_flash_attn_2_available, is_kernels_available
+from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_liger_kernel_available
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 WANTS_MODEL = ("galore", "apollo", "lomo", "adalomo")  # optimizers that cannot be made without a model
@@ -75,6 +75,8 @@ def check_ranges(args: Seq2SeqTrainingArguments) -> None:
             "attn_implementation is flash_attention_2, which needs a GPU and the package flash-attn; accepted "
             "without them: auto, sdpa, eager"
         )
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ValueError("use_liger_kernel needs the package liger-kernel, which is not installed")
     installed = get_available_reporting_integrations()
     for name in args.report_to or []:
         if name not in installed:

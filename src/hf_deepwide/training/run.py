@@ -26,7 +26,7 @@ from transformers import (
 
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
 from ..analysis.path_weights import path_weights, plot_path_weights
-from ..data.batches import encode
+from ..data.batches import check_lengths, encode
 from ..data.corpora import load_parallel
 from ..data.languages import add_tags
 from ..data.tokenizer import load_or_train, training_texts
@@ -85,8 +85,12 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     scored = recipe.data.test is not None or recipe.data.format == "phrases"
     test_texts = _in_memory(load_parallel(recipe.data, "test")) if scored else None
 
+    model = build_model(recipe, tokenizer, args)
+    for split, encoded in (("train", train_dataset), ("validation", validation)):
+        if encoded is not None:
+            check_lengths(encoded, split, model.config, recipe.data)
     trainer = TranslationTrainer(
-        model=build_model(recipe, tokenizer, args),
+        model=model,
         args=args,
         tokenizer=tokenizer,
         train_dataset=train_dataset,
@@ -160,7 +164,10 @@ def open_run(recipe: Recipe, overwrite: bool) -> None:
             f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it"
         )
     if kept.is_file() and checkpoints(run, REGULAR, INTERRUPTED):
-        changes = differences(parse_yaml(kept.read_text(encoding="utf-8"), str(kept)), recipe.values)
+        earlier = parse_yaml(kept.read_text(encoding="utf-8"), str(kept))
+        if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
+            raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
+        changes = differences(earlier, recipe.values)
         if changes:
             raise UserError(
                 f"{run} holds an unfinished run of another recipe ({'; '.join(changes)}). Resume it with its own "
