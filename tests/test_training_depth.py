@@ -1,16 +1,13 @@
 """Two-level optimisation, and the terms of the loss on their way through the Trainer, against plain loops."""
 
 import copy
-import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
-from tiny_run import ENVIRONMENT, tiny_recipe
+from tiny_run import tiny_recipe
 
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
@@ -181,46 +178,24 @@ def test_values_out_of_range(name, value, tmp_path):
 # One step, however its sentences are cut
 
 
-def one_step(folder: Path, accumulation: int) -> None:
-    """Train one step and write what it came to; called in each process of the test below, too."""
-    constant_noise()
-    trainer = build_trainer(build_corpus(), folder, gradient_accumulation_steps=accumulation)
-    trainer.train()
-    if trainer.is_world_process_zero():
-        torch.save(trainer.model.state_dict(), folder / "weights.pt")
-        (folder / "log.json").write_text(json.dumps(trainer.state.log_history[0]), encoding="utf-8")
-
-
-def test_the_loss_is_the_same_for_accumulation_two_processes_and_one_large_batch(corpus, tmp_path, monkeypatch):
-    """Reconstruction, KL and target depth, smoothed labels and all: the loss and the step it leads to, to 1e-6."""
-    (tmp_path / "two").mkdir()
-    (tmp_path / "accumulated").mkdir()
-    script = f"import test_training_depth as t; t.one_step(t.Path({str(tmp_path / 'two')!r}), 1)"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--no-python"]
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
-        [*launcher, sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
+def test_the_loss_is_the_same_for_accumulation_and_one_large_batch(corpus, tmp_path, monkeypatch):
+    """Reconstruction, KL and target depth, smoothed labels and all; two processes: `test_scale_processes.py`."""
     constant_noise(monkeypatch)
-    trainer = build_trainer(corpus, tmp_path / "unused", gradient_accumulation_steps=2)
+    trainer = build_trainer(corpus, tmp_path, gradient_accumulation_steps=2)
     batches, large = first_batches(trainer, 2)
     tokens = [int((batch["labels"] != -100).sum()) for batch in batches]
     assert tokens[0] != tokens[1], "equal batches would not tell the mean of means apart"
-    model = trainer.model.train()
+    model = copy.deepcopy(trainer.model).train()
     loss = model(**large, label_smoothing=0.1).loss
     loss.backward()
     plain = model.eval()(**large, label_smoothing=0.1).loss
     assert abs(loss - plain) > 0.05, "the terms must matter"
-    one_step(tmp_path / "accumulated", 2)
-    for folder in ("accumulated", "two"):
-        log = json.loads((tmp_path / folder / "log.json").read_text(encoding="utf-8"))
-        assert log["loss"] == pytest.approx(loss.item(), abs=1e-6), folder
-        weights = torch.load(tmp_path / folder / "weights.pt")
-        for name, parameter in model.named_parameters():
-            expected = parameter - 0.5 * parameter.grad
-            torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-6, msg=f"{folder}: {name}")
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    trained = dict(trainer.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        expected = parameter - 0.5 * parameter.grad
+        torch.testing.assert_close(trained[name], expected, rtol=0, atol=1e-6, msg=name)
 
 
 def test_logged_terms_are_means_over_the_steps_and_add_up_to_the_loss(corpus, tmp_path, monkeypatch):

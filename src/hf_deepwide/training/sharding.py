@@ -38,6 +38,11 @@ class ShardedTraining:
         plugin = self.accelerator.state.fsdp_plugin
         if plugin.fsdp_version != 2:
             raise UserError("fsdp_version is 1; accepted: 2, as in scripts/accelerate/fsdp2.yaml")
+        if plugin.state_dict_type.name != "SHARDED_STATE_DICT":
+            raise UserError(
+                f"fsdp_state_dict_type is {plugin.state_dict_type.name}; accepted: SHARDED_STATE_DICT; the whole "
+                "model is written beside the shards"
+            )
         if plugin.cpu_ram_efficient_loading:
             raise UserError("fsdp_cpu_ram_efficient_loading is true; accepted: false, each process builds the model")
         for name in LAYER_DROP:

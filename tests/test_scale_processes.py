@@ -1,0 +1,142 @@
+"""Two processes against one: every family, replicated and sharded; what is drawn at random; evaluation."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scale_worker
+import torch
+from accelerate.utils import merge_fsdp_weights
+from safetensors.torch import load_file
+from scale_worker import DROPPING, FAMILIES, SENTENCES
+from test_training_depth import build_corpus
+from tiny_run import ENVIRONMENT
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_deepwide.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return build_corpus()
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> Path:
+    """What two processes have come to."""
+    out = tmp_path_factory.mktemp("together")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [*launcher, scale_worker.__file__, str(out)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def reports(together) -> list[dict]:
+    """What each process reports."""
+    return [json.loads((together / f"report-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], atol: float) -> None:
+    assert theirs.keys() <= ours.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=atol, msg=name)
+
+
+def flat(value) -> list[float]:
+    """The numbers in an entry of the log: one, or those of each layer."""
+    return (
+        [x for stack in value.values() for row in stack for x in flat(row)]
+        if isinstance(value, dict)
+        else ([x for item in value for x in flat(item)] if isinstance(value, list) else [value])
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_processes_are_one_that_accumulates(family, together, corpus, tmp_path):
+    """After twenty steps of Adam, clipped, with smoothed labels and all terms of the loss; replicated and sharded."""
+    trainer = scale_worker.train_without_dropping(corpus, tmp_path, family, gradient_accumulation_steps=2)
+    start = scale_worker.make_trainer(corpus, tmp_path, family, scale_worker.without_dropping(family))
+    before, alone = (dict(each.model.named_parameters()) for each in (start, trainer))
+    learnt = [name for name, parameter in alone.items() if parameter.requires_grad]
+    still = [name for name in learnt if (alone[name] - before[name]).abs().max() < 1e-4]
+    assert all(name.endswith("k_proj.bias") for name in still), "only what softmax cancels has not moved"
+    for kind in ("two", "sharded"):
+        assert_close(load_file(together / f"{kind}-{family}.safetensors"), alone, atol=1e-8)
+        log = json.loads((together / f"{kind}-{family}.json").read_text(encoding="utf-8"))
+        for ours, theirs in zip(log[:-1], trainer.state.log_history, strict=False):
+            assert ours.keys() == theirs.keys()
+            for key in ours.keys() - {"tokens_per_second", "data_share", "reconstruction"}:  # of each process alone
+                assert flat(ours[key]) == pytest.approx(flat(theirs[key]), rel=1e-4, abs=1e-6), key
+
+
+def test_a_sharded_run_is_resumed_exactly(together):
+    """From the shards of its checkpoint in mid-epoch, with dropout; the final model is the mean of checkpoints."""
+    run, before = together / "sharded", together / "sharded-before"
+    for name in ("checkpoint-8/model.safetensors", "model.safetensors"):
+        again, once = load_file(run / name), load_file(before / name)
+        assert [each for each in once if not torch.equal(once[each], again[each])] == []
+    means = load_file(run / "model.safetensors")
+    parts = [load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (4, 8)]
+    assert_close(means, {name: (parts[0][name] + parts[1][name]) / 2 for name in means}, atol=1e-7)
+    assert json.loads((run / "results.json").read_text(encoding="utf-8"))["train"]["processes"] == 2
+
+
+def test_what_cannot_be_sharded_is_refused(reports):
+    for report in reports:
+        assert report["refused"].startswith("model.layer_drop: processes skip different layers")
+
+
+def test_sharding_needs_gpus(corpus, tmp_path, monkeypatch):
+    """Rather than train unsharded without a word, as accelerate would."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match="accelerate shards on GPUs only"):
+        scale_worker.make_trainer(corpus, tmp_path, "vanilla_transformer", {})
+
+
+def test_shards_convert_to_one_file(together, tmp_path):
+    """By accelerate's own tool; it equals the file that is saved beside them, which Transformers loads."""
+    checkpoint = together / "sharded" / "checkpoint-4"
+    merge_fsdp_weights(str(checkpoint / "pytorch_model_fsdp_0"), str(tmp_path), safe_serialization=True)
+    merged, whole = load_file(tmp_path / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert [name for name in whole if not torch.equal(whole[name], merged[name])] == []
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", DROPPING)
+def test_each_process_drops_and_draws_for_itself(family, together, reports):
+    ours, theirs = (report["draws"][family] for report in reports)
+    assert len(ours) == len(theirs) == 12
+    assert all(one != two for one, two in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("family", DROPPING)
+def test_what_is_drawn_follows_from_the_seed(family, together):
+    once, again = (load_file(together / f"{name}-{family}.safetensors") for name in ("drop", "again"))
+    assert [name for name in once if not torch.equal(once[name], again[name])] == []
+
+
+@pytest.mark.parametrize("family", ["vanilla_transformer", "mat"])
+def test_recomputing_activations_draws_the_same(family, together):
+    """Gradient checkpointing with LayerDrop, and with dropped branches, under DistributedDataParallel."""
+    plain, recomputed = (load_file(together / f"{name}-{family}.safetensors") for name in ("drop", "recomputed"))
+    assert_close(recomputed, plain, atol=1e-12)
+
+
+def test_each_sentence_is_scored_once(reports, corpus, tmp_path):
+    """Also where the processes cannot have equally many, and one has none."""
+    alone = scale_worker.evaluate(corpus, tmp_path)
+    evaluations = [report["evaluation"] for report in reports]
+    shares = [evaluation["translated"] for evaluation in evaluations]
+    assert sorted(len(share) for share in shares) == [SENTENCES // 2, SENTENCES // 2 + 1]
+    assert sorted(shares[0] + shares[1]) == sorted(alone["sources"])
+    for evaluation in evaluations:
+        assert evaluation["eval_bleu"] == alone["eval_bleu"]
+        assert evaluation["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-6)
+        assert evaluation["one"] == alone["one"]
