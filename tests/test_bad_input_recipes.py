@@ -1,0 +1,295 @@
+"""Wrong recipes, corpora and tokenizers: what `train_translation.py` and `train_masked_lm.py` say of each."""
+
+import gzip
+import json
+
+import pytest
+from mistakes import make_workspace, spoilt
+
+TRAIN, MASKED = ("train_translation.py", "recipe.yaml"), ("train_masked_lm.py", "masked.yaml")
+TOKENIZER = "--tokenizer.path=tokenizer"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return make_workspace(tmp_path_factory.mktemp("made") / "workspace")
+
+
+def check(case, workspace, tmp_path, capsys, monkeypatch, call=TRAIN):
+    monkeypatch.chdir(tmp_path)  # puts the working directory back afterwards
+    monkeypatch.delenv("HF_DEEPWIDE_DATA", raising=False)
+    spoil, arguments, words = case
+    place = spoilt(spoil, workspace, tmp_path, capsys)
+    script, *first = call
+    said = place.error_of(script, *first, *arguments)
+    for word in words:
+        assert word in said
+    assert not (place.folder / "FIRED").exists()
+    return place
+
+
+# The recipe itself: (how the file is spoilt, the script's argument, what must be said)
+
+NO_RECIPE = {
+    "there is none": (None, ["nowhere.yaml"], ["there is no recipe nowhere.yaml"]),
+    "a folder": (None, ["corpus"], ["there is no recipe corpus"]),
+    "a picture": (
+        lambda at: at.put("r.yaml", b"\x89PNG\xff"),
+        ["r.yaml"],
+        ["r.yaml is no recipe: byte 1"],
+    ),
+    "a zero byte": (lambda at: at.put("r.yaml", "model: \0"), ["r.yaml"], ["r.yaml: not YAML", "#x0000"]),
+    "empty": (lambda at: at.put("r.yaml", ""), ["r.yaml"], ["r.yaml: model.family", "vanilla_transformer"]),
+    "a list": (lambda at: at.put("r.yaml", "- model"), ["r.yaml"], ["a recipe is a mapping of the sections"]),
+    "two documents": (lambda at: at.put("r.yaml", "a: 1\n---\nb: 1\n"), ["r.yaml"], ["r.yaml, line 2", "document"]),
+    "code in YAML": (
+        lambda at: at.put("r.yaml", "model: !!python/object/apply:os.system [touch FIRED]"),
+        ["r.yaml"],
+        ["r.yaml, line 1", "python/object/apply:os.system"],
+    ),
+    "a list as key": (lambda at: at.put("r.yaml", "model: {[a]: b}"), ["r.yaml"], ["line 1: found unhashable key"]),
+    "contains itself": (lambda at: at.put("r.yaml", "model: &a {family: *a}"), ["r.yaml"], ["model.family"]),
+}
+
+
+@pytest.mark.parametrize("name", NO_RECIPE)
+def test_no_recipe(name, workspace, tmp_path, capsys, monkeypatch):
+    check(NO_RECIPE[name], workspace, tmp_path, capsys, monkeypatch, (TRAIN[0],))
+
+
+# Values of keys: the argument, what must be said
+
+VALUES = {
+    "--training.learning_rate=-1": ["training: learning_rate is -1; accepted: 0 or more"],
+    "--training.learning_rate=.nan": ["learning_rate is nan; accepted: 0 or more"],
+    "--training.learning_rate=1e400": ["learning_rate is inf"],
+    "--training.adam_beta2=1.5": ["adam_beta2 is 1.5; accepted: 0 or more, and less than 1"],
+    "--training.adam_epsilon=0": ["adam_epsilon is 0; accepted: more than 0"],
+    "--training.weight_decay=-1": ["weight_decay is -1"],
+    "--training.label_smoothing_factor=2": ["label_smoothing_factor is 2"],
+    "--training.warmup_steps=-5": ["warmup_steps = -5"],
+    "--training.gradient_accumulation_steps=0": ["gradient_accumulation_steps is 0; accepted: 1 or more"],
+    "--training.num_train_epochs=0": ["num_train_epochs is 0; accepted: more than 0"],
+    "--training.max_steps=0": ["max_steps is 0; accepted: 1 or more, or -1"],
+    "--training.max_steps=many": ["training.max_steps: 'many' is not accepted; give a whole number"],
+    "--training.seed=-1": ["seed is -1; accepted: 0 or more"],
+    "--training.seed=99999999999999999999": ["seed is 99999999999999999999"],
+    "--training.logging_steps=-3": ["logging_steps is -3"],
+    "--training.save_steps=0": ["save_steps is 0"],
+    "--training.save_total_limit=0": ["save_total_limit is 0"],
+    "--training.max_grad_norm=-1": ["max_grad_norm is -1"],
+    "--training.dataloader_num_workers=-1": ["dataloader_num_workers is -1"],
+    "--training.generation_num_beams=0": ["generation_num_beams is 0"],
+    "--training.lr_scheduler_type=foo": ["foo is not a valid SchedulerType", "inverse_sqrt"],
+    "--training.lr_scheduler_kwargs={foo: 1}": ["lr_scheduler_kwargs {'foo': 1}", "unexpected keyword"],
+    "--training.optim=foo": ["foo is not a valid OptimizerNames", "adamw_torch"],
+    "--training.optim_args=foo": ["optim_args 'foo'"],
+    "--training.fp16=true": ["fp16 needs a GPU"],
+    "--training.bf16=maybe": ["bf16 is 'maybe'; accepted: true, false, auto"],
+    "--training.attn_implementation=foo": ["attn_implementation is 'foo'; accepted: auto, eager, sdpa"],
+    "--training.report_to=foo": ["report_to is 'foo'; accepted: none"],
+    "--training.torch_compile_backend=foo": ["torch_compile_backend is 'foo'", "inductor"],
+    "--training.accelerator_config=no.json": ["training:", "no.json"],
+    "--training.metric_for_best_model=acc": ["metric_for_best_model is 'acc'; accepted: loss, bleu"],
+    "--training.save_strategy=no": ["training:", "save"],
+    "--training.output_dir=3": ["training.output_dir: 3 is not accepted; give text"],
+    "--training.output_dir=recipe.yaml": ["training.output_dir: recipe.yaml is a file"],
+    "--training.output_dir=recipe.yaml/run": ["recipe.yaml/run: a part of this path is a file, not a folder"],
+    "--training.output_dir=corpus": ["corpus is not empty and holds no run"],
+    f"--training.output_dir={'x' * 300}": ["the name is too long"],
+    "--training.max_tokens=8": ["when padded to a multiple of 8: more than training.max_tokens 8"],
+    "--data.train=nowhere": ["no file nowhere.en or nowhere.en.gz", "HF_DEEPWIDE_DATA"],
+    "--data.train=/": ["'/' is no prefix of files"],
+    f"--data.train={'x' * 5000}": ["the name is too long"],
+    "--data.target_lang=fr": ["no file corpus/train.fr", "languages found for this prefix: de, en"],
+    "--data.source_lang=../en": ["data.source_lang is '../en'; accepted: a language code"],
+    "--data.source_lang=de": ["data.source_lang and data.target_lang are both 'de'"],
+    "--data.root=/nowhere": ["no file /nowhere/corpus/train.en"],
+    "--data.max_length=2": ["none of the 30 training pairs passes the length filters"],
+    "--data.max_length_ratio=.nan": ["data.max_length_ratio is nan; accepted: 1 or more"],
+    "--data.seed=-1": ["data.seed"],
+    "--data.shuffle_buffer=0": ["data.shuffle_buffer is 0; accepted: 1 pair or more"],
+    "--data.validation=": ["data.validation is not set"],
+    "--data.pairs=[../en-de]": ["data.pairs: '../en-de' is no language pair"],
+    "--data.pairs=[]": ["data.pairs is empty"],
+    "--data.format=csv": ["data.format: 'csv' is not accepted; give one of text, tsv"],
+    "--tokenizer.vocab_size=10": ["tokenizer.vocab_size is 10, but the text alone has", "ask for more than"],
+    "--tokenizer.vocab_size=999999999999999": ["tokenizer.vocab_size is 999999999999999", "10,000,000 at most"],
+    "--tokenizer.min_frequency=-1": ["tokenizer.min_frequency is -1; accepted: 1 or more"],
+    "--tokenizer.path=/nowhere": ["tokenizer.path '/nowhere': no tokenizer could be loaded: there is no such folder"],
+    "--tokenizer.path=corpus": ["tokenizer.path 'corpus'", "the folder holds no tokenizer"],
+    "--tokenizer.path=recipe.yaml": ["it is a file; give the folder of a checkpoint"],
+    "--model.d_model=17": ["model:", "`encoder_attention_heads` must divide `d_model` (17), got 2"],
+    "--model.d_model=1000000000000": ["model: it cannot be made", "memory"],
+    "--model.encoder_layers=-1": ["`encoder_layers` must be at least 1, got -1"],
+    "--model.dropout=.nan": ["`dropout` must be in [0, 1), got nan"],
+    "--model.activation_function=foo": ["`activation_function` must be one of"],
+    "--model.max_position_embeddings=4": ["a train sentence can have", "the model takes 4"],
+    "--model.vocab_size=5": ["model.vocab_size: 5 contradicts the tokenizer, whose vocab_size is"],
+    "--model.dtype=foo": ["model:", "'foo'"],
+    "--model.auto_map={}": ["unknown key 'auto_map'"],
+    "--evaluation.num_beams=0": ["evaluation.num_beams: 0 is too small"],
+    "--evaluation.length_penalty=.nan": ["evaluation.length_penalty: nan"],
+    "--evaluation.tokenize=foo": ["tokenize: 'foo'; accepted: auto, none"],
+    "--evaluation.precision=float8": ["evaluation.precision: 'float8'; accepted: float32"],
+}
+
+
+@pytest.mark.parametrize("argument", VALUES)
+def test_values(argument, workspace, tmp_path, capsys, monkeypatch):
+    check((None, [argument], VALUES[argument]), workspace, tmp_path, capsys, monkeypatch)
+
+
+# Corpora: how they are spoilt, further arguments, what must be said
+
+JSONL = ["--data.format=jsonl", "--data.train=c.jsonl"]
+HUB = ["--data.format=datasets", "--data.train=train"]
+PAIRS = ["--data.pairs=[en-de]"]
+CORPORA = {
+    "Latin-1": (lambda at: at.put("corpus/train.de", "ä\n".encode("latin-1")), [], ["line 1: byte 1 (0xe4)"]),
+    "UTF-16": (lambda at: at.put("corpus/train.de", "Hund\n".encode("utf-16")), [], ["byte 1 (0xff) is not UTF-8"]),
+    "binary": (lambda at: at.put("corpus/train.de", bytes(range(256))), [], ["train.de, line 1: a zero byte"]),
+    "empty": (lambda at: at.put("corpus/train.de", ""), [], ["corpus/train.de is empty"]),
+    "blank": (lambda at: at.put("corpus/train.de", "\n" * 30), [], ["no pair of the train split is left"]),
+    "too few lines": (lambda at: at.put("corpus/train.de", "Hund\n"), [], ["train.en has 30 lines", "has 1, so"]),
+    "blank validation": (lambda at: at.put("corpus/valid.de", "\n" * 4), [], ["valid.de, line 1: empty target"]),
+    "no test set": (lambda at: at.remove("corpus/test.de"), [], ["no file corpus/test.de"]),
+    "a folder": (
+        lambda at: (at.remove("corpus/train.de"), at.put("corpus/train.de/x", "")), [], ["no file corpus/train.de"],
+    ),
+    "not compressed": (
+        lambda at: (at.remove("corpus/train.de"), at.put("corpus/train.de.gz", "x\n")), [],
+        ["train.de.gz: not a complete gzip file"],
+    ),
+    "compressed in part": (
+        lambda at: (at.remove("corpus/train.de"), at.put("corpus/train.de.gz", gzip.compress(b"x\n" * 9999)[:-9])), [],
+        ["train.de.gz: not a complete gzip file", "lines were readable"],
+    ),
+    "a sentence beyond the model": (
+        lambda at: (at.put("corpus/valid.de", "Hund " * 2000), at.put("corpus/valid.en", "dog")), [],
+        ["a validation sentence can have", "the model takes 64"],
+    ),
+    "fewer pairs than accumulation": (
+        lambda at: (at.put("corpus/train.de", "Hund\n"), at.put("corpus/train.en", "dog\n")),
+        ["--training.gradient_accumulation_steps=2", "--tokenizer.path=tokenizer"],
+        ["1 pairs cannot make a multiple of 2 batches"],
+    ),
+    "no JSON": (lambda at: at.put("c.jsonl", "{\n"), JSONL, ["c.jsonl, line 1: not JSON"]),
+    "JSON of no object": (lambda at: at.put("c.jsonl", "[1]\n"), JSONL, ["c.jsonl, line 1: a JSON list"]),
+    "JSON too deep": (lambda at: at.put("c.jsonl", "[" * 100_000), JSONL, ["line 1: not JSON that can be read"]),
+    "JSON with a number too long": (
+        lambda at: at.put("c.jsonl", '{"en": ' + "9" * 5000 + "}"), JSONL, ["line 1: not JSON that can be read"],
+    ),
+    "half a character": (
+        lambda at: at.put("c.jsonl", '{"en": "\\ud800", "de": "x"}'), JSONL, ["line 1: half a surrogate pair"],
+    ),
+    "a number for text": (
+        lambda at: at.put("c.jsonl", '{"en": 3, "de": "x"}'), JSONL, ["field 'en' holds int, not text"],
+    ),
+    "three columns": (
+        lambda at: at.put("c.tsv", "a\tb\tc\n"), ["--data.format=tsv", "--data.train=c.tsv"],
+        ["c.tsv, line 1: 3 tab-separated columns instead of 2"],
+    ),
+    "unknown place in a name": (None, [*PAIRS, "--data.train='{nope}'"], ["'{nope}' cannot be filled in", "{pair}"]),
+    "attribute in a name": (None, [*PAIRS, "--data.train='{pair.__class__}'"], ["cannot be filled in"]),
+    "width in a name": (None, [*PAIRS, "--data.train='{pair:>9999999}'"], ["cannot be filled in"]),
+    "a dataset outside": (None, [*HUB, "--data.name=../../nope"], ["data.name '../../nope'", "could not be loaded"]),
+    "a dataset of no files": (lambda at: at.put("set/x.foo", ""), [*HUB, "--data.name=set"], ["data.name 'set'"]),
+    "a dataset with a script": (
+        lambda at: at.put("set/set.py", "open('FIRED', 'w')"), [*HUB, "--data.name=set"],
+        ["Dataset scripts are no longer supported"],
+    ),
+    "a saved dataset, broken": (
+        lambda at: at.put("set/dataset_dict.json", "[]"), [*HUB, "--data.name=set"], ["data.name 'set'"],
+    ),
+    "a stream without steps": (
+        None, ["--data.streaming=true", "--training.max_steps=-1"],
+        ["data.streaming: a stream has no length, so set training.max_steps"],
+    ),
+    "a stream that ends badly": (
+        lambda at: at.put("corpus/train.de", b"Hund\n" * 29 + b"\xff\n"),
+        ["--data.streaming=true", "--training.max_steps=9", TOKENIZER], ["train.de, line 30: byte 1"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_corpora(name, workspace, tmp_path, capsys, monkeypatch):
+    check(CORPORA[name], workspace, tmp_path, capsys, monkeypatch)
+
+
+def foreign_code(at):
+    code = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    at.put("tokenizer/tokenizer_config.json", json.dumps(code))
+    at.put("tokenizer/evil.py", "open('FIRED', 'w')")
+
+
+TOKENIZERS = {
+    "cut": (lambda at: at.cut("tokenizer/tokenizer.json"), ["tokenizer.json is damaged, or no JSON"]),
+    "empty": (lambda at: at.put("tokenizer/tokenizer.json", ""), ["tokenizer.json is damaged, or no JSON"]),
+    "a list": (lambda at: at.put("tokenizer/tokenizer.json", "[]"), ["tokenizer.json holds a list"]),
+    "no model in it": (lambda at: at.put("tokenizer/tokenizer.json", "{}"), ["no tokenizer could be loaded"]),
+    "config cut": (lambda at: at.cut("tokenizer/tokenizer_config.json", 5), ["tokenizer_config.json is damaged"]),
+    "config a list": (lambda at: at.put("tokenizer/tokenizer_config.json", "[]"), ["holds a list"]),
+    "without padding": (
+        lambda at: at.put("tokenizer/tokenizer_config.json", '{"tokenizer_class": "PreTrainedTokenizerFast"}'),
+        ["it has no pad_token; a translation model needs one"],
+    ),
+    "with code": (foreign_code, ["contains custom code"]),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokenizers(name, workspace, tmp_path, capsys, monkeypatch):
+    spoil, words = TOKENIZERS[name]
+    case = (spoil, [TOKENIZER], ["tokenizer.path 'tokenizer'", *words])
+    check(case, workspace, tmp_path, capsys, monkeypatch)
+
+
+# What a folder of a run may hold
+
+RUNS = {
+    "finished": (
+        lambda at: (at.put("run/recipe.yaml", "{}"), at.put("run/results.json", "{}")), ["run holds a finished run"],
+    ),
+    "of another recipe": (
+        lambda at: (at.put("run/recipe.yaml", "training: {seed: 7}"), at.put("run/checkpoint-2/x", "")),
+        ["unfinished run of another recipe", "training.seed: 7, now not set"],
+    ),
+    "of a damaged recipe": (
+        lambda at: (at.put("run/recipe.yaml", "{"), at.put("run/checkpoint-2/x", "")), ["run/recipe.yaml, line 1"],
+    ),
+    "of no recipe": (
+        lambda at: (at.put("run/recipe.yaml", "[]"), at.put("run/checkpoint-2/x", "")), ["recipe.yaml is no recipe"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_folders_of_runs(name, workspace, tmp_path, capsys, monkeypatch):
+    spoil, words = RUNS[name]
+    check((spoil, [], words), workspace, tmp_path, capsys, monkeypatch)
+
+
+MASKED_LM = {
+    "no language": (None, ["--data.languages=[]"], ["data.languages is []"]),
+    "a path for a language": (None, ["--data.languages=[../en]"], ["data.languages: '../en' is no language code"]),
+    "a language without a file": (None, ["--data.languages=[en, fr]"], ["no file corpus/train.fr"]),
+    "a family without": (None, ["--model.family=mat"], ["unknown model type 'mat'; the nearest is 'latent_depth'"]),
+    "no probability": (None, ["--data.mask_probability=.nan"], ["data.mask_probability is nan"]),
+    "smoothing": (None, ["--training.label_smoothing_factor=0.1"], ["label_smoothing_factor has no effect"]),
+    "binary text": (lambda at: at.put("corpus/train.de", bytes(range(256))), [], ["train.de, line 1: a zero byte"]),
+    "blank validation": (
+        lambda at: [at.put(f"corpus/valid.{lang}", "\n") for lang in ("en", "de")], [],
+        ["data.validation: all lines of en, de are empty"],
+    ),
+    "sentences beyond the model": (None, ["--model.max_position_embeddings=4"], ["the model takes 4"]),
+    "a start that is missing": (
+        None, ["--model.init_from=/nowhere", TOKENIZER], ["/nowhere cannot be loaded: there is no such folder"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKED_LM)
+def test_masked_language_models(name, workspace, tmp_path, capsys, monkeypatch):
+    check(MASKED_LM[name], workspace, tmp_path, capsys, monkeypatch, MASKED)
