@@ -29,6 +29,10 @@ TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model")
 SHOWN = 3  # names of tensors in a message
 
 
+class _NoFolder(OSError):
+    """Neither a folder nor a name that the Hub could know."""
+
+
 def load_config(where: str | os.PathLike, told: str | None = None, trust_remote_code: bool = False) -> Any:
     """The config of a checkpoint: a folder or a Hub id.
 
@@ -115,6 +119,8 @@ def _telling(where: str | os.PathLike, told: str | None, weights: bool = False) 
     # What Transformers, huggingface_hub and tokenizers raise for files they can make no sense of.
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
+        if not Path(name).exists() and not isinstance(error, _NoFolder):
+            reason = f"there is no such folder, and from the Hub: {reason}"
         raise UserError(f"{told or f'{name} cannot be loaded'}: {reason}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -129,7 +135,7 @@ def _check_name(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise OSError("there is no such folder") from error
+        raise _NoFolder("there is no such folder") from error
 
 
 def _check_files(folder: Path, weights: bool) -> None:

@@ -1,0 +1,223 @@
+"""Wrong checkpoints and arguments: what each script says of them."""
+
+import json
+
+import pytest
+import torch
+from mistakes import SCRIPTS, make_workspace, spoilt
+from safetensors.torch import load_file, save_file
+
+SOURCE, REFERENCE = "corpus/test.en", "corpus/test.de"
+VANILLA, LATENT, PATHS = "vanilla_transformer", "latent_depth", "multipath_transformer"
+EVALUATE = ("evaluate_translation.py", "--source", SOURCE, "--reference", REFERENCE, "--num_beams", "1")
+LOADERS = {
+    "evaluate": (*EVALUATE, "--model", f"./{VANILLA}"),  # "./": no Hub is asked for it
+    "proximal": ("proximal_init.py", f"./{VANILLA}", "out"),
+    "init_from": (
+        "train_translation.py",
+        "recipe.yaml",
+        f"--model.init_from=./{VANILLA}",
+        "--tokenizer.path=tokenizer",
+    ),
+    "share": ("share.py", VANILLA, "out", "--no-verify"),
+    "prune": ("prune_latent_depth.py", f"./{LATENT}", "out"),
+    "plot path weights": ("plot_path_weights.py", f"./{PATHS}", "out.png"),
+}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return make_workspace(tmp_path_factory.mktemp("made") / "workspace")
+
+
+def check(spoil, command, words, workspace, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = spoilt(spoil, workspace, tmp_path, capsys)
+    said = place.error_of(*command)
+    for word in words:
+        assert word in said
+    assert not (place.folder / "FIRED").exists()
+    assert not (place.folder / "out").exists(), "nothing is left of what failed"
+
+
+class Payload:
+    """Pickled, it makes a file when it is loaded."""
+
+    def __reduce__(self):
+        return open, ("FIRED", "w")
+
+
+def pickled(at, model):
+    at.remove(f"{model}/model.safetensors")
+    torch.save(Payload(), at.folder / model / "pytorch_model.bin")
+
+
+def foreign_code(at, model):
+    at.edit_config(model, model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModelForSeq2SeqLM": "evil.M"})
+    at.put(f"{model}/evil.py", "open('FIRED', 'w')")
+
+
+def lacking(at, model):
+    file = at.folder / model / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.encoder.layers.0.feed_forward.fc1.bias"]
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+DAMAGE = {
+    "missing": (lambda at, model: at.remove(model), ["no such folder"]),
+    "without config": (lambda at, model: at.remove(f"{model}/config.json"), ["config.json"]),
+    "weights cut": (lambda at, model: at.cut(f"{model}/model.safetensors"), ["its weights are damaged"]),
+    "weights empty": (lambda at, model: at.put(f"{model}/model.safetensors", ""), ["its weights are damaged"]),
+    "no weights": (lambda at, model: at.remove(f"{model}/model.safetensors"), ["there is no model.safetensors in it"]),
+    "weights pickled": (pickled, ["its weights are pickled (pytorch_model.bin)", "can run any code", "safetensors"]),
+    "weights lacking": (lacking, ["it has no weights for model.encoder.layers.0.feed_forward.fc1.bias"]),
+    "weights of another size": (
+        lambda at, model: at.edit_config(model, encoder_ffn_dim=32), ["do not fit its config", "fc1.bias has the"],
+    ),
+    "config cut": (lambda at, model: at.cut(f"{model}/config.json"), ["config.json"]),
+    "config a list": (lambda at, model: at.put(f"{model}/config.json", "[]"), ["config.json"]),
+    "config no text": (lambda at, model: at.put(f"{model}/config.json", b"\xff"), ["config.json"]),
+    "wrong type": (lambda at, model: at.edit_config(model, d_model="wide"), ["Field 'd_model' expected int, got str"]),
+    "out of range": (lambda at, model: at.edit_config(model, encoder_layers=-3), ["must be at least 1, got -3"]),
+    "no dtype": (lambda at, model: at.edit_config(model, dtype="foo"), ["dtype is 'foo'"]),
+    "generation config cut": (
+        lambda at, model: at.cut(f"{model}/generation_config.json", 9), ["generation_config.json is damaged"],
+    ),
+    "unknown family": (lambda at, model: at.edit_config(model, model_type="nope"), ["nope"]),
+    "code": (foreign_code, []),
+}  # fmt: skip
+# Every damage is tried where most checkpoints go, and every place with the commonest damages.
+COMMON = {"missing", "weights cut", "weights pickled", "weights lacking"}
+CASES = [(damage, place) for place in LOADERS for damage in DAMAGE if place == "evaluate" or damage in COMMON]
+MESSAGES_OF_SHARE = {"missing": ["share: vanilla_transformer holds no model"]}
+
+
+@pytest.mark.parametrize(("damage", "place"), CASES)
+def test_checkpoints(damage, place, workspace, tmp_path, capsys, monkeypatch):
+    spoil, words = DAMAGE[damage]
+    command = LOADERS[place]
+    model = next(name for name in (VANILLA, LATENT, PATHS) if name in " ".join(command))
+    if place == "share":
+        words = MESSAGES_OF_SHARE.get(damage, words)
+    check(lambda at: spoil(at, model), command, [*words, model], workspace, tmp_path, capsys, monkeypatch)
+
+
+AVERAGE, COMPARE, SHARE = ("average_checkpoints.py",), ("compare_runs.py",), ("share.py",)
+PROXIMAL, PRUNE = ("proximal_init.py",), ("prune_latent_depth.py",)
+LAYERS, QUICKSTART, REPLAY = ("plot_layer_utilization.py",), ("quickstart.py",), ("replay_fault.py",)
+FILES = ("evaluate_translation.py", "--reference", REFERENCE, "--hypotheses", SOURCE)
+STATE = "run/trainer_state.json"
+
+ARGUMENTS = {
+    "average nothing": (None, AVERAGE, ["the following arguments are required: checkpoints"]),
+    "average what is missing": (None, (*AVERAGE, "no", "--output", "out"), ["no: there is no model.safetensors"]),
+    "average what is cut": (
+        lambda at: at.cut(f"{VANILLA}/model.safetensors"), (*AVERAGE, VANILLA, "--output", "out"),
+        ["vanilla_transformer/model.safetensors is damaged"],
+    ),
+    "average two models": (
+        None, (*AVERAGE, VANILLA, LATENT, "--output", "out"), ["are not checkpoints of one model"],
+    ),
+    "average into a folder in use": (None, (*AVERAGE, VANILLA, "--output", "corpus"), ["corpus is not empty"]),
+    "average into a file": (None, (*AVERAGE, VANILLA, "--output", "recipe.yaml"), ["recipe.yaml"]),
+    "average below a file": (None, (*AVERAGE, VANILLA, "--output", "recipe.yaml/x"), ["recipe.yaml/x"]),
+    "compare nothing": (None, (*COMPARE, "no", "--output", "out"), ["no holds no trainer_state.json"]),
+    "compare what is cut": (
+        lambda at: at.put(STATE, "{"), (*COMPARE, "run", "--output", "out"), [f"{STATE} is damaged"],
+    ),
+    "compare what is no state": (
+        lambda at: at.put(STATE, '{"foo": 1}'), (*COMPARE, "run", "--output", "out"), [f"{STATE} is damaged, or not"],
+    ),
+    "compare without logs": (
+        lambda at: at.put(STATE, '{"log_history": []}'), (*COMPARE, "run", "--output", "out"), ["nothing was logged"],
+    ),
+    "evaluate nothing": (None, ("evaluate_translation.py",), ["required: --reference"]),
+    "evaluate two things": (None, (*FILES, "--model", VANILLA), ["give one of --model (a checkpoint) and"]),
+    "evaluate without reference": (None, (*FILES, "--reference", "no"), ["there is no file no"]),
+    "evaluate a folder as a file": (
+        None, (*FILES, "--hypotheses", "corpus"), ["--hypotheses: corpus is a folder; a checkpoint"],
+    ),
+    "evaluate binary files": (
+        lambda at: at.put("b", bytes(256)), (*FILES, "--hypotheses", "b"), ["b, line 1: a zero byte"],
+    ),
+    "evaluate unequal files": (
+        lambda at: at.put("b", "x\n"), (*FILES, "--hypotheses", "b"), ["b has 1 lines but corpus/test.de has 4"],
+    ),
+    "evaluate into what exists": (None, (*FILES, "--output", "recipe.yaml"), ["recipe.yaml exists", "--overwrite"]),
+    "evaluate into no folder": (None, (*FILES, "--output", "no/x"), ["there is no folder no; make it first"]),
+    "evaluate over a folder": (None, (*FILES, "--output", "corpus", "--overwrite"), ["corpus: this is a folder"]),
+    "evaluate into one file twice": (
+        None, (*EVALUATE, "--model", VANILLA, "--output", "x", "--translations", "x"), ["are both x; give two names"],
+    ),
+    "evaluate a path for a pair": (None, (*FILES, "--pairs", "../x-de"), ["--pairs: '../x-de' is no language pair"]),
+    "evaluate on no device": (None, (*EVALUATE, "--model", VANILLA, "--device", "quantum"), ["--device quantum"]),
+    "evaluate no beams": (None, (*FILES, "--num_beams", "-1"), ["evaluation.num_beams: -1 is too small"]),
+    "evaluate no metric": (None, (*FILES, "--metrics", "foo"), ["metrics: foo; accepted: bleu, chrf, multi_bleu"]),
+    "evaluate no trials": (None, (*FILES, "--compare", REFERENCE, "--trials", "0"), ["trials: 0; accepted: 1"]),
+    "evaluate an encoder": (None, (*EVALUATE, "--model", "bert"), ["bert cannot be loaded", "BertConfig"]),
+    "evaluate another vocabulary": (
+        lambda at: at.edit_config(VANILLA, vocab_size=4000, decoder_vocab_size=4000), (*EVALUATE, "--model", VANILLA),
+        ["do not fit its config", "instead of [4000, 8]"],
+    ),
+    "evaluate without tokenizer": (
+        lambda at: at.remove(f"{VANILLA}/tokenizer.json", f"{VANILLA}/tokenizer_config.json"),
+        (*EVALUATE, "--model", VANILLA), ["the folder holds no tokenizer"],
+    ),
+    "evaluate an unknown language": (
+        None, (*EVALUATE, "--model", VANILLA, "--source_lang", "de"), ["tokenizer has no language codes"],
+    ),
+    "draw layers of nothing": (None, (*LAYERS, "no"), ["no holds no trainer_state.json"]),
+    "draw layers of a vanilla model": (
+        lambda at: at.put(f"{VANILLA}/trainer_state.json", '{"log_history": []}'), (*LAYERS, VANILLA),
+        ["has no latent layers"],
+    ),
+    "draw weights of a vanilla model": (
+        None, ("plot_path_weights.py", VANILLA, "x.png"), ["without learnable path weights"],
+    ),
+    "draw no kind of image": (None, ("plot_path_weights.py", PATHS, "x.foo"), ["no kind of image", "png"]),
+    "widen into a file": (None, (*PROXIMAL, VANILLA, "recipe.yaml"), ["recipe.yaml exists and is not an empty"]),
+    "widen an unknown field": (
+        None, (*PROXIMAL, VANILLA, "out", "--atention_branches", "3"), ["nearest is 'attention_branches'"],
+    ),
+    "widen by none": (None, (*PROXIMAL, VANILLA, "out", "--attention_branches", "0"), ["must be at least 1, got 0"]),
+    "widen another size": (None, (*PROXIMAL, VANILLA, "out", "--d_model", "32"), ["`d_model` cannot be 32"]),
+    "widen an unknown family": (None, (*PROXIMAL, VANILLA, "out", "--family", "foo"), ["invalid choice: 'foo'"]),
+    "widen an encoder": (None, (*PROXIMAL, "bert", "out"), ["its model type is 'bert'; accepted are"]),
+    "prune a vanilla model": (None, (*PRUNE, VANILLA, "out"), ["only a latent-depth model can be pruned"]),
+    "prune an unknown language": (None, (*PRUNE, LATENT, "out", "--language", "xx"), ["there is no posterior 'xx'"]),
+    "prune into a folder in use": (None, (*PRUNE, LATENT, "corpus"), ["corpus exists and is not an empty folder"]),
+    "share nowhere": (None, (*SHARE, VANILLA), ["share: say where to"]),
+    "share in place": (None, (*SHARE, VANILLA, VANILLA, "--overwrite"), ["is where the model is"]),
+    "share over a folder": (None, (*SHARE, VANILLA, "corpus", "--overwrite"), ["was not written by share"]),
+    "share under no name": (None, (*SHARE, VANILLA, "--repo-id", "a b/c/d"), ["share: repo_id 'a b/c/d'"]),
+    "quickstart with an unknown key": (None, (*QUICKSTART, "--training.foo=1"), ["unknown key 'foo'"]),
+    "quickstart without a value": (None, (*QUICKSTART, "--training.seed"), ["--training.seed has no value"]),
+    "quickstart over a folder": (None, (*QUICKSTART, "--training.output_dir=corpus"), ["corpus is not empty"]),
+    "replay nothing": (None, (*REPLAY, "corpus"), ["corpus holds no fault.json"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments(name, workspace, tmp_path, capsys, monkeypatch):
+    spoil, command, words = ARGUMENTS[name]
+    check(spoil, command, words, workspace, tmp_path, capsys, monkeypatch)
+
+
+def test_every_script_is_called_wrongly():
+    called = {command[0] for command in (*LOADERS.values(), *(case[1] for case in ARGUMENTS.values()))}
+    called.add("train_masked_lm.py")  # in test_bad_input_recipes.py
+    assert {path.name for path in SCRIPTS.glob("*.py")} == called
+
+
+def test_no_permission(workspace, tmp_path, capsys, monkeypatch):
+    """Simulated: whoever runs the tests may be allowed everything."""
+    monkeypatch.chdir(tmp_path)
+    place = spoilt(None, workspace, tmp_path, capsys)
+
+    def refuse(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    assert place.error_of("train_translation.py", "recipe.yaml") == "error: run: no permission"
+    assert json.loads((place.folder / VANILLA / "config.json").read_text())["model_type"] == VANILLA
