@@ -34,9 +34,10 @@ made of one are --model 'runs/pruned-{target_lang}'.
 Where one language is on one side of all pairs, means of the directions out of it and into it are given, too. As papers
 on OPUS-100 report them (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), of what a run has left behind:
 
-    python scripts/evaluate_translation.py --pairs en-af af-en … --hypotheses 'runs/opus100/translations.{pair}.txt' \
-        --reference 'opus100/supervised/{sorted_pair}/opus.{sorted_pair}-test.{target_lang}' --metrics bleu \
-        --average_languages de zh br te --win_ratio benchmarks/opus100_zhang2020.tsv
+    ZHANG=benchmarks/opus100_zhang2020.tsv
+    python scripts/evaluate_translation.py --pairs $(cut -sf1 $ZHANG | tail -n +2) --win_ratio $ZHANG --metrics bleu \
+        --hypotheses 'runs/opus100_m2m_dwlstm/translations.{pair}.txt' --average_languages de zh br te \
+        --reference 'opus100/supervised/{sorted_pair}/opus.{sorted_pair}-test.{target_lang}'
 
 Files are UTF-8 text; names that end in .gz are read compressed. Existing files are not overwritten without
 --overwrite. `--help` lists every setting.
