@@ -1,8 +1,9 @@
 """Scores of several language pairs summed up, as papers on multilingual translation report them.
 
 `groups` says which pairs are averaged together, `means` averages, and `win_ratio` counts the pairs on which one system
-is better than another. With all 188 pairs of OPUS-100 and the languages de, zh, br and te, the groups are the BLEU₉₄ and
-BLEU₄ of Zhang et al. 2020 (Improving Massively Multilingual Neural Machine Translation), out of English and into it.
+is better than another. With all 188 pairs of OPUS-100 and the languages de, zh, br and te, the groups are the BLEU₉₄
+and BLEU₄ of Zhang et al. 2020 (Improving Massively Multilingual Neural Machine Translation), out of English and into
+it.
 """
 
 import re
