@@ -104,6 +104,13 @@ def rotate(run: Path, limit: int | None, best: str | None) -> None:
         remove(checkpoint)
 
 
+def forget_interrupted(run: Path, newest: Path | None = None) -> None:
+    """Delete what interruptions have left, as the run is past them, except `newest`."""
+    for checkpoint in checkpoints(run, INTERRUPTED):
+        if checkpoint != newest:
+            remove(checkpoint)
+
+
 def load_state(checkpoint: Path) -> TrainerState:
     """The trainer's state at a checkpoint.
 

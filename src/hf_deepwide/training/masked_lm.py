@@ -31,7 +31,7 @@ from ..loading import load_model, load_tokenizer
 from ..registration import FAMILIES
 from .arguments import REFUSED, TranslationTrainingArguments
 from .averaging import average_checkpoints
-from .checkpoints import checkpoints, is_last, last_checkpoint, load_state
+from .checkpoints import checkpoints, forget_interrupted, is_last, last_checkpoint, load_state
 from .memory import keep_memory
 from .plots import plot_learning_curves
 from .recipe import Recipe
@@ -187,6 +187,7 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
     if process.is_main_process:
         plot_learning_curves(state.log_history, run / CURVES, recipe.name)
         write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        forget_interrupted(run)
     process.wait_for_everyone()
     return results
 

@@ -34,7 +34,15 @@ from ..errors import UserError
 from .arguments import TranslationTrainingArguments
 from .averaging import average_checkpoints
 from .build import build_model
-from .checkpoints import INTERRUPTED, REGULAR, checkpoints, is_last, last_checkpoint, load_state
+from .checkpoints import (
+    INTERRUPTED,
+    REGULAR,
+    checkpoints,
+    forget_interrupted,
+    is_last,
+    last_checkpoint,
+    load_state,
+)
 from .durable import STAGING, remove, write_whole
 from .faults import FAULTS
 from .memory import keep_memory
@@ -139,8 +147,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
             plot_path_weights(model, run / PATH_WEIGHTS, recipe.name)
         write_model_card(run, recipe, model.config, results, samples)
         write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-        for left in checkpoints(run, INTERRUPTED):
-            remove(left)
+        forget_interrupted(run)
     process.wait_for_everyone()
     return results
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
-from .checkpoints import INTERRUPTED, REGULAR, checkpoints, rotate
+from .checkpoints import INTERRUPTED, REGULAR, checkpoints, forget_interrupted, rotate
 from .durable import STAGING, publish, remove, why_not_written
 from .preemption import Preemptible
 
@@ -63,9 +63,7 @@ class Saving(Preemptible):
                 (run / STAGING).rmdir()
                 if not self.preemption.extra:
                     rotate(run, self.args.save_total_limit, state.best_model_checkpoint)
-                for older in checkpoints(run, INTERRUPTED):
-                    if older != final:
-                        remove(older)
+                forget_interrupted(run, final)
         self.preemption.extra = False
 
     def _load_best_model(self) -> None:
