@@ -5,20 +5,16 @@ import json
 import math
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from test_training_run import run_script_here
-from tiny_run import SCRIPT, tiny_recipe
+from tiny_run import SCRIPT, tiny_corpus, tiny_recipe, tiny_trainer
 
-from hf_deepwide.data.batches import encode
-from hf_deepwide.data.corpora import load_parallel
-from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.build import build_model
 from hf_deepwide.training.faults import FAULTS, KEPT, NonFiniteError
 from hf_deepwide.training.recipe import differences
 from hf_deepwide.training.replay import replay
@@ -27,27 +23,13 @@ from hf_deepwide.training.trainer import TranslationTrainer
 
 @pytest.fixture(scope="module")
 def corpus():
-    recipe = tiny_recipe(Path("unused"))
-    texts = load_parallel(recipe.data, "train")
-    tokenizer = train_tokenizer(training_texts(texts), TokenizerArguments(vocab_size=200))
-    return SimpleNamespace(tokenizer=tokenizer, encoded=encode(texts, tokenizer, recipe.data, filter=True))
+    return tiny_corpus()
 
 
 @pytest.fixture
 def make(corpus, tmp_path):
     """A trainer on the tiny corpus, with dropout; keywords are training arguments."""
-
-    def make_trainer(family="mat", folder="run", model=None, **training) -> TranslationTrainer:
-        training = {
-            "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "steps",
-            "save_steps": 100, "max_tokens": 1024, "max_steps": 8, "logging_steps": 1, **training,
-        }  # fmt: skip
-        recipe = tiny_recipe(tmp_path / folder, family=family, model=model, **training)
-        args = recipe.training_arguments()
-        model = build_model(recipe, corpus.tokenizer, args)
-        return TranslationTrainer(model, args, corpus.tokenizer, train_dataset=corpus.encoded)
-
-    return make_trainer
+    return partial(tiny_trainer, corpus, tmp_path / "run")
 
 
 def spoil(trainer: TranslationTrainer, calls: set[int], value: float = math.nan, layer: str = "decoder") -> list[dict]:
@@ -140,7 +122,7 @@ def test_the_logged_loss_is_the_mean_of_the_steps_that_were_made(make):
     each = make(on_nonfinite="skip", gradient_accumulation_steps=2)
     spoil(each, {3})
     each.train()
-    together = make(on_nonfinite="skip", gradient_accumulation_steps=2, logging_steps=4, folder="other")
+    together = make(on_nonfinite="skip", gradient_accumulation_steps=2, logging_steps=4)
     spoil(together, {3})
     together.train()
     single = losses(each)

@@ -4,10 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
+from hf_deepwide.training.build import build_model
 from hf_deepwide.training.recipe import Recipe, check_recipe
+from hf_deepwide.training.trainer import TranslationTrainer
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_translation.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -78,3 +84,25 @@ def call(recipe: Path, *arguments: str, processes: int = 1) -> subprocess.Comple
     return subprocess.run(
         command(recipe, *arguments, processes=processes), env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
+
+
+def tiny_corpus() -> SimpleNamespace:
+    """The 300 training pairs of the phrases corpus that the recipe asks for, encoded, and their tokenizer."""
+    recipe = tiny_recipe(Path("unused"))
+    texts = load_parallel(recipe.data, "train")
+    tokenizer = train_tokenizer(training_texts(texts), TokenizerArguments(vocab_size=200))
+    return SimpleNamespace(tokenizer=tokenizer, encoded=encode(texts, tokenizer, recipe.data, filter=True))
+
+
+def tiny_trainer(
+    corpus: SimpleNamespace, output_dir: Path, family: str = "mat", model: dict | None = None, **training
+) -> TranslationTrainer:
+    """A trainer on it, in float32, which logs every step and neither saves nor, on 40 of the pairs, evaluates."""
+    training = {
+        "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "steps",
+        "save_steps": 10_000, "max_tokens": 1024, "max_steps": 8, "logging_steps": 1, **training,
+    }  # fmt: skip
+    recipe = tiny_recipe(output_dir, family=family, model=model, **training)
+    args = recipe.training_arguments()
+    start = build_model(recipe, corpus.tokenizer, args)
+    return TranslationTrainer(start, args, corpus.tokenizer, corpus.encoded, corpus.encoded.select(range(40)))

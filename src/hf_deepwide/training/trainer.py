@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import nn
@@ -126,7 +127,8 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         )
         self.remove_callback(EpochCallback)
         self.add_callback(EpochCallback(sampler, self.data_collator))
-        return self._loader(self.train_dataset, sampler)
+        persistent = self.args.dataloader_persistent_workers
+        return self.accelerator.prepare(self._loader(self.train_dataset, sampler, persistent))
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """The same for validation, each pair once, longest first."""
@@ -135,7 +137,15 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         multiple = self.data_collator.pad_to_multiple_of
         max_tokens = max(self.args.max_tokens, -(-longest // multiple) * multiple)  # no pair may be left out
         sampler = self._sampler(dataset, max_tokens, shuffle=False, batch_multiple=self.args.world_size)
-        return self._loader(dataset, sampler)
+        # Each evaluation makes a loader of its own, of which nothing may stay behind: neither workers that persist,
+        # nor, as `accelerator.prepare` keeps it, the loader.
+        return prepare_data_loader(
+            self._loader(dataset, sampler, persistent_workers=False),
+            self.args.device,
+            num_processes=self.args.world_size,
+            process_index=self.args.process_index,
+            put_on_device=True,
+        )
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """As for validation."""
@@ -159,17 +169,16 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
             copies=copies,
         )
 
-    def _loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader:
-        loader = DataLoader(
+    def _loader(self, dataset: Dataset, sampler: TokenBatchSampler, persistent_workers: bool) -> DataLoader:
+        return DataLoader(
             dataset,
             batch_sampler=sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
+            persistent_workers=persistent_workers,
             worker_init_fn=outlive_signals,
         )
-        return self.accelerator.prepare(loader)
 
     # Loss
 
