@@ -20,7 +20,7 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.loading import load_tokenizer
+from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.registration import FAMILIES
 from hf_deepwide.training.recipe import parse_overrides
 from hf_deepwide.warm_start import load_base, logit_difference, preserves_function
@@ -54,7 +54,7 @@ def main() -> None:
         tokenizer.save_pretrained(script.output)
     print(f"{script.output}: {script.family}, {model.num_parameters():,} parameters; base: {base.num_parameters():,}")
 
-    saved = AutoModelForSeq2SeqLM.from_pretrained(script.output)
+    saved = load_model(AutoModelForSeq2SeqLM, script.output)
     difference, largest = logit_difference(base.float(), saved.float())
     print(f"largest difference of logits from the base's: {difference:.2g} (logits up to {largest:.3g})")
     if preserves_function(model.config) and not difference <= tolerance * max(1, largest):

@@ -49,7 +49,7 @@ def main() -> None:
         print(f"{stack}: selects {len(layers)} of {getattr(model.config, f'{stack}_layers')} layers: {layers}")
     print(f"{script.output}: {pruned.num_parameters():,} parameters, of {model.num_parameters():,}")
 
-    saved = AutoModelForSeq2SeqLM.from_pretrained(script.output)
+    saved = load_model(AutoModelForSeq2SeqLM, script.output)
     posteriors = torch.full((4,), posterior_index(model.config, script.language))
     difference, largest = logit_difference(model.float(), saved.float(), posteriors=posteriors)
     print(f"largest difference of logits from the model's: {difference:.2g} (logits up to {largest:.3g})")

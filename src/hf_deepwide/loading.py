@@ -8,6 +8,7 @@ missing with random numbers, and say so in a warning.
 import json
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,21 @@ def load_tokenizer(
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
             raise OSError("the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)")
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+@contextmanager
+def refusing_pickles(checkpoint: Path | None) -> Iterator[None]:
+    """Say so when a Trainer refuses a file of the checkpoint it resumes from: optimizer, schedule, random numbers.
+
+    It reads them by `torch.load(weights_only=True)`, which makes tensors and plain numbers and nothing else.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{checkpoint}: its optimizer.pt, scheduler.pt or rng_state.pth holds more than tensors and was not "
+            "loaded, as that could run any code. Remove the folder; the run then goes on from the checkpoint before it"
+        ) from error
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from ..data.batches import check_lengths
 from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..errors import UserError
-from ..loading import load_model, load_tokenizer
+from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..registration import FAMILIES
 from .arguments import REFUSED, TranslationTrainingArguments
 from .averaging import average_checkpoints
@@ -156,7 +156,8 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
         check_lengths(encoded, split, model.config, data)
     trainer = MaskedLMTrainer(model, args, tokenizer, splits["train"], splits["validation"], data=data)
     if checkpoint is None or not is_last(load_state(checkpoint)):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with refusing_pickles(checkpoint):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     process.wait_for_everyone()
 
     state = load_state(checkpoints(run)[-1])

@@ -11,9 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from ..errors import UserError
+from ..loading import load_config, load_model, load_tokenizer
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .faults import FAULT, nonfinite_gradients
@@ -55,13 +56,13 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
         load_best_model_at_end=False,
         label_smoothing_factor=told["label_smoothing_factor"],
     )
-    masked = AutoConfig.from_pretrained(folder).architectures[0].endswith("ForMaskedLM")
+    masked = load_config(folder).architectures[0].endswith("ForMaskedLM")
     model_class = AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM
-    model = model_class.from_pretrained(folder, attn_implementation=told["attn_implementation"]).to(device).train()
+    model = load_model(model_class, folder, attn_implementation=told["attn_implementation"]).to(device).train()
     for module in model.modules():
         if isinstance(module, DeepWidePreTrainedModel):
             module.training_step = report["step"] - 1
-    trainer = TranslationTrainer(model, args, AutoTokenizer.from_pretrained(folder), data_collator=list)
+    trainer = TranslationTrainer(model, args, load_tokenizer(folder), data_collator=list)
     dtype = torch.float16 if told["fp16"] else torch.bfloat16
     autocast = torch.autocast(device, dtype, enabled=told["fp16"] or told["bf16"])
     tokens = report["num_items_in_batch"]  # of all processes, whose gradients are averaged: hence the factor below

@@ -19,7 +19,6 @@ from accelerate import PartialState
 from datasets import Dataset, IterableDataset, disable_progress_bars
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedTokenizerBase,
     TrainerState,
 )
@@ -31,6 +30,7 @@ from ..data.corpora import load_parallel
 from ..data.languages import add_tags
 from ..data.tokenizer import load_or_train, training_texts
 from ..errors import UserError
+from ..loading import load_model, load_tokenizer, refusing_pickles
 from .arguments import TranslationTrainingArguments
 from .averaging import average_checkpoints
 from .build import build_model
@@ -112,7 +112,8 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     else:
         if checkpoint is not None:
             logger.info("resuming from %s", checkpoint.name)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with refusing_pickles(checkpoint):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     process.wait_for_everyone()
 
     state = load_state(checkpoints(run)[-1])
@@ -121,7 +122,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
         average_checkpoints(chosen, run)
     process.wait_for_everyone()
     # read back from the folder, as everybody else will
-    model = AutoModelForSeq2SeqLM.from_pretrained(run, attn_implementation=args.attn_implementation)
+    model = load_model(AutoModelForSeq2SeqLM, run, attn_implementation=args.attn_implementation)
     trainer.model = model.to(args.device)
     results = {
         "parameters": model.num_parameters(),
@@ -217,14 +218,14 @@ def _tokenizer(
     """The tokenizer that is loaded or trained on the first process and read back from the run's folder by all."""
     run = recipe.output_dir
     if checkpoint is not None:
-        return AutoTokenizer.from_pretrained(checkpoint)
+        return load_tokenizer(checkpoint)
     if process.is_main_process:
         limit = STREAM_TEXTS if isinstance(texts, IterableDataset) else DATASET_TEXTS
         tokenizer = load_or_train(recipe.tokenizer, training_texts(texts, limit))
         add_tags(tokenizer, recipe.data)
         tokenizer.save_pretrained(run)
     process.wait_for_everyone()
-    return AutoTokenizer.from_pretrained(run)
+    return load_tokenizer(run)
 
 
 def _in_memory(dataset: Dataset | IterableDataset) -> Dataset:
