@@ -1,0 +1,276 @@
+"""Runs of the training script that something happens to at a named moment: a signal, or a disk that is full.
+
+Shared by the tests and by `benchmarks/resume_matrix.py`.
+
+Started as a program this is a server that has imported everything and forks a child for each process of a run, so
+that a run costs seconds; `Runs` is its client. A child patches a function such that its n-th call sends the signal.
+"""
+
+import importlib
+import json
+import os
+import resource
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tiny_run import ENVIRONMENT, SCRIPT, tiny_values
+
+from hf_deepwide.data.phrases import build_phrases
+
+GRACE = 20  # seconds that a launcher gives the other processes once one has ended; torchrun's default is 30
+
+# Where: module, function, and when: before or after the call, or when the file or folder that it writes or deletes
+# (the last path among its arguments, and what in it) is there in half.
+MOMENTS = {
+    "in a step": ("transformers.trainer", "Trainer.training_step", "before", ""),
+    "in evaluation": ("transformers.trainer_callback", "CallbackHandler.on_prediction_step", "after", ""),
+    "in generation": ("hf_deepwide.training.trainer", "translate", "after", ""),
+    "between epochs": ("hf_deepwide.training.callbacks", "EpochCallback.on_epoch_begin", "after", ""),
+    "weights half written": ("hf_deepwide.training.saving", "Saving._save", "half", "model.safetensors"),
+    "optimizer half written": ("torch", "save", "half", ""),
+    "checkpoint not yet named": ("hf_deepwide.training.saving", "publish", "before", ""),
+    "checkpoint just named": ("hf_deepwide.training.saving", "publish", "after", ""),
+    "old checkpoint half deleted": ("hf_deepwide.training.durable", "shutil.rmtree", "half", "model.safetensors"),
+    "recipe or results not yet named": ("hf_deepwide.training.durable", "publish", "before", ""),
+    "final model not yet named": ("hf_deepwide.training.averaging", "publish", "before", ""),
+    "test set translated": ("hf_deepwide.training.run", "translate_and_score", "after", ""),
+    "model card half written": ("hf_deepwide.training.run", "write_model_card", "half", "README.md"),
+    "tokenizer half written": ("transformers", "PreTrainedTokenizerBase.save_pretrained", "half", "tokenizer.json"),
+}
+
+
+FULL = 0  # in place of a signal's number: from now on no file may grow beyond LARGEST, as on a full disk
+LARGEST = 60_000  # bytes; the log is smaller, the weights are not
+
+
+@dataclass
+class Blow:
+    """A signal at the `count`-th time of a moment, in one process; the others are told as a launcher would."""
+
+    moment: str
+    count: int = 1
+    rank: int = 0
+    number: int = signal.SIGKILL
+    to_group: bool = False  # also to the process's workers, as schedulers do
+
+
+class Runs(AbstractContextManager):
+    """Runs the training script in children of a server."""
+
+    def __enter__(self) -> "Runs":
+        """Start the server."""
+        environment = {**ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false"}
+        self.server = subprocess.Popen(
+            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.server.stdin.close()
+        self.server.wait()
+
+    def run(
+        self, recipe: Path, *, processes: int = 1, blow: Blow | None = None, after: float | None = None
+    ) -> tuple[list[int], str]:
+        """Run to the end, or to the blow, or for seconds after the folder was opened.
+
+        Returns:
+            The exit status of each process (negative: the signal that killed it), and what all wrote, in order.
+        """
+        job = {"recipe": str(recipe), "processes": processes, "blow": blow and asdict(blow), "after": after}
+        print(json.dumps(job), file=self.server.stdin, flush=True)
+        answer = json.loads(self.server.stdout.readline())
+        return answer["codes"], answer["output"]
+
+
+def serve() -> None:
+    """Answer jobs, one a line."""
+    for module in ("hf_deepwide.training.run", *(where for where, *_ in MOMENTS.values())):
+        importlib.import_module(module)
+    sys.path.insert(0, str(SCRIPT.parent))
+    for line in sys.stdin:
+        print(json.dumps(_perform(json.loads(line))), flush=True)
+
+
+def _perform(job: dict[str, Any]) -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = Path(job["recipe"]).with_suffix(".log")
+    log.write_bytes(b"")
+    children = {}
+    for rank in range(job["processes"]):
+        child = os.fork()
+        if child == 0:
+            os._exit(_child(job, rank, port, log))
+        children[child] = rank
+    codes, ended, told = {}, None, False
+    start = None
+    while children:
+        for child in list(children):
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                codes[children.pop(child)] = os.waitstatus_to_exitcode(status)
+                ended = ended or (time.monotonic() if codes and max(map(abs, codes.values())) else None)
+        if job["after"] is not None:
+            opened = (log.with_suffix("") / "recipe.yaml").is_file()
+            start = start or (time.monotonic() if opened else None)
+            if start and time.monotonic() - start >= job["after"]:
+                _signal(children, signal.SIGKILL)
+        if ended and not told:
+            _signal(children, signal.SIGTERM)
+            told = True
+        if ended and time.monotonic() - ended > GRACE:
+            _signal(children, signal.SIGKILL)
+        time.sleep(0.01)
+    output = log.read_text(encoding="utf-8", errors="replace")
+    return {"codes": [codes[rank] for rank in sorted(codes)], "output": output}
+
+
+def _signal(children: dict[int, int], number: int) -> None:
+    for child in children:
+        os.killpg(child, number)
+
+
+def _child(job: dict[str, Any], rank: int, port: int, log: Path) -> int:
+    os.setpgid(0, 0)
+    with log.open("ab", buffering=0) as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    if job["processes"] > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(job["processes"]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    if job["blow"] and job["blow"]["rank"] == rank:
+        arm(Blow(**job["blow"]))
+    sys.argv = [str(SCRIPT), job["recipe"]]
+    code = 0
+    try:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def arm(blow: Blow) -> None:
+    """Patch what the moment is of."""
+    module, name, when, part = MOMENTS[blow.moment]
+    *path, attribute = name.split(".")
+    owner = importlib.import_module(module)
+    for step in path:
+        owner = getattr(owner, step)
+    original = getattr(owner, attribute)
+    calls = 0
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if when == "half" and attribute == "rmtree" and not (Path(args[0]) / part).is_file():
+            return original(*args, **kwargs)  # not a checkpoint
+        calls += 1
+        if calls != blow.count:
+            return original(*args, **kwargs)
+        if when == "half" and attribute == "rmtree":
+            (Path(args[0]) / part).unlink()
+            return strike(blow)
+        if when == "before":
+            strike(blow)
+        result = original(*args, **kwargs)
+        if when == "half":
+            (where,) = [Path(each) for each in args if isinstance(each, (str, Path))][-1:]
+            file = where / part if part else where
+            os.truncate(file, file.stat().st_size // 2)
+        if when != "before":
+            strike(blow)
+        return result
+
+    setattr(owner, attribute, patched)
+
+
+def strike(blow: Blow) -> None:
+    """Send the signal to this process, or its group."""
+    if blow.number == FULL:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, resource.RLIM_INFINITY))
+    elif blow.to_group:
+        os.killpg(0, blow.number)
+    else:
+        os.kill(os.getpid(), blow.number)
+
+
+def write_case(
+    folder: Path, name: str, *, data: dict | None = None, processes: int = 1, **training: Any
+) -> tuple[Path, Path]:
+    """A recipe `folder/name.yaml` for a run in `folder/name`; 20 steps, of which every fourth is evaluated and saved.
+
+    The corpus is written beside it, where it is not there yet.
+    """
+    if not (folder / "train.tsv").is_file():
+        splits = build_phrases("de", "en", train_size=300)
+        for split, size in (("train", 300), ("validation", 60), ("test", 40)):
+            rows = splits[split].select(range(size))
+            lines = (f"{source}\t{target}\n" for source, target in zip(rows["source"], rows["target"], strict=True))
+            (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    run, options = folder / name, {"save_total_limit": 2, "predict_with_generate": True, **training}
+    values = tiny_values(run, **options)
+    files = {split: f"{split}.tsv" for split in ("train", "validation", "test")}
+    languages = {"source_lang": "de", "target_lang": "en"}
+    values["data"] = {"format": "tsv", "root": str(folder), **languages, **files, "max_length": 128, **(data or {})}
+    recipe = folder / f"{name}.yaml"
+    recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return recipe, run
+
+
+def difference(run: Path, reference: Path) -> list[str]:
+    """What of two finished runs is not the same, bit for bit: files of checkpoints, history, model, translations."""
+    names = sorted(path.name for path in reference.glob("checkpoint-*"))
+    ours = sorted(path.name for path in run.glob("checkpoint-*"))
+    if names != ours:
+        return [f"checkpoints {ours} instead of {names}"]
+    files = ["model.safetensors", "config.json", "tokenizer.json", "translations.txt"]
+    for name in names:
+        files += [f"{name}/{path.name}" for path in sorted((reference / name).iterdir()) if path.suffix != ".json"]
+    found = [
+        name
+        for name in files
+        if "training_args" not in name and (run / name).read_bytes() != (reference / name).read_bytes()
+    ]
+    last = names[-1]
+    return found + [f"{last}: {each}" for each in _unlike(_history(run / last), _history(reference / last))]
+
+
+def _history(checkpoint: Path) -> list[dict]:
+    return json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+
+
+def _unlike(ours: list[dict], theirs: list[dict]) -> list[str]:
+    if len(ours) != len(theirs):
+        return ["log_history has another length"]
+    compared = ("step", "epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_bleu")
+    return [
+        f"{key} of step {b['step']}: {a.get(key)} instead of {b.get(key)}"
+        for a, b in zip(ours, theirs, strict=True)
+        for key in compared
+        if a.get(key) != b.get(key)
+    ]
+
+
+if __name__ == "__main__":
+    serve()
