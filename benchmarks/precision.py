@@ -111,6 +111,8 @@ def table(report: dict) -> str:
         f"Standard deviation over seeds: {statistics.stdev(losses['float32']):.4f} in float32, "
         f"{statistics.stdev(losses['bfloat16']):.4f} in bfloat16.",
         "",
+        "Steps taken in turns; seconds are those of a machine that may do other work, too.",
+        "",
         "| training step of | float32, s | bfloat16, s | bfloat16 is |",
         "|---|---|---|---|",
     ]
