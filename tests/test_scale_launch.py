@@ -35,7 +35,7 @@ def free_port() -> int:
 
 def launched(config: str, *options: str):
     """What accelerate makes of a config and of the options on the command line."""
-    arguments = ["--config_file", str(CONFIGS / "several_nodes.yaml"), *options, "train.py"]
+    arguments = ["--config_file", str(CONFIGS / config), *options, "train.py"]
     args, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(arguments))
     return args
 
@@ -50,6 +50,7 @@ def test_accelerate_reads_the_config(path):
     assert given["mixed_precision"] == "no"
     args = launched(path.name, "--main_process_ip", "127.0.0.1")
     known = vars(launch.launch_command_parser().parse_args(["train.py"]))
+    assert args.config_file == str(path)
     for key, value in given.get("fsdp_config", {}).items():
         assert key in known, key
         assert str(getattr(args, key)) == str(value)
