@@ -1,0 +1,232 @@
+"""The tables of the four papers as data: benchmarks/paper_tables/*.yaml, one file a paper.
+
+These files hold what the papers print and how a row's model is had from a recipe; nothing there is counted or run by
+us. Keys of a table; those marked * may also be of a row, and then go before its table's:
+
+    title, text     what it is of, and what a reader must know
+    recipe*         file in scripts/recipes, without its suffix: rows can be trained by it with `set`
+    config*         family and fields of a config, where there is no recipe; null: a model that this library lacks
+    vocabulary*     rows of the embedding, if not those of the recipe's tokenizer
+    set*            overrides; a row's come on top of the table's. `{d}` stands for the row's value on the axis d
+    axes            name to the key or keys that it sets: a row has its values under `at`
+    ours            where a results.json has the score that is comparable with a column; a column may say its own
+    columns         name to overrides: a row is trained once for each
+    rows            of each its name (`row`), `at`, and `scores` as printed, one for each column, between blanks
+    smaller         runs of this comparison at other sizes: name to a file of benchmarks/results and a place in it
+
+and of a row, for its parameters, in millions: `printed`; `note`, where ours is another number; with it `should_be`,
+what the papers' specification counts for the row, or `paper_has`, so many parameters more than ours, or both.
+"""
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+)
+from transformers.initialization import no_init_weights
+
+import hf_deepwide
+from hf_deepwide.training.build import posteriors
+from hf_deepwide.training.masked_lm import MaskedLMRecipe
+from hf_deepwide.training.recipe import Recipe, check_recipe, load_recipe, parse_yaml
+
+ROOT = Path(__file__).parent.parent
+OF_TABLE = {"title", "text", "recipe", "config", "vocabulary", "set", "axes", "ours", "columns", "rows", "smaller"}
+OF_ROW = {"row", "at", "recipe", "config", "vocabulary", "set", "printed", "note", "should_be", "paper_has", "scores"}
+assert hf_deepwide  # registers the families
+
+
+@dataclass
+class Row:
+    """One row of a table, with what its table says of all rows filled in."""
+
+    paper: str
+    table: str
+    name: str
+    recipe: str | None
+    config: dict[str, Any] | None
+    vocabulary: int | None
+    overrides: dict[str, Any]
+    columns: dict[str, dict[str, Any]]
+    ours: str | None
+    scores: list[str]
+    printed: str | None = None
+    note: str | None = None
+    should_be: str | None = None
+    paper_has: int = 0
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"{self.paper}, Table {self.table}: {self.name}"
+
+    def values(self, column: str | None = None) -> dict[str, dict[str, Any]]:
+        """The contents of the row's recipe with its overrides and, if one is named, a column's."""
+        values = copy.deepcopy(load(self.recipe).values)
+        for key, value in (self.overrides | overrides_of(self.columns.get(column, {}))).items():
+            section, _, name = key.partition(".")
+            values[section][name] = value
+        return values
+
+    def checked(self, column: str | None = None) -> Recipe:
+        """These, checked as a recipe is before it is trained."""
+        base = load(self.recipe)
+        return check_recipe(self.values(column), base.name, base.source, type(base))
+
+    @cached_property
+    def model_config(self) -> PreTrainedConfig | None:
+        """The config of the row's model; None if this library has no such model."""
+        if self.recipe is not None:
+            recipe = self.checked()
+            fields = recipe.model_fields | (posteriors(recipe) if hasattr(recipe.data, "posterior_names") else {})
+            family, vocabulary = recipe.family, self.vocabulary or recipe.tokenizer.vocab_size
+        elif self.config is not None:
+            fields = self.config | {key.removeprefix("model."): value for key, value in self.overrides.items()}
+            family, vocabulary = fields.pop("family"), self.vocabulary
+        else:
+            return None
+        return AutoConfig.for_model(family, **fields, vocab_size=vocabulary)
+
+    @property
+    def parameters(self) -> int | None:
+        """How many the row's model has."""
+        return None if self.model_config is None else parameters_of(self.model_config, self.seq2seq)
+
+    @property
+    def seq2seq(self) -> bool:
+        """Whether it is a translation model, and not a masked language model."""
+        return self.recipe is None or kind(self.recipe) is Recipe
+
+    def agrees(self, parameters: int) -> bool:
+        """Whether a count is the printed one to its last digit or, where a note says why not, what it says instead."""
+        expected = self.should_be or self.printed
+        decimals = len(expected.partition(".")[2])
+        return f"{(parameters + self.paper_has) / 1e6:.{decimals}f}" == expected
+
+    def place(self, column: str) -> str | None:
+        """Where a results.json has the score that is comparable with a column's, if it has one."""
+        return self.columns[column].get("ours", self.ours)
+
+    def changes(self) -> dict[str, Any]:
+        """The overrides of the row that change its recipe."""
+        before = load(self.recipe).values
+        sections = {key: key.partition(".") for key in self.overrides}
+        return {
+            key: value
+            for key, value in self.overrides.items()
+            if before[sections[key][0]].get(sections[key][2], ...) != value
+        }
+
+
+@dataclass
+class Table:
+    """A table of a paper."""
+
+    paper: str
+    number: str
+    title: str
+    text: str
+    axes: list[str]
+    columns: dict[str, dict[str, Any]]
+    rows: list[Row]
+    smaller: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+def read_tables() -> Iterator[Table]:
+    """All tables, paper by paper."""
+    for file in sorted((ROOT / "benchmarks" / "paper_tables").glob("*.yaml")):
+        paper = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        for number, values in paper["tables"].items():
+            yield read_table(paper["paper"], str(number), values)
+
+
+def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
+    """One table of a data file."""
+    where = f"{paper}, Table {number}"
+    if unknown := set(values) - OF_TABLE:
+        raise ValueError(f"{where}: unknown keys {unknown}; accepted: {OF_TABLE}")
+    axes, columns, rows = values.get("axes", {}), values.get("columns", {}), []
+    for given in values["rows"]:
+        name = " ".join([given.get("row", ""), "/".join(map(str, given.get("at", [])))]).strip()
+        if unknown := set(given) - OF_ROW:
+            raise ValueError(f"{where}: {name}: unknown keys {unknown}; accepted: {OF_ROW}")
+        overrides = {}
+        for axis, value in zip(axes, given.get("at", []), strict="at" in given):
+            keys = [axes[axis]] if isinstance(axes[axis], str) else axes[axis]
+            overrides |= dict.fromkeys(keys, value)
+        overrides |= values.get("set", {}) | given.get("set", {})
+        for axis, value in zip(axes, given.get("at", []), strict=False):
+            overrides = {
+                key: text.replace(f"{{{axis}}}", str(value)) if isinstance(text, str) else text
+                for key, text in overrides.items()
+            }
+        shared = {key: given.get(key, values.get(key)) for key in ("recipe", "config", "vocabulary")}
+        if not isinstance(given["scores"], str):
+            raise ValueError(f"{where}: {name}: write scores as text, in quotes, or final zeros are lost")
+        scores = given["scores"].split()
+        if len(scores) != len(columns):
+            raise ValueError(f"{where}: {name}: {len(scores)} scores for {len(columns)} columns")
+        own = {key: given[key] for key in ("printed", "note", "should_be", "paper_has") if key in given}
+        rows.append(
+            Row(
+                paper=paper,
+                table=number,
+                name=name,
+                overrides=overrides,
+                columns={column: more or {} for column, more in columns.items()},
+                ours=values.get("ours"),
+                scores=scores,
+                **shared,
+                **own,
+            )
+        )
+    text, smaller = values.get("text", ""), values.get("smaller", {})
+    return Table(paper, number, values["title"], text, list(axes), columns, rows, smaller)
+
+
+def kind(recipe: str) -> type[Recipe]:
+    """What kind of recipe a file of scripts/recipes is."""
+    return MaskedLMRecipe if recipe.startswith("masked_lm/") else Recipe
+
+
+@cache
+def load(recipe: str) -> Recipe:
+    """A recipe as it is handed out."""
+    return load_recipe(ROOT / "scripts" / "recipes" / f"{recipe}.yaml", kind=kind(recipe))
+
+
+def parameters_of(config: PreTrainedConfig, seq2seq: bool = True) -> int:
+    """Parameters of the model of a config: tied ones once, and none of them filled in."""
+    return _count(config.to_json_string(use_diff=False), seq2seq)
+
+
+@cache
+def _count(config: str, seq2seq: bool) -> int:
+    fields = json.loads(config)
+    made = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if seq2seq else MODEL_FOR_MASKED_LM_MAPPING
+    with torch.device("meta"), no_init_weights():
+        model = mapping[type(made)](made)
+    model.tie_weights()  # a part of initialisation, which takes as long as all the rest
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def overrides_of(column: dict[str, Any]) -> dict[str, Any]:
+    """What a column overrides: its keys with a section."""
+    return {key: value for key, value in column.items() if "." in key}
+
+
+def arguments(overrides: dict[str, Any]) -> list[str]:
+    """Overrides as the arguments of a command."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in overrides.items()}
+    return [argument for key, text in texts.items() for argument in (f"--{key}", text)]

@@ -1,0 +1,149 @@
+"""The papers' tables: every row's recipe loads, every count is the printed one, and the pages are up to date."""
+
+import copy
+import itertools
+import json
+
+import paper_tables
+import pytest
+from paper_rows import ROOT, arguments, load, overrides_of, parameters_of, read_table, read_tables
+
+from hf_deepwide.training.recipe import parse_overrides
+
+TABLES = list(read_tables())
+ROWS = [row for table in TABLES for row in table.rows]
+TRAINED = [row for row in ROWS if row.recipe]
+# a table of quoted systems prints the sizes of models that are not here
+PRINTED = [row for row in ROWS if row.printed and row.model_config]
+# of a paper: number of each table, and how many rows it has
+COMPLETE = {
+    "Fan": {
+        **{"1": 10, "2": 5, "3 left": 7, "3 right": 7, "4": 9, "5": 4, "6": 6, "7": 6, "8": 6, "9": 3, "10": 1},
+        **{"11": 8, "12": 5, "13": 3, "14": 10, "15": 5, "16": 9, "17": 9, "18": 9, "19": 9},
+        **{"20": 5, "21": 5, "22": 5, "23": 5, "24": 5, "25": 5, "26": 5, "27": 5},
+    },
+    "Lin": {"1": 0, "2": 26, "3: De-En": 7, "3: En-Fr": 7, "3: Fr-En": 7, "4": 6},
+    "Li": {"1": 8, "2": 7, "3": 8, "4": 9, "5": 10, "6": 3, "7": 4, "8": 2, "9": 2},
+    "Xu": {"1": 8, "2": 3, "3": 3, "4": 3, "5": 3, "6": 26, "7: En→xx": 3, "7: xx→En": 3},
+}
+
+
+def test_no_row_of_a_table_is_left_out():
+    found = {}
+    for table in TABLES:
+        found.setdefault(table.paper.partition(" ")[0], {})[table.number] = len(table.rows)
+    assert found == COMPLETE
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.paper.partition(' ')[0]} {table.number}")
+def test_recipes_load_with_the_overrides_of_rows_and_columns(table):
+    for row in table.rows:
+        for column in row.columns if row.recipe else ():
+            recipe = row.checked(column)
+            more = row.changes() | overrides_of(row.columns[column])
+            assert parse_overrides(arguments(more)) == list(more.items()), "a shell gives what the row has"
+            changed = {key: recipe.values[key.partition(".")[0]][key.partition(".")[2]] for key in more}
+            assert changed == more
+
+
+@pytest.mark.parametrize("table", sorted({(row.paper, row.table) for row in PRINTED}), ids=str)
+def test_counts_are_the_printed_ones(table):
+    for row in PRINTED:
+        if (row.paper, row.table) == table:
+            assert row.agrees(row.parameters), f"{row.label}: {row.parameters}, printed {row.printed} M"
+
+
+def test_only_rows_that_differ_say_why():
+    """And a note excuses a printed number only where ours is not that one."""
+    for row in PRINTED:
+        plain = copy.copy(row)
+        plain.should_be, plain.paper_has = None, 0
+        assert plain.agrees(row.parameters) == (row.note is None), row.label
+
+
+def test_a_layer_more_or_less_is_noticed():
+    """In the encoder or in the decoder, of the first and the last row of each table that prints sizes."""
+    for _, rows in itertools.groupby(PRINTED, key=lambda row: (row.paper, row.table)):
+        rows = list(rows)
+        for row, stack, step in (
+            (rows[0], "encoder", -1),
+            (rows[-1], "decoder" if rows[-1].seq2seq else "encoder", 1),
+        ):
+            config = copy.deepcopy(row.model_config)
+            setattr(config, f"{stack}_layers", getattr(config, f"{stack}_layers") + step)
+            assert not row.agrees(parameters_of(config, row.seq2seq)), row.label
+
+
+@pytest.fixture(scope="module")
+def written():
+    return paper_tables.write()
+
+
+@pytest.mark.parametrize("name", ["paper_tables.json", "paper_tables.md"])
+def test_the_committed_pages_are_what_the_script_writes(name, written):
+    assert (paper_tables.RESULTS / name).read_text(encoding="utf-8") == written[name.endswith(".md")], (
+        "run `make paper-tables`, and commit benchmarks/results/paper_tables.*"
+    )
+
+
+def test_a_row_that_was_run_has_our_score(tmp_path, monkeypatch):
+    """The mean over seeds; a run with another learning rate, or of another row, is not counted."""
+    row = next(row for row in TRAINED if row.label.endswith("Table 1: 3/256/2048"))
+    ran = {}
+    for name, seed, rate, bleu in (("a", 1, 5e-4, 35.0), ("b", 2, 5e-4, 36.0), ("c", 1, 1e-3, 99.0)):
+        recipe = row.values("ρ 0.2")
+        recipe["training"] |= {"seed": seed, "learning_rate": rate, "output_dir": f"runs/{name}"}
+        ran[name] = {"recipe": recipe, "test": {"multi_bleu": bleu}, "versions": {}}
+    (tmp_path / "runs.json").write_text(json.dumps({"runs": ran}), encoding="utf-8")
+    monkeypatch.setattr(paper_tables, "RUNS", [tmp_path])
+    monkeypatch.setattr(paper_tables, "ROOT", tmp_path)
+    paper_tables.all_runs.cache_clear()
+    ours = paper_tables.record(row)["ours"]
+    other = paper_tables.record(next(row for row in TRAINED if row.label.endswith("Table 1: 4/256/2048")))
+    paper_tables.all_runs.cache_clear()
+    assert ours == {"ρ 0.2": {"score": 35.5, "files": ["runs.json", "runs.json"]}}
+    assert paper_tables.ours({"ours": ours}) == "ρ 0.2 35.50, runs: 2"
+    assert paper_tables.ours(other) == "not run"
+
+
+def test_scores_at_other_sizes_come_from_committed_results(written):
+    """Each is in the Markdown as its results file has it, rounded."""
+    places = [where for table in TABLES for where in table.smaller.values()]
+    assert places
+    for where in places:
+        score = json.loads((paper_tables.RESULTS / where["file"]).read_text(encoding="utf-8"))
+        for key in where["score"].split("."):
+            score = score[key]
+        assert f" {score:.2f} ([{where['file'].rpartition('/')[2]}]({where['file']}))" in written[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rows": [{"row": "a", "scores": "1.0 2.0"}]}, "2 scores for 1 columns"),
+        ({"rows": [{"row": "a", "scores": 1.0}]}, "in quotes"),
+        ({"rows": [{"row": "a", "skores": "1.0"}]}, "skores"),
+        ({"colums": {}}, "colums"),
+    ],
+)
+def test_what_is_wrong_in_a_data_file_is_named(change, words):
+    with pytest.raises(ValueError, match=words):
+        read_table("Paper", "1", {"title": "x", "columns": {"BLEU": {}}, "rows": []} | change)
+
+
+def test_recipes_of_the_papers_are_rows():
+    """By themselves, or as a row with what a column overrides."""
+    folder, rows = ROOT / "scripts" / "recipes", {row.recipe for row in TRAINED}
+    names = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
+    of_papers = {name for name in names if "Table " in (folder / f"{name}.yaml").read_text(encoding="utf-8")}
+    # Multi30k is of no paper, and this direction of TED8-Related in no table
+    of_papers -= {name for name in names if "multi30k" in name} | {"ted8_related_m2o_latent_depth"}
+    values = [row.values(column) for row in TRAINED for column in row.columns if overrides_of(row.columns[column])]
+    assert [name for name in of_papers - rows if load(name).values not in values] == []
+
+
+def test_loading_does_not_change_what_is_handed_out():
+    row = next(row for row in TRAINED if row.changes())
+    before = copy.deepcopy(load(row.recipe).values)
+    row.values()
+    assert load(row.recipe).values == before
