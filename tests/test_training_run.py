@@ -66,6 +66,8 @@ def test_what_a_run_leaves_behind(undisturbed):
     train = results["train"]
     assert (train["steps"], round(train["epochs"], 2)) == (20, 3.33)
     assert train["tokens_per_second"] > 100
+    assert train["peak_memory_bytes"] > 100 * 2**20
+    assert results["generation"]["sentences_per_second"] > 1
     assert 0 < train["best_validation_loss"] < 6
     assert results["recipe"]["training"]["max_tokens"] == 2048
     assert results["machine"]["cores"] >= 1

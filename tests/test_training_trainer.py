@@ -24,7 +24,7 @@ from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.training.averaging import average_checkpoints
 from hf_deepwide.training.build import build_model
 from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
-from hf_deepwide.training.memory import keep_memory
+from hf_deepwide.training.memory import keep_memory, peak_memory
 from hf_deepwide.training.plots import plot_learning_curves
 from hf_deepwide.training.recipe import check_recipe
 from hf_deepwide.training.run import run_recipe
@@ -352,3 +352,10 @@ def test_learning_curves_leave_out_what_was_not_logged(tmp_path):
 
 def test_memory_can_be_kept():
     assert keep_memory() is (sys.platform == "linux")
+
+
+def test_peak_memory_is_what_the_kernel_says():
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    (most,) = (line.split()[1:] for line in lines if line.startswith("VmHWM"))
+    assert most[1] == "kB"
+    assert peak_memory() == pytest.approx(int(most[0]) * 1024, rel=0.01)

@@ -11,6 +11,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..data.batches import TokenBatchSampler
 from ..models.modeling_base import DeepWidePreTrainedModel
+from .memory import peak_memory
 
 
 class EpochCallback(TrainerCallback):
@@ -70,16 +71,23 @@ class TrainingStep(TrainerCallback):
 class Throughput(TrainerCallback, ExportableState):
     """Counts target tokens (`</s>` included, padding not) and the time of training steps and of waiting for data.
 
-    Evaluation and saving do not count as steps. Totals survive an interruption, as they are part of checkpoints.
+    It also keeps the most memory that a process has held. Evaluation and saving do not count as steps. Totals survive
+    an interruption, as they are part of checkpoints.
     """
 
     def __init__(
-        self, target_tokens: int = 0, seconds: float = 0.0, minutes: float = 0.0, data_seconds: float = 0.0
+        self,
+        target_tokens: int = 0,
+        seconds: float = 0.0,
+        minutes: float = 0.0,
+        data_seconds: float = 0.0,
+        peak_memory_bytes: int = 0,
     ) -> None:
         self.target_tokens = target_tokens
         self.seconds = seconds  # in training steps
         self.data_seconds = data_seconds  # of them, waiting for the next batch
         self.minutes = minutes  # in all, evaluation and saving included, in earlier sessions
+        self.peak_memory_bytes = peak_memory_bytes  # of this process, in earlier sessions
         self._new_tokens: torch.Tensor | int = 0
         self._logged = (target_tokens, seconds, data_seconds)
         self._start = self._mark = time.perf_counter()
@@ -136,8 +144,14 @@ class Throughput(TrainerCallback, ExportableState):
         """What a checkpoint keeps, for the Trainer to restore."""
         self._settle()
         minutes = self.minutes + (time.perf_counter() - self._start) / 60
-        totals = {"target_tokens": self.target_tokens, "seconds": self.seconds, "data_seconds": self.data_seconds}
-        return {"args": totals | {"minutes": minutes}, "attributes": {}}
+        totals = {
+            "target_tokens": self.target_tokens,
+            "seconds": self.seconds,
+            "data_seconds": self.data_seconds,
+            "minutes": minutes,
+            "peak_memory_bytes": max(self.peak_memory_bytes, peak_memory()),
+        }
+        return {"args": totals, "attributes": {}}
 
     def _settle(self) -> None:
         self.target_tokens += int(self._new_tokens)

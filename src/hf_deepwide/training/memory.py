@@ -1,7 +1,11 @@
-"""Keep freed memory in the process."""
+"""Memory of the process: keep what was freed, and say how much was held at most."""
 
 import ctypes
 import logging
+import sys
+
+import psutil
+import torch
 
 logger = logging.getLogger(__name__)
 
@@ -26,3 +30,15 @@ def keep_memory() -> bool:
     except OSError:
         return False
     return all(mallopt(option, KEEP) == 1 for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has held: of the GPU where it used one, else of the machine's memory."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource  # which Windows has not
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts KiB

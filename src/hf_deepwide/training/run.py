@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import shutil
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -133,8 +134,10 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     }
     samples: list[tuple[str, str, str]] = []
     if test_texts is not None:
+        start = time.perf_counter()
         scores, translations = translate_and_score(trainer.translate, test_texts, recipe.data, recipe.evaluation)
-        results = {"test": scores, **results}
+        speed = len(test_texts) / (time.perf_counter() - start)
+        results = {"test": scores, **results, "generation": {"sentences_per_second": speed}}
         texts = by_pair(test_texts, recipe.data)
         shown = SAMPLES if len(texts) == 1 else 1
         for pair, lines in translations.items():
@@ -249,6 +252,7 @@ def training_facts(state: TrainerState, args: TranslationTrainingArguments, weig
         "tokens_per_second": counted["target_tokens"] / counted["seconds"],
         "data_share": counted["data_seconds"] / counted["seconds"],
         "minutes": counted["minutes"],
+        "peak_memory_bytes": counted["peak_memory_bytes"],
         **best,
         "weights": weights,
         "precision": f"{args.mixed_precision} autocast" if args.mixed_precision != "no" else "float32",
