@@ -143,8 +143,12 @@ def test_too_many_skips_in_a_row_stop(make, tmp_path):
 
 @pytest.mark.parametrize("family", ["mat", "latent_depth", "marian"])
 def test_a_replay_computes_what_was_computed(family, make, tmp_path):
-    """The same losses, with dropout and what else is drawn; here nothing but the step itself was at fault."""
-    trainer = make(family, gradient_accumulation_steps=2)
+    """The same losses, with dropout, what else is drawn, and what depends on the step's number.
+
+    The fault itself is put in from outside, so that a replay does not meet it.
+    """
+    model = {"layer_selection_init": 2.0, "kl_anneal_steps": 4} if family == "latent_depth" else None
+    trainer = make(family, model=model, gradient_accumulation_steps=2)
     made = []
     compute = trainer.compute_loss
     trainer.compute_loss = lambda *args, **kwargs: made.append(compute(*args, **kwargs)) or made[-1]
