@@ -1,18 +1,22 @@
 """Properties of readers, tokenizer, sampler and collator that must hold for any input (hypothesis)."""
 
 import gzip
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator
 from hf_deepwide.data.corpora import DataArguments, load_parallel, read_lines
 from hf_deepwide.data.streaming import StreamBatches
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)  # the same examples in each run
 
@@ -45,6 +49,44 @@ def test_pairs_stay_aligned(pairs):
     assert list(zip(dataset["source"], dataset["target"], strict=True)) == whole
 
 
+@quick
+@given(st.lists(line, min_size=1), st.lists(line, min_size=1), st.booleans())
+def test_unequal_files_are_refused_and_counted(english, german, compressed):
+    with tempfile.TemporaryDirectory() as directory:
+        for lang, lines in (("en", english), ("de", german)):
+            data = "".join(text + "\n" for text in lines).encode()
+            path = Path(directory) / f"train.{lang}{'.gz' * compressed}"
+            path.write_bytes(gzip.compress(data) if compressed else data)
+        args = DataArguments(root=directory, train="train")
+        assume(len(english) != len(german))
+        with pytest.raises(UserError) as error:
+            load_parallel(args, "train")
+    longer, shorter = max(len(english), len(german)), min(len(english), len(german))
+    assert f"has {longer} lines" in str(error.value)
+    assert f"has {shorter}, so line {shorter + 1} of the longer" in str(error.value)
+
+
+@quick
+@given(st.binary(max_size=60), st.booleans())
+def test_any_bytes_are_read_or_refused_with_their_line(data, compressed):
+    """A byte order mark, zero bytes and carriage returns among them."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / ("text.gz" if compressed else "text")
+        path.write_bytes(gzip.compress(data) if compressed else data)
+        refused, lines = "", []
+        try:
+            lines = list(read_lines(path))
+        except UserError as error:
+            refused = str(error)
+    if refused:
+        assert re.search(r"line \d+|is empty", refused)
+        return
+    text = data.decode("utf-8-sig")
+    assert len(lines) == text.count("\n") + (not text.endswith("\n"))
+    assert "\0" not in text
+    assert lines == [part.removesuffix("\r") for part in text.removesuffix("\n").split("\n")]
+
+
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=16, max_size=150)
 
 
@@ -72,6 +114,21 @@ def test_sampler(pairs, max_tokens, batch_multiple, length_multiple, seed):
         assert all(sentences * max(lengths) <= max_tokens for sentences, *lengths in shapes)
         all_shapes.append(shapes)
     assert all_shapes[0] == all_shapes[1] == all_shapes[2]
+
+
+@quick
+@given(lengths, st.integers(1, 5), st.integers(1, 3), st.integers(0, 9), st.booleans())
+def test_processes_share_an_epoch(pairs, world, accumulation, seed, shuffle):
+    """As accelerate deals batches out: each pair once, equally many batches each, whole optimizer steps."""
+    source, target = zip(*pairs, strict=True)
+    fields = {"seed": seed, "batch_multiple": world * accumulation, "shuffle": shuffle}
+    ranks = [
+        list(BatchSamplerShard(TokenBatchSampler(source, target, 256, **fields), world, rank, even_batches=True))
+        for rank in range(world)
+    ]
+    assert {len(batches) % accumulation for batches in ranks} == {0}
+    assert len({len(batches) for batches in ranks}) == 1
+    assert Counter(row for batches in ranks for batch in batches for row in batch) == Counter(range(len(pairs)))
 
 
 @quick

@@ -90,6 +90,8 @@ class TranslationPipeline(Pipeline):
         clean_up_tokenization_spaces: bool | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        if not generate_kwargs.get("num_beams", 1) >= 1:
+            raise ValueError(f"`num_beams` is {generate_kwargs['num_beams']}; accepted: 1 or more")
         languages = given(src_lang=src_lang, tgt_lang=tgt_lang)
         postprocess = given(
             return_text=return_text,
@@ -132,6 +134,10 @@ class TranslationPipeline(Pipeline):
         truncation: bool | str = False,
     ) -> dict[str, torch.Tensor]:
         """Tokenize a source: `input_ids`, `attention_mask` `[1, source]`; with codes, `forced_bos_token_id` `[1]`."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"half a surrogate pair is no character: {describe(text)}") from error
         truncation = TruncationStrategy({True: "longest_first", False: "do_not_truncate"}.get(truncation, truncation))
         limit = self.source_limit() if truncation != TruncationStrategy.DO_NOT_TRUNCATE else None
         options = {"return_tensors": "pt", "truncation": truncation, "max_length": limit}
