@@ -210,7 +210,9 @@ def strike(blow: Blow) -> None:
     if blow.number == FULL:
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, resource.RLIM_INFINITY))
     elif blow.to_group:
-        os.killpg(0, blow.number)
+        # From outside: workers know a signal of their parent from others.
+        sent = f"import os; os.killpg({os.getpgrp()}, {blow.number})"
+        subprocess.run([sys.executable, "-c", sent], start_new_session=True, check=True)
     else:
         os.kill(os.getpid(), blow.number)
 

@@ -83,7 +83,7 @@ def test_killed(moment, count, said, runs, case):
         ({"eval_strategy": "epoch", "save_strategy": "epoch"}, Blow("in a step", 12, number=15), 143, "checkpoint-12"),
         ({"eval_strategy": "epoch", "save_strategy": "epoch"}, Blow("in a step", 9, number=15), 143, "interrupted-9"),
         # schedulers signal the workers as well
-        ({"dataloader_num_workers": 2}, Blow("in a step", 6, number=15, to_group=True), 143, "interrupted-6"),
+        ({"dataloader_num_workers": 2}, Blow("in a step", 9, number=15, to_group=True), 143, "interrupted-9"),
         # nothing is left to do but the final model
         ({"average_last": 3, "save_total_limit": 4}, Blow("in a step", 20, number=15), 143, "checkpoint-20"),
     ],
