@@ -4,17 +4,14 @@ import json
 import re
 import runpy
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import ENVIRONMENT, SCRIPT, call, command, tiny_recipe, tiny_values, write_recipe
+from tiny_run import SCRIPT, call, tiny_recipe, tiny_values, write_recipe
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deepwide.errors import UserError
@@ -118,34 +115,6 @@ def test_another_recipe_does_not_resume(undisturbed, tmp_path):
     assert "learning_rate" not in str(error.value)
     with pytest.raises(UserError, match="holds no run"):
         run_recipe(tiny_recipe(tmp_path), overwrite=True)
-
-
-def test_killed_and_started_again(undisturbed, tmp_path):
-    """SIGKILL in mid-training, the newest checkpoint damaged on top: the same weights, bit for bit."""
-    reference, results = undisturbed
-    run = tmp_path / "run"
-    recipe = write_recipe(tmp_path, tiny_values(run, **OPTIONS))
-    process = subprocess.Popen(command(recipe), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 240
-    while not (run / "checkpoint-12").is_dir():
-        assert process.poll() is None, process.stderr.read().decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (run / "results.json").exists()
-    newest = checkpoints(run)[-1]
-    assert newest.name != "checkpoint-20", "killed too late to test anything"
-    damaged = newest / "optimizer.pt"
-    damaged.write_bytes(damaged.read_bytes()[:-100])
-
-    again = run_recipe(tiny_recipe(run, **OPTIONS))
-    assert_equal(run / "checkpoint-20", reference / "checkpoint-20")
-    assert_equal(run, reference)
-    assert (run / "translations.txt").read_text() == (reference / "translations.txt").read_text()
-    for key in ("steps", "target_tokens", "best_validation_loss", "best_validation_bleu"):
-        assert again["train"][key] == results["train"][key]
-    assert (run / f"damaged-{newest.name}").is_dir()
 
 
 def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
