@@ -1,6 +1,7 @@
 """Nothing that a checkpoint, a corpus or a name brings along is executed, or written outside the output folder."""
 
 import ast
+import pickle
 import shutil
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 from mistakes import SCRIPTS, make_workspace
 from test_bad_input_scripts import Payload
 from tiny_run import tiny_recipe
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import CheckpointException
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, pipeline
 
 from hf_deepwide import MATForConditionalGeneration
 from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.errors import UserError
-from hf_deepwide.loading import load_config, load_model, load_tokenizer
+from hf_deepwide.loading import load_config, load_model, load_tokenizer, refusing_pickles
+from hf_deepwide.shards import only_weights
 from hf_deepwide.training.run import run_recipe
 
 PACKAGE = SCRIPTS.parent / "src" / "hf_deepwide"
@@ -78,6 +82,38 @@ def test_resuming_loads_no_pickle(name, resumable, tmp_path, monkeypatch):
     else:
         with pytest.raises(UserError, match=r"checkpoint-1: .*was not loaded.*Remove the folder"):
             run_recipe(recipe)
+    assert not (tmp_path / "FIRED").exists()
+
+
+@pytest.mark.parametrize("attribute", ["planner_data", "storage_data"])
+def test_shards_that_name_code_are_refused(attribute, tmp_path, monkeypatch):
+    """PyTorch's own reader runs the payload of an index, and of a value that is no tensor; ours reads neither."""
+    monkeypatch.chdir(tmp_path)
+    honest, poisoned = tmp_path / "honest", tmp_path / "poisoned"
+    state = {"weight": torch.randn(3, 2), "half": torch.ones(2, dtype=torch.bfloat16), "lr": 0.1, "betas": (0.9, 0.98)}
+    checkpoint.save(state, checkpoint_id=honest)
+    read = {**state, "weight": torch.zeros(3, 2), "lr": 0.0}
+    with only_weights(tmp_path):
+        checkpoint.load(read, checkpoint_id=honest)
+    assert torch.equal(read["weight"], state["weight"])
+    assert read["lr"] == 0.1
+
+    shutil.copytree(honest, poisoned)
+    metadata = checkpoint.FileSystemReader(poisoned).read_metadata()
+    setattr(metadata, attribute, Payload())
+    (poisoned / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UserError, match="index of its shards"), refusing_pickles(poisoned):
+        checkpoint.load(read, checkpoint_id=poisoned)
+    assert not (tmp_path / "FIRED").exists()
+    checkpoint.FileSystemReader(poisoned).read_metadata()
+    assert (tmp_path / "FIRED").exists(), "the payload would have worked"
+
+
+def test_values_beside_sharded_tensors_are_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save({"lr": Payload()}, checkpoint_id=tmp_path / "poisoned")
+    with pytest.raises(CheckpointException, match=r"weights_only|Weights only"), only_weights(tmp_path):
+        checkpoint.load({"lr": 0.1}, checkpoint_id=tmp_path / "poisoned")
     assert not (tmp_path / "FIRED").exists()
 
 

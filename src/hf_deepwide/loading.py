@@ -10,7 +10,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from .errors import UserError
+from .shards import only_weights
 
 logger = logging.getLogger(__name__)
 
@@ -104,16 +105,18 @@ def load_tokenizer(
 
 @contextmanager
 def refusing_pickles(checkpoint: Path | None) -> Iterator[None]:
-    """Say so when a Trainer refuses a file of the checkpoint it resumes from: optimizer, schedule, random numbers.
+    """Say so when a file of the checkpoint that a Trainer resumes from is refused: optimizer, schedule, shards.
 
-    It reads them by `torch.load(weights_only=True)`, which makes tensors and plain numbers and nothing else.
+    They are read by `torch.load(weights_only=True)`, which makes tensors and plain numbers and nothing else.
     """
     try:
-        yield
+        with nullcontext() if checkpoint is None else only_weights(checkpoint):
+            yield
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{checkpoint}: its optimizer.pt, scheduler.pt or rng_state.pth holds more than tensors and was not "
-            "loaded, as that could run any code. Remove the folder; the run then goes on from the checkpoint before it"
+            f"{checkpoint}: its optimizer.pt, scheduler.pt or rng_state.pth, or the index of its shards, holds more "
+            "than tensors and was not loaded, as that could run any code. Remove the folder; the run then goes on "
+            "from the checkpoint before it"
         ) from error
 
 
