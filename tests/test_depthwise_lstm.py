@@ -212,6 +212,22 @@ def test_a_cell_is_three_products():
     assert counts["aten::native_layer_norm"] == 2
 
 
+def test_the_forget_gate_starts_where_it_is_told(tmp_path):
+    """Of the gates it alone opens; a trained bias is not set back when the model is loaded."""
+    model = DepthwiseLSTMForConditionalGeneration(config_of(forget_bias_init=2.0))
+    closed = DepthwiseLSTMForConditionalGeneration(config_of())
+    x = torch.randn(2, 3, 16)
+    gates = model.model.encoder.lstm.gates
+    closed.model.encoder.lstm.gates.fc.load_state_dict(gates.fc.state_dict())
+    for number, (ours, theirs) in enumerate(zip(gates(x), closed.model.encoder.lstm.gates(x), strict=True)):
+        torch.testing.assert_close(ours.logit() - theirs.logit(), torch.full_like(ours, 2.0 * (number == 1)))
+    with torch.no_grad():
+        gates.layer_norm.bias.fill_(0.5)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.encoder.lstm.gates.layer_norm.bias, gates.layer_norm.bias)
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["half", "autocast"])
 def test_statistics_of_norms_are_float32(autocast):
     """Bfloat16 values far from zero, whose mean and variance bfloat16 could not hold."""

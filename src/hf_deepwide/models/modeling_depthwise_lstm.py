@@ -252,7 +252,9 @@ class DepthwiseLSTMPreTrainedModel(DeepWidePreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, GateNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
+            start = torch.zeros_like(module.bias)
+            start.view(3, -1)[1] = self.config.forget_bias_init
+            init.copy_(module.bias, start)
 
 
 class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):
