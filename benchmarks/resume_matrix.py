@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from interruptions import FULL, MOMENTS, Blow, Runs, difference, write_case
 
 from hf_deepwide.training.checkpoints import checkpoints, problem
+from hf_deepwide.training.durable import write_whole
 
 AT_ONCE = 3  # runs side by side
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
@@ -151,11 +152,11 @@ def _went_on(output: str) -> str:
     return "afresh" if found is None else found[1] or (f"{found[2]}, trained" if found[2] else "was finished")
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]], planned: int) -> str:
     """In Markdown."""
     bad = [row for row in rows if row["unlike"] or row["half checkpoints"]]
     lines = [
-        f"{len(rows)} interruptions, {len(rows) - len(bad)} without a trace; by `benchmarks/resume_matrix.py`.",
+        f"{len(rows)} of {planned} interruptions, {len(rows) - len(bad)} without a trace; by `benchmarks/resume_matrix.py`.",
         "",
         "| run | what happened | exit status | went on from | bit for bit as if left alone |",
         "|---|---|---|---|---|",
@@ -168,6 +169,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(rows: list[dict[str, Any]], planned: int, output: Path) -> None:
+    """After each row, so that a matrix that is itself interrupted leaves what it has."""
+    write_whole(output.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
+    write_whole(output.with_suffix(".md"), table(rows, planned))
+
+
 def main() -> None:
     """Run all, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,7 +183,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/resume_matrix"))
     arguments = parser.parse_args()
     chosen = [case for case in cases(arguments.seed) if arguments.only in f"{case.circumstance}: {case.name}"]
-    start, mine, servers = time.monotonic(), local(), []
+    start, mine, servers, done = time.monotonic(), local(), [], {}
 
     def server() -> Runs:
         if not hasattr(mine, "runs"):
@@ -203,13 +210,13 @@ def main() -> None:
             number, case = numbered
             result = examine(case, number, server(), folder, references[case.circumstance])
             print(f"{time.monotonic() - start:5.0f} s  {json.dumps(result)}", flush=True)
+            done[number] = result
+            write([done[each] for each in sorted(done)], len(chosen), arguments.output)
             return result
 
         rows = list(pool.map(row, enumerate(chosen)))
         for each in servers:
             each.__exit__()
-    arguments.output.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    arguments.output.with_suffix(".md").write_text(table(rows), encoding="utf-8")
     sys.exit(any(row["unlike"] or row["half checkpoints"] for row in rows))
 
 

@@ -144,6 +144,7 @@ def _signal(children: dict[int, int], number: int) -> None:
 
 def _child(job: dict[str, Any], rank: int, port: int, log: Path) -> int:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what a shell runs in the background
     with log.open("ab", buffering=0) as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
