@@ -32,6 +32,7 @@ def workspace(tmp_path_factory):
 
 def check(spoil, command, words, workspace, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_DEEPWIDE_DATA", raising=False)
     place = spoilt(spoil, workspace, tmp_path, capsys)
     said = place.error_of(*command)
     for word in words:
