@@ -20,6 +20,7 @@ def benchmark(name):
 
 
 multi30k, latent_depth = benchmark("multi30k"), benchmark("latent_depth")
+depthwise_lstm = benchmark("depthwise_lstm")
 
 
 def test_the_table_is_what_the_results_say():
@@ -33,6 +34,14 @@ def test_latent_depth_tables_are_what_the_results_say(part):
     report = json.loads((latent_depth.RESULTS / f"{part}.json").read_text(encoding="utf-8"))
     printed = (latent_depth.RESULTS / f"{part}.md").read_text(encoding="utf-8")
     assert printed == getattr(latent_depth, f"{part}_table")(report)
+    assert printed in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("part", ["defaults"])
+def test_depthwise_lstm_tables_are_what_the_results_say(part):
+    report = json.loads((depthwise_lstm.RESULTS / f"{part}.json").read_text(encoding="utf-8"))
+    printed = (depthwise_lstm.RESULTS / f"{part}.md").read_text(encoding="utf-8")
+    assert printed == depthwise_lstm.TABLES[part](report)
     assert printed in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -1,0 +1,223 @@
+"""The quality study: train and score systems of equal parameters, and write one table.
+
+    HF_DEEPWIDE_DATA=PATH python benchmarks/quality/study.py benchmarks/quality/multi30k.yaml
+    HF_DEEPWIDE_DATA=PATH python benchmarks/quality/study.py benchmarks/quality/multi30k.yaml \
+        --systems vanilla mat --seeds 4 --jobs 1 --runs runs/again
+
+A study is a YAML file: a recipe, what all systems have in common, the systems, the search that each gets, the seeds.
+Every system is trained with the first seed and all settings of the search; the setting with the best validation loss
+is trained with the other seeds. Each training is one run of `scripts/train_translation.py`, `--jobs` of them at a
+time, with the cores shared among them. Runs that have ended are not made again and one that was interrupted is
+resumed: give the same command. As runs end, their results go to benchmarks/quality/results/STUDY; table and figure
+follow.
+"""
+
+import argparse
+import concurrent.futures
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from report import report
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_deepwide import prune
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.evaluation.translate import translate
+from hf_deepwide.training.recipe import Recipe, check_recipe, parse_yaml
+
+HERE = Path(__file__).parent
+TRAIN = HERE.parent.parent / "scripts" / "train_translation.py"
+
+
+@dataclass(frozen=True)
+class System:
+    """One row of the table: `model` and `overrides` are what it has beside what all systems have."""
+
+    name: str
+    title: str
+    model: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    base: "System | None" = None
+    prune: bool = False
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study's file says. A setting is a choice of a value for each key of the search."""
+
+    name: str
+    recipe: dict[str, dict[str, Any]]
+    model: dict[str, Any]
+    overrides: dict[str, Any]
+    search: dict[str, list[Any]]
+    seeds: list[int]
+    baseline: str
+    systems: list[System]
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """All settings of the search."""
+        return [dict(zip(self.search, values, strict=True)) for values in itertools.product(*self.search.values())]
+
+
+def load_study(path: Path) -> Study:
+    """Read and check a study; every run's recipe is checked before one starts."""
+    if not path.is_file():
+        raise UserError(f"there is no study {path}")
+    values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    recipe = parse_yaml((path.parent / values["recipe"]).read_text(encoding="utf-8"), values["recipe"])
+    systems = []
+    for name, of_system in values["systems"].items():
+        base = of_system.pop("base", None)
+        base = System(f"{name}_base", "", **base) if base else None
+        systems.append(System(name, base=base, **of_system))
+    common = {key: values[key] for key in ("model", "overrides", "search", "seeds", "baseline")}
+    study = Study(path.stem, recipe, systems=systems, **common)
+    for system in study.systems:
+        for setting in study.settings:
+            recipe_of(study, system, setting, study.seeds[0], Path("runs"))
+    return study
+
+
+def run_name(system: System, setting: dict[str, Any], seed: int) -> str:
+    """A run's folder: the system, the setting and the seed."""
+    values = "_".join(f"{key.rpartition('.')[2]}-{value:g}" for key, value in setting.items())
+    return f"{system.name}_{values}_seed-{seed}"
+
+
+def recipe_of(study: Study, system: System, setting: dict[str, Any], seed: int, runs: Path) -> Recipe:
+    """The recipe of one run."""
+    values = {section: dict(keys) for section, keys in study.recipe.items()}
+    values["model"] = {**study.model, **system.model}
+    name = run_name(system, setting, seed)
+    overrides = {**study.overrides, **system.overrides, **setting, "training.seed": seed}
+    overrides["training.output_dir"] = str(runs / name)
+    if system.base is not None:
+        base = str(runs / run_name(system.base, setting, seed))
+        values["tokenizer"] = {}
+        overrides |= {"model.init_from": base, "tokenizer.path": base}
+    for key, value in overrides.items():
+        section, _, name_of_key = key.partition(".")
+        values[section][name_of_key] = value
+    return check_recipe(values, name, f"{study.name}, {name}")
+
+
+def train(recipe: Recipe, threads: int) -> None:
+    """Train and score in a process of its own, unless that was done before."""
+    run = recipe.output_dir
+    if (run / "results.json").is_file():
+        return
+    run.parent.mkdir(parents=True, exist_ok=True)
+    written = run.with_suffix(".yaml")
+    written.write_text(yaml.safe_dump(recipe.values, sort_keys=False), encoding="utf-8")
+    print(f"{run.name}: training, log in {run.with_suffix('.log')}", flush=True)
+    with run.with_suffix(".log").open("w", encoding="utf-8") as log:
+        done = subprocess.run(
+            [sys.executable, TRAIN, written],
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode != 0:
+        last = run.with_suffix(".log").read_text(encoding="utf-8").strip().splitlines()[-1:]
+        raise UserError(f"{run.name} has failed: {' '.join(last)}")
+
+
+def train_system(study: Study, system: System, runs: Path, threads: int) -> Iterator[tuple[str, Recipe]]:
+    """Make the runs of a system: the search with the first seed, then the other seeds by the best setting.
+
+    Yields the kind, "search" or "seed", and the recipe of each run of the system itself once it has ended.
+    """
+
+    def ended(setting: dict[str, Any], seed: int) -> Recipe:
+        if system.base is not None:
+            train(recipe_of(study, system.base, setting, seed, runs), threads)
+        recipe = recipe_of(study, system, setting, seed, runs)
+        train(recipe, threads)
+        return recipe
+
+    losses = []
+    for setting in study.settings:
+        recipe = ended(setting, study.seeds[0])
+        losses.append(results_of(recipe)["train"]["best_validation_loss"])
+        yield "search", recipe
+    best = study.settings[losses.index(min(losses))]
+    for seed in study.seeds:
+        yield "seed", ended(best, seed)
+
+
+def results_of(recipe: Recipe) -> dict[str, Any]:
+    """What a run that has ended says of itself."""
+    return json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
+
+
+def keep(recipe: Recipe, kind: str, system: System, results: Path) -> None:
+    """Copy what the table is made of, and score the pruned model of a latent one."""
+    folder = results / ("search" if kind == "search" else system.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{recipe.name}.json" if kind == "search" else f"seed_{recipe.values['training']['seed']}.json"
+    shutil.copy(recipe.output_dir / "results.json", folder / name)
+    if kind == "seed" and system.prune and not (folder / f"pruned_{name}").is_file():
+        scores, translations = score_pruned(recipe)
+        (folder / f"pruned_{name}").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+        lines = "".join(f"{line}\n" for line in translations)
+        (recipe.output_dir / "pruned_translations.txt").write_text(lines, encoding="utf-8")
+
+
+def score_pruned(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
+    """Parameters and test scores of the layers that a latent-depth model has chosen, and the translations."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(recipe.output_dir, use_safetensors=True)
+    small = prune(model)
+    texts = load_parallel(recipe.data, "test")
+    tokenizer = AutoTokenizer.from_pretrained(recipe.output_dir)
+    translations = translate(small, tokenizer, texts["source"][:], recipe.evaluation)
+    layers = {stack: getattr(small.config, f"{stack}_layers") for stack in ("encoder", "decoder")}
+    test = score(translations, texts["target"][:], target_lang=recipe.data.target_lang)
+    return {"parameters": small.num_parameters(), "layers": layers, "test": test}, translations
+
+
+def main() -> None:
+    """Train what is missing, keep the results, write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path, help="the study, a YAML file")
+    parser.add_argument("--runs", type=Path, default=Path("runs", "quality"), help="folder for the runs")
+    parser.add_argument("--results", type=Path, help="folder for the results; default: results/STUDY beside this file")
+    parser.add_argument("--systems", nargs="+", help="only these; default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, help="instead of the study's; the first is the search's")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    args = parser.parse_args()
+    study = load_study(args.study)
+    if args.seeds:
+        study = Study(**{**vars(study), "seeds": args.seeds})
+    known = [system.name for system in study.systems]
+    if unknown := set(args.systems or ()) - set(known):
+        raise UserError(f"--systems: {', '.join(sorted(unknown))} not in {args.study}, which has {', '.join(known)}")
+    results = args.results or HERE / "results" / study.name
+    threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
+    chosen = [system for system in study.systems if not args.systems or system.name in args.systems]
+
+    def whole(system: System) -> None:
+        for kind, recipe in train_system(study, system, args.runs / study.name, threads):
+            keep(recipe, kind, system, results)
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for system, done in [(system, pool.submit(whole, system)) for system in chosen]:
+            done.result()
+            print(f"{system.name}: done")
+    print(report(study, args.runs / study.name, results))
+
+
+if __name__ == "__main__":
+    run_script(main)
