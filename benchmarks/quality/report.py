@@ -18,98 +18,141 @@ PRUNED = "pruned_"
 
 def report(study: "Study", runs: Path, results: Path) -> str:
     """Compare, draw, write; returns the table, in Markdown."""
-    kept = load_results(study, results)
-    if study.baseline in kept:
-        compare(study, kept, runs, results)
-    titles = {system.name: system.title for system in study.systems}
-    titles |= {f"{PRUNED}{name}": f"{title}, pruned" for name, title in titles.items()}
-    summary = summarise(kept, titles, study.baseline, results)
+    everything = load_results(study, results)
+    settings = best_setting(study, everything)
+    kept = {
+        name: {seed: run for (setting, seed), run in of_system.items() if setting == key_of(settings[trained(name)])}
+        for name, of_system in everything.items()
+    }
+    rows = {
+        name: {seed: run for seed, run in of_seeds.items() if seed in study.seeds} for name, of_seeds in kept.items()
+    }
+    compare(study, rows, runs, results)
+    tried = {name: sum(seed == study.seeds[0] for _, seed in of_system) for name, of_system in everything.items()}
+    summary = summarise(study, rows, tried, results)
     (results / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    (results / "table.md").write_text(table(summary), encoding="utf-8")
+    text = table(summary, len(study.search)) + repetitions(study, kept, summary)
+    (results / "table.md").write_text(text, encoding="utf-8")
     if summary:
         plot(summary, results / "bleu_by_parameters.png")
-    return table(summary)
+    return text
 
 
-def load_results(study: "Study", results: Path) -> dict[str, dict[int, dict]]:
-    """System, and system pruned, to seed, to what its run says of itself; systems without runs are left out."""
-    kept: dict[str, dict[int, dict]] = {}
+def trained(name: str) -> str:
+    """The system that was trained: of a pruned one that which was pruned."""
+    return name.removeprefix(PRUNED)
+
+
+def key_of(setting: dict[str, Any]) -> tuple:
+    """A setting as something to look up."""
+    return tuple(sorted(setting.items()))
+
+
+def load_results(study: "Study", results: Path) -> dict[str, dict[tuple[tuple, int], dict]]:
+    """System, and system pruned, to setting and seed, to what the run says of itself; without those without runs."""
+    kept: dict[str, dict[tuple[tuple, int], dict]] = {}
     for system in study.systems:
-        for prefix in ("", PRUNED):
-            files = {
-                int(path.stem.rpartition("_")[2]): path
-                for path in (results / system.name).glob(f"{prefix}seed_*.json")
-            }
-            if files:
-                of_seeds = {seed: json.loads(files[seed].read_text(encoding="utf-8")) for seed in sorted(files)}
-                kept[f"{prefix}{system.name}"] = of_seeds
+        files = sorted((results / system.name).glob(f"{system.name}_*.json"))
+        for file in files:
+            run = json.loads(file.read_text(encoding="utf-8"))
+            values = run["recipe"]
+            for setting in study.search:
+                of_run = {key: values[key.partition(".")[0]][key.partition(".")[2]] for key in setting}
+                if of_run == setting:
+                    key = key_of(setting), values["training"]["seed"]
+                    kept.setdefault(system.name, {})[key] = run
+                    pruned = file.parent / f"{PRUNED}{file.name}"
+                    if pruned.is_file():
+                        of_pruned = json.loads(pruned.read_text(encoding="utf-8"))
+                        kept.setdefault(f"{PRUNED}{system.name}", {})[key] = {**run, **of_pruned}
     return kept
 
 
-def compare(study: "Study", kept: dict[str, dict[int, dict]], runs: Path, results: Path) -> None:
-    """Test each system against the baseline on the translations of all seeds that both have, one after the other."""
-    outputs: dict[str, dict[int, list[str]]] = {}
-    for name, of_seeds in kept.items():
-        trained = kept[name.removeprefix(PRUNED)]
-        for seed in of_seeds:
-            recipe = trained[seed]["recipe"]
-            folder = runs / Path(recipe["training"]["output_dir"]).name
-            file = folder / ("pruned_translations.txt" if name.startswith(PRUNED) else "translations.txt")
-            if file.is_file():
-                outputs.setdefault(name, {})[seed] = list(read_lines(file))
-    comparison = {}
-    for name, of_seeds in outputs.items():
-        seeds = sorted(of_seeds.keys() & outputs.get(study.baseline, {}).keys())
+def best_setting(study: "Study", kept: dict[str, dict[tuple[tuple, int], dict]]) -> dict[str, dict[str, Any]]:
+    """System to the setting with the best validation loss of those that were tried with the first seed."""
+    best = {}
+    for system in study.systems:
+        of_system = kept.get(system.name, {})
+        tried = [setting for setting in study.search if (key_of(setting), study.seeds[0]) in of_system]
+        if tried:
+            losses = [of_system[key_of(setting), study.seeds[0]]["train"]["best_validation_loss"] for setting in tried]
+            best[system.name] = tried[losses.index(min(losses))]
+    return best
+
+
+def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, results: Path) -> None:
+    """Test each system against the baseline on the translations of all seeds that both have, one after the other.
+
+    What was compared before stays: runs are not committed, so that not everyone has all translations.
+    """
+    file = results / "comparison.json"
+    comparison = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    references: list[str] = []
+    for name, of_seeds in rows.items():
+        seeds = sorted(of_seeds.keys() & rows.get(study.baseline, {}).keys())
         if name == study.baseline or not seeds:
             continue
-        ours, theirs = ([line for seed in seeds for line in outputs[of][seed]] for of in (name, study.baseline))
-        references = test_references(study) * len(seeds)
-        compared = compare_to_baseline(theirs, {name: ours}, references, metrics=["bleu", "chrf"])
-        comparison[name] = {"seeds": seeds, **compared[name]}
+        ours, theirs = (
+            [runs / Path(rows[trained(of)][seed]["recipe"]["training"]["output_dir"]).name / output for seed in seeds]
+            for of, output in (
+                (name, f"{PRUNED}translations.txt" if name.startswith(PRUNED) else "translations.txt"),
+                (study.baseline, "translations.txt"),
+            )
+        )
+        compared = {"seeds": seeds, "runs": [[file.parent.name for file in files] for files in (ours, theirs)]}
+        present = all(file.is_file() for file in ours + theirs)
+        if not present or compared.items() <= comparison.get(name, {}).items():
+            continue
+        references = references or test_references(study)
+        system, baseline = ([line for file in files for line in read_lines(file)] for files in (ours, theirs))
+        tests = compare_to_baseline(baseline, {name: system}, references * len(seeds), metrics=["bleu", "chrf"])
+        comparison[name] = {**compared, **tests[name]}
     if comparison:
-        text = json.dumps(comparison, indent=2) + "\n"
-        (results / "comparison.json").write_text(text, encoding="utf-8")
+        file.write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
 
 
 def test_references(study: "Study") -> list[str]:
     """The references of the study's test set."""
     from study import recipe_of
 
-    recipe = recipe_of(study, study.systems[0], study.settings[0], study.seeds[0], Path("runs"))
+    recipe = recipe_of(study, study.systems[0], study.search[0], study.seeds[0], Path("runs"))
     return load_parallel(recipe.data, "test")["target"][:]
 
 
 def summarise(
-    kept: dict[str, dict[int, dict]], titles: dict[str, str], baseline: str, results: Path
+    study: "Study", rows: dict[str, dict[int, dict]], tried: dict[str, int], results: Path
 ) -> dict[str, dict[str, Any]]:
     """One row a system: means over seeds, standard errors, p against the baseline, the setting that was chosen."""
+    titles = {system.name: system.title for system in study.systems}
     file = results / "comparison.json"
     comparison = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    rows = {}
-    for name, of_seeds in kept.items():
+    summary = {}
+    for name, of_seeds in rows.items():
+        pruned = name.startswith(PRUNED)
         runs = list(of_seeds.values())
-        row = {"title": titles[name], "seeds": list(of_seeds), "parameters": runs[0]["parameters"]}
+        row = {"title": titles[trained(name)] + (", pruned" if pruned else ""), "seeds": list(of_seeds)}
+        row["parameters"] = statistics.mean(run["parameters"] for run in runs)
         for metric in ("bleu", "chrf"):
             row[metric] = mean_and_error([run["test"][metric] for run in runs])
         row["signature"] = runs[0]["test"]["signature"]
-        if name in comparison:
+        row["setting"] = {
+            "learning rate": runs[0]["recipe"]["training"]["learning_rate"],
+            "dropout": runs[0]["recipe"]["model"]["dropout"],
+        }
+        row["settings_tried"] = tried[name]
+        if row["seeds"] == comparison.get(name, {}).get("seeds"):
             row["p"] = comparison[name]["bleu"]["p_randomization"]
-        if name.startswith(PRUNED):
+        if pruned:
             row["layers"] = [run["layers"] for run in runs]
-            row["parameters"] = statistics.mean(run["parameters"] for run in runs)
         else:
-            recipe = runs[0]["recipe"]
-            row["setting"] = {
-                "learning rate": recipe["training"]["learning_rate"],
-                "dropout": recipe["model"]["dropout"],
-            }
+            row["validation_loss"] = mean_and_error([run["train"]["best_validation_loss"] for run in runs])
             row["training_tokens_per_second"] = statistics.mean(run["train"]["tokens_per_second"] for run in runs)
             row["generation_sentences_per_second"] = statistics.mean(
                 run["generation"]["sentences_per_second"] for run in runs
             )
             row["peak_memory_gib"] = max(run["train"]["peak_memory_bytes"] for run in runs) / 2**30
-        rows[name] = row
-    return rows
+        summary[name] = row
+    return summary
 
 
 def mean_and_error(values: list[float]) -> dict[str, float | None]:
@@ -118,31 +161,50 @@ def mean_and_error(values: list[float]) -> dict[str, float | None]:
     return {"mean": statistics.mean(values), "standard_error": error, "values": values}
 
 
-def table(summary: dict[str, dict[str, Any]]) -> str:
-    """The summary as Markdown."""
+def table(summary: dict[str, dict[str, Any]], settings: int) -> str:
+    """The summary as Markdown; `settings` is the number of those that the search has in all."""
     lines = [
-        "| system | parameters | sacreBLEU | chrF | p | seeds | learning rate, dropout | training, target tokens/s "
-        "| generation, sentences/s | peak memory |",
-        "|---" * 10 + "|",
+        "| system | parameters | sacreBLEU | chrF | p | seeds | learning rate, dropout (settings tried) "
+        "| validation loss | training, target tokens/s | generation, sentences/s | peak memory |",
+        "|---" * 11 + "|",
     ]
     for row in summary.values():
-        cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M"]
-        for metric in ("bleu", "chrf"):
-            error = row[metric]["standard_error"]
-            cells.append(f"{row[metric]['mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""))
+        cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row["bleu"]), with_error(row["chrf"])]
         cells += [f"{row['p']:.4f}" if "p" in row else "", str(len(row["seeds"]))]
-        if "setting" in row:
+        if "layers" in row:
+            layers = ", ".join(f"{each['encoder']} + {each['decoder']}" for each in row["layers"])
+            cells += [f"layers left: {layers}", "", "", "", ""]
+        else:
+            setting = ", ".join(f"{value:g}" for value in row["setting"].values())
             cells += [
-                ", ".join(f"{value:g}" for value in row["setting"].values()),
+                f"{setting} ({row['settings_tried']} of {settings})",
+                with_error(row["validation_loss"]),
                 f"{row['training_tokens_per_second']:,.0f}",
                 f"{row['generation_sentences_per_second']:.1f}",
                 f"{row['peak_memory_gib']:.1f} GiB",
             ]
-        else:
-            layers = ", ".join(f"{each['encoder']} + {each['decoder']}" for each in row["layers"])
-            cells += [f"layers left: {layers}", "", "", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def with_error(value: dict[str, Any]) -> str:
+    """Mean and standard error."""
+    error = value["standard_error"]
+    return f"{value['mean']:.2f}" + (f" ± {error:.2f}" if error is not None else "")
+
+
+def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> str:
+    """Rows that were made again with seeds that are not the study's."""
+    lines = [
+        f"| {summary[name]['title']} | {seed} | {run['test']['bleu']:.2f} | {with_error(summary[name]['bleu'])} |"
+        for name, of_seeds in kept.items()
+        for seed, run in of_seeds.items()
+        if seed not in study.seeds
+    ]
+    if not lines:
+        return ""
+    head = ["", "| made again | seed | sacreBLEU | in the table |", "|---|---|---|---|"]
+    return "\n".join(head + lines) + "\n"
 
 
 def plot(summary: dict[str, dict[str, Any]], path: Path) -> None:

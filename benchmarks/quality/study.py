@@ -2,31 +2,32 @@
 
     HF_DEEPWIDE_DATA=PATH python benchmarks/quality/study.py benchmarks/quality/multi30k.yaml
     HF_DEEPWIDE_DATA=PATH python benchmarks/quality/study.py benchmarks/quality/multi30k.yaml \
-        --systems vanilla mat --seeds 4 --jobs 1 --runs runs/again
+        --systems vanilla mat --seeds 4 --jobs 1
 
 A study is a YAML file: a recipe, what all systems have in common, the systems, the search that each gets, the seeds.
-Every system is trained with the first seed and all settings of the search; the setting with the best validation loss
-is trained with the other seeds. Each training is one run of `scripts/train_translation.py`, `--jobs` of them at a
-time, with the cores shared among them. Runs that have ended are not made again and one that was interrupted is
-resumed: give the same command. As runs end, their results go to benchmarks/quality/results/STUDY; table and figure
-follow.
+Every system is trained with the first seed and each setting of the search, one setting after the other; the setting
+with the best validation loss is trained with the other seeds. Each training is one run of
+`scripts/train_translation.py`, `--jobs` of them at a time, with the cores shared among them. Runs that have ended are
+not made again and one that was interrupted is resumed: give the same command. As runs end, their results go to
+benchmarks/quality/results/STUDY, with table and figure. Seeds that are not the study's, of the second command, repeat
+rows of the table: they are listed below it and change none of its numbers.
 """
 
 import argparse
 import concurrent.futures
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from report import report
+from report import PRUNED, best_setting, load_results, report
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deepwide import prune
@@ -54,21 +55,25 @@ class System:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study's file says. A setting is a choice of a value for each key of the search."""
+    """What a study's file says. A setting gives a value to some keys of the recipe."""
 
     name: str
     recipe: dict[str, dict[str, Any]]
     model: dict[str, Any]
     overrides: dict[str, Any]
-    search: dict[str, list[Any]]
+    search: list[dict[str, Any]]
     seeds: list[int]
     baseline: str
     systems: list[System]
 
-    @property
-    def settings(self) -> list[dict[str, Any]]:
-        """All settings of the search."""
-        return [dict(zip(self.search, values, strict=True)) for values in itertools.product(*self.search.values())]
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a study's runs and results lie, and how many threads a run gets."""
+
+    runs: Path
+    results: Path
+    threads: int
 
 
 def load_study(path: Path) -> Study:
@@ -80,19 +85,19 @@ def load_study(path: Path) -> Study:
     systems = []
     for name, of_system in values["systems"].items():
         base = of_system.pop("base", None)
-        base = System(f"{name}_base", "", **base) if base else None
+        base = System(f"{name}_base", "", **base) if base is not None else None
         systems.append(System(name, base=base, **of_system))
     common = {key: values[key] for key in ("model", "overrides", "search", "seeds", "baseline")}
     study = Study(path.stem, recipe, systems=systems, **common)
     for system in study.systems:
-        for setting in study.settings:
+        for setting in study.search:
             recipe_of(study, system, setting, study.seeds[0], Path("runs"))
     return study
 
 
 def run_name(system: System, setting: dict[str, Any], seed: int) -> str:
     """A run's folder: the system, the setting and the seed."""
-    values = "_".join(f"{key.rpartition('.')[2]}-{value:g}" for key, value in setting.items())
+    values = "_".join(f"{key.rpartition('.')[2]}-{value}" for key, value in setting.items())
     return f"{system.name}_{values}_seed-{seed}"
 
 
@@ -119,61 +124,37 @@ def train(recipe: Recipe, threads: int) -> None:
     if (run / "results.json").is_file():
         return
     run.parent.mkdir(parents=True, exist_ok=True)
-    written = run.with_suffix(".yaml")
+    written, log = (run.parent / f"{run.name}.{suffix}" for suffix in ("yaml", "log"))
     written.write_text(yaml.safe_dump(recipe.values, sort_keys=False), encoding="utf-8")
-    print(f"{run.name}: training, log in {run.with_suffix('.log')}", flush=True)
-    with run.with_suffix(".log").open("w", encoding="utf-8") as log:
+    print(f"{time.strftime('%H:%M')} {run.name}: training, log in {log}", flush=True)
+    with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(
             [sys.executable, TRAIN, written],
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-            stdout=log,
+            stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
         )
     if done.returncode != 0:
-        last = run.with_suffix(".log").read_text(encoding="utf-8").strip().splitlines()[-1:]
+        last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
         raise UserError(f"{run.name} has failed: {' '.join(last)}")
 
 
-def train_system(study: Study, system: System, runs: Path, threads: int) -> Iterator[tuple[str, Recipe]]:
-    """Make the runs of a system: the search with the first seed, then the other seeds by the best setting.
-
-    Yields the kind, "search" or "seed", and the recipe of each run of the system itself once it has ended.
-    """
-
-    def ended(setting: dict[str, Any], seed: int) -> Recipe:
-        if system.base is not None:
-            train(recipe_of(study, system.base, setting, seed, runs), threads)
-        recipe = recipe_of(study, system, setting, seed, runs)
-        train(recipe, threads)
-        return recipe
-
-    losses = []
-    for setting in study.settings:
-        recipe = ended(setting, study.seeds[0])
-        losses.append(results_of(recipe)["train"]["best_validation_loss"])
-        yield "search", recipe
-    best = study.settings[losses.index(min(losses))]
-    for seed in study.seeds:
-        yield "seed", ended(best, seed)
-
-
-def results_of(recipe: Recipe) -> dict[str, Any]:
-    """What a run that has ended says of itself."""
-    return json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
-
-
-def keep(recipe: Recipe, kind: str, system: System, results: Path) -> None:
-    """Copy what the table is made of, and score the pruned model of a latent one."""
-    folder = results / ("search" if kind == "search" else system.name)
+def make_run(study: Study, system: System, setting: dict[str, Any], seed: int, folders: Folders) -> None:
+    """Make one run, and that of its base before it, and keep what the table is made of."""
+    if system.base is not None:
+        train(recipe_of(study, system.base, setting, seed, folders.runs), folders.threads)
+    recipe = recipe_of(study, system, setting, seed, folders.runs)
+    train(recipe, folders.threads)
+    folder = folders.results / system.name
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{recipe.name}.json" if kind == "search" else f"seed_{recipe.values['training']['seed']}.json"
-    shutil.copy(recipe.output_dir / "results.json", folder / name)
-    if kind == "seed" and system.prune and not (folder / f"pruned_{name}").is_file():
+    shutil.copy(recipe.output_dir / "results.json", folder / f"{recipe.name}.json")
+    pruned = folder / f"{PRUNED}{recipe.name}.json"
+    if system.prune and not pruned.is_file():
         scores, translations = score_pruned(recipe)
-        (folder / f"pruned_{name}").write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+        pruned.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
         lines = "".join(f"{line}\n" for line in translations)
-        (recipe.output_dir / "pruned_translations.txt").write_text(lines, encoding="utf-8")
+        (recipe.output_dir / f"{PRUNED}translations.txt").write_text(lines, encoding="utf-8")
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
@@ -195,28 +176,32 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs", "quality"), help="folder for the runs")
     parser.add_argument("--results", type=Path, help="folder for the results; default: results/STUDY beside this file")
     parser.add_argument("--systems", nargs="+", help="only these; default: all")
-    parser.add_argument("--seeds", nargs="+", type=int, help="instead of the study's; the first is the search's")
+    parser.add_argument("--seeds", nargs="+", type=int, help="other seeds, for the setting that the search has chosen")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
     study = load_study(args.study)
-    if args.seeds:
-        study = Study(**{**vars(study), "seeds": args.seeds})
     known = [system.name for system in study.systems]
     if unknown := set(args.systems or ()) - set(known):
         raise UserError(f"--systems: {', '.join(sorted(unknown))} not in {args.study}, which has {', '.join(known)}")
-    results = args.results or HERE / "results" / study.name
-    threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
     chosen = [system for system in study.systems if not args.systems or system.name in args.systems]
-
-    def whole(system: System) -> None:
-        for kind, recipe in train_system(study, system, args.runs / study.name, threads):
-            keep(recipe, kind, system, results)
+    results = args.results or HERE / "results" / study.name
+    results.mkdir(parents=True, exist_ok=True)
+    folders = Folders(args.runs / study.name, results, max(1, len(os.sched_getaffinity(0)) // args.jobs))
+    torch.set_num_threads(folders.threads)
+    first, others = study.seeds[0], args.seeds or study.seeds[1:]
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for system, done in [(system, pool.submit(whole, system)) for system in chosen]:
-            done.result()
-            print(f"{system.name}: done")
-    print(report(study, args.runs / study.name, results))
+
+        def make(runs: list[tuple[System, dict[str, Any], int]]) -> None:
+            waiting = [pool.submit(make_run, study, *run, folders) for run in runs]
+            for done in concurrent.futures.as_completed(waiting):
+                done.result()
+                report(study, folders.runs, results)
+
+        make([(system, setting, first) for setting in study.search for system in chosen])
+        best = best_setting(study, load_results(study, results))
+        make([(system, best[system.name], seed) for seed in others for system in chosen])
+    print(report(study, folders.runs, results))
 
 
 if __name__ == "__main__":

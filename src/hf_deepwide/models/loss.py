@@ -90,13 +90,16 @@ class LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, hidden.shape[0], CHUNK):
                 here = slice(start, start + CHUNK)
                 h, target = hidden[here].to(dtype), targets[here]
-                logits = nn.functional.linear(h, matrix, offset)
-                p = torch.softmax(logits, -1, dtype=full)
-                log_z = logits.amax(-1).to(full) - p.amax(-1).log()  # the largest p is at least 1/V
-                at_target = logits.gather(1, target[:, None])[:, 0].to(full)
+                logits = nn.functional.linear(h, matrix, offset).to(full)
+                at_target = logits.gather(1, target[:, None])[:, 0]
+                largest = logits.amax(-1, keepdim=True)
+                p = logits.sub_(largest).exp_()  # in place: what has left the cache is what costs time here
+                z = p.sum(-1, keepdim=True)
+                log_z = (largest + z.log())[:, 0]
                 mean_logit = (hidden[here].to(full) @ row_sum + bias_sum) / vocabulary
                 total += (log_z - (1 - eps) * at_target - eps * mean_logit).sum()
                 if train:
+                    p /= z
                     if grad_bias is not None:
                         grad_bias += p.sum(0)
                     p = p.to(dtype)
