@@ -69,12 +69,12 @@ def test_skipping_the_logits_changes_neither_loss_nor_gradients(case, chunk, mon
     monkeypatch.setattr(loss_module, "CHUNK", chunk)
     results = []
     for skip_logits in (False, True):
-        model = build(case).train()
+        model = build(case).double().train()
         loss = model(**pair(), label_smoothing=0.1, skip_logits=skip_logits, num_items_in_batch=7).loss
         (3 * loss).backward()
         results.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
     assert None not in results[1][1].values()
-    torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from study import Study
 
 PRUNED = "pruned_"
+TITLES = {"bleu": "sacreBLEU", "multi_bleu": "multi-bleu"}
 
 
 def report(study: "Study", runs: Path, results: Path) -> str:
@@ -31,10 +32,10 @@ def report(study: "Study", runs: Path, results: Path) -> str:
     tried = {name: sum(seed == study.seeds[0] for _, seed in of_system) for name, of_system in everything.items()}
     summary = summarise(study, rows, tried, results)
     (results / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    text = table(summary, len(study.search)) + repetitions(study, kept, summary)
+    text = table(study, summary) + repetitions(study, kept, summary)
     (results / "table.md").write_text(text, encoding="utf-8")
     if summary:
-        plot(summary, results / "bleu_by_parameters.png")
+        plot(study, summary, results / "bleu_by_parameters.png")
     return text
 
 
@@ -87,7 +88,7 @@ def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, result
     """
     file = results / "comparison.json"
     comparison = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    references: list[str] = []
+    references, lowercase = test_references(study)
     for name, of_seeds in rows.items():
         seeds = sorted(of_seeds.keys() & rows.get(study.baseline, {}).keys())
         if name == study.baseline or not seeds:
@@ -103,20 +104,21 @@ def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, result
         present = all(file.is_file() for file in ours + theirs)
         if not present or compared.items() <= comparison.get(name, {}).items():
             continue
-        references = references or test_references(study)
         system, baseline = ([line for file in files for line in read_lines(file)] for files in (ours, theirs))
-        tests = compare_to_baseline(baseline, {name: system}, references * len(seeds), metrics=["bleu", "chrf"])
+        tests = compare_to_baseline(
+            baseline, {name: system}, references * len(seeds), lowercase=lowercase, metrics=[study.metric, "chrf"]
+        )
         comparison[name] = {**compared, **tests[name]}
     if comparison:
         file.write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
 
 
-def test_references(study: "Study") -> list[str]:
-    """The references of the study's test set."""
+def test_references(study: "Study") -> tuple[list[str], bool]:
+    """The references of the study's test set, and whether they are scored without regard to case."""
     from study import recipe_of
 
     recipe = recipe_of(study, study.systems[0], study.search[0], study.seeds[0], Path("runs"))
-    return load_parallel(recipe.data, "test")["target"][:]
+    return load_parallel(recipe.data, "test")["target"][:], recipe.evaluation.lowercase
 
 
 def summarise(
@@ -132,7 +134,7 @@ def summarise(
         runs = list(of_seeds.values())
         row = {"title": titles[trained(name)] + (", pruned" if pruned else ""), "seeds": list(of_seeds)}
         row["parameters"] = statistics.mean(run["parameters"] for run in runs)
-        for metric in ("bleu", "chrf"):
+        for metric in (study.metric, "chrf"):
             row[metric] = mean_and_error([run["test"][metric] for run in runs])
         row["signature"] = runs[0]["test"]["signature"]
         row["setting"] = {
@@ -141,7 +143,7 @@ def summarise(
         }
         row["settings_tried"] = tried[name]
         if row["seeds"] == comparison.get(name, {}).get("seeds"):
-            row["p"] = comparison[name]["bleu"]["p_randomization"]
+            row["p"] = comparison[name][study.metric]["p_randomization"]
         if pruned:
             row["layers"] = [run["layers"] for run in runs]
         else:
@@ -161,15 +163,16 @@ def mean_and_error(values: list[float]) -> dict[str, float | None]:
     return {"mean": statistics.mean(values), "standard_error": error, "values": values}
 
 
-def table(summary: dict[str, dict[str, Any]], settings: int) -> str:
-    """The summary as Markdown; `settings` is the number of those that the search has in all."""
+def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
+    """The summary as Markdown."""
     lines = [
-        "| system | parameters | sacreBLEU | chrF | p | seeds | learning rate, dropout (settings tried) "
+        f"| system | parameters | {TITLES[study.metric]} | chrF | p | seeds | learning rate, dropout (settings tried) "
         "| validation loss | training, target tokens/s | generation, sentences/s | peak memory |",
         "|---" * 11 + "|",
     ]
     for row in summary.values():
-        cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row["bleu"]), with_error(row["chrf"])]
+        cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
+        cells += [with_error(row["chrf"])]
         cells += [f"{row['p']:.4f}" if "p" in row else "", str(len(row["seeds"]))]
         if "layers" in row:
             layers = ", ".join(f"{each['encoder']} + {each['decoder']}" for each in row["layers"])
@@ -177,7 +180,7 @@ def table(summary: dict[str, dict[str, Any]], settings: int) -> str:
         else:
             setting = ", ".join(f"{value:g}" for value in row["setting"].values())
             cells += [
-                f"{setting} ({row['settings_tried']} of {settings})",
+                f"{setting} ({row['settings_tried']} of {len(study.search)})",
                 with_error(row["validation_loss"]),
                 f"{row['training_tokens_per_second']:,.0f}",
                 f"{row['generation_sentences_per_second']:.1f}",
@@ -196,26 +199,28 @@ def with_error(value: dict[str, Any]) -> str:
 def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> str:
     """Rows that were made again with seeds that are not the study's."""
     lines = [
-        f"| {summary[name]['title']} | {seed} | {run['test']['bleu']:.2f} | {with_error(summary[name]['bleu'])} |"
+        f"| {summary[name]['title']} | {seed} | {run['test'][study.metric]:.2f} "
+        f"| {with_error(summary[name][study.metric])} |"
         for name, of_seeds in kept.items()
         for seed, run in of_seeds.items()
         if seed not in study.seeds
     ]
     if not lines:
         return ""
-    head = ["", "| made again | seed | sacreBLEU | in the table |", "|---|---|---|---|"]
+    head = ["", f"| made again | seed | {TITLES[study.metric]} | in the table |", "|---|---|---|---|"]
     return "\n".join(head + lines) + "\n"
 
 
-def plot(summary: dict[str, dict[str, Any]], path: Path) -> None:
+def plot(study: "Study", summary: dict[str, dict[str, Any]], path: Path) -> None:
     """BLEU against parameters, with standard errors (the papers' Figure 1)."""
     figure, axes = new_figure(1, 1, (7.0, 4.2))
     (axis,) = axes[0]
     for row in summary.values():
-        error = row["bleu"]["standard_error"] or 0.0
-        axis.errorbar(row["parameters"] / 1e6, row["bleu"]["mean"], yerr=error, fmt="o", capsize=3, label=row["title"])
+        score = row[study.metric]
+        error = score["standard_error"] or 0.0
+        axis.errorbar(row["parameters"] / 1e6, score["mean"], yerr=error, fmt="o", capsize=3, label=row["title"])
     axis.set_xlabel("parameters, millions")
-    axis.set_ylabel("sacreBLEU")
+    axis.set_ylabel(TITLES[study.metric])
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, path)

@@ -65,6 +65,7 @@ class Study:
     seeds: list[int]
     baseline: str
     systems: list[System]
+    metric: str = "bleu"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def load_study(path: Path) -> Study:
         base = of_system.pop("base", None)
         base = System(f"{name}_base", "", **base) if base is not None else None
         systems.append(System(name, base=base, **of_system))
-    common = {key: values[key] for key in ("model", "overrides", "search", "seeds", "baseline")}
+    common = {key: value for key, value in values.items() if key not in ("recipe", "systems")}
     study = Study(path.stem, recipe, systems=systems, **common)
     for system in study.systems:
         for setting in study.search:
@@ -165,7 +166,8 @@ def score_pruned(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
     tokenizer = AutoTokenizer.from_pretrained(recipe.output_dir)
     translations = translate(small, tokenizer, texts["source"][:], recipe.evaluation)
     layers = {stack: getattr(small.config, f"{stack}_layers") for stack in ("encoder", "decoder")}
-    test = score(translations, texts["target"][:], target_lang=recipe.data.target_lang)
+    lowercase = recipe.evaluation.lowercase
+    test = score(translations, texts["target"][:], lowercase=lowercase, target_lang=recipe.data.target_lang)
     return {"parameters": small.num_parameters(), "layers": layers, "test": test}, translations
 
 

@@ -99,7 +99,7 @@ def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> 
             axis.set_title(f"{label}: {stack}" if label else stack, fontsize="medium")
             axis.grid(alpha=0.3)
         row[0].set_ylabel("gradient norm")
-        row[-1].legend(frameon=False, fontsize="small")
+        row[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     for axis in axes[-1]:
         axis.set_xlabel("layer")
     return save(figure, path)
