@@ -6,16 +6,16 @@
     python benchmarks/multi30k.py runs --reference $HF_DEEPWIDE_DATA/multi30k/test_2016_flickr.de.gz
 
 writes one JSON file a run and `comparison.json` to benchmarks/results/multi30k_en_de, the runs' model cards (without
-their sample sentences, which are the corpus's) to model_cards/, and the table into README.md. Significance is against
-the vanilla run, by approximate randomisation and by paired bootstrap over the test sentences. Beside the results lie
-the learning curves of all runs (Multi-Path, Figure 6) and the path weights of the Multi-Path run (its Figure 7).
+sentences of the corpus) to model_cards/, and the table into README.md. Significance is against the vanilla run, by
+approximate randomisation and by paired bootstrap over the test sentences. Beside the results lie the learning curves
+of all runs (Multi-Path, Figure 6) and the path weights of the Multi-Path run (its Figure 7).
 """
 
 import argparse
 import json
-import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from hf_deepwide.analysis import path_weights
 from hf_deepwide.analysis.learning_curves import plot_runs
@@ -23,6 +23,7 @@ from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.errors import run_script
 from hf_deepwide.evaluation.significance import compare_to_baseline
 from hf_deepwide.training.checkpoints import load_history
+from hf_deepwide.training.model_card import card_of_results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "multi30k_en_de"
@@ -37,6 +38,11 @@ SYSTEMS = {  # run: what it is called in the table
 BEGIN, END = "<!-- multi30k -->\n", "<!-- /multi30k -->"
 
 
+def results_of(run: str) -> dict[str, Any]:
+    """The `results.json` that was kept of a run."""
+    return json.loads((RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+
+
 def table() -> str:
     """The Markdown table of what is in `RESULTS`."""
     comparison = json.loads((RESULTS / "comparison.json").read_text(encoding="utf-8"))
@@ -45,22 +51,15 @@ def table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for run, title in SYSTEMS.items():
-        results = json.loads((RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+        results = results_of(run)
         test, train = results["test"], results["train"]
         p = f"{comparison[run]['bleu']['p_randomization']:.4f}" if run in comparison else ""
         lines.append(
             f"| {title} | {results['parameters'] / 1e6:.2f} M | {test['bleu']:.2f} | {test['chrf']:.2f} | {p} "
             f"| {train['minutes']:.0f} | {train['tokens_per_second']:,.0f} |"
         )
-    signature = json.loads((RESULTS / f"{BASELINE}.json").read_text(encoding="utf-8"))["test"]["signature"]["bleu"]
+    signature = results_of(BASELINE)["test"]["signature"]["bleu"]
     return "\n".join([*lines, "", f"sacreBLEU signature `{signature}`."]) + "\n"
-
-
-def card_without_samples(card: str) -> str:
-    """A run's model card without sentences of the corpus, and without the plot, which stays with the run."""
-    card = re.sub(r"\n\| source \| translation \| reference \|\n(\|.*\n)+", "", card)
-    card = re.sub(r'translator\(".*"[^)\n]*\)\n# \[.*\]\n', "", card)
-    return re.sub(r"\n!\[learning curves\]\(.*\)\n", "", card)
 
 
 def main() -> None:
@@ -74,7 +73,7 @@ def main() -> None:
     for run in SYSTEMS:
         folder = args.runs / f"multi30k_en_de_{run}"
         shutil.copy(folder / "results.json", RESULTS / f"{run}.json")
-        card = card_without_samples((folder / "README.md").read_text(encoding="utf-8"))
+        card = card_of_results(results_of(run))
         (ROOT / "model_cards" / f"multi30k_en_de_{run}.md").write_text(card, encoding="utf-8")
         outputs[run] = list(read_lines(folder / "translations.txt"))
         histories[run] = load_history(folder)

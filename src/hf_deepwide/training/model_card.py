@@ -1,14 +1,15 @@
 """The model card (README.md) of a finished run."""
 
+import copy
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from transformers import PreTrainedConfig
 
-from .recipe import Recipe
+from .recipe import Recipe, check_recipe
 
 PAPERS = {
     "vanilla_transformer": ("Vaswani et al. 2017, Attention Is All You Need", "1706.03762"),
@@ -20,51 +21,66 @@ PAPERS = {
 
 
 def write_model_card(
-    run: Path, recipe: Recipe, config: PreTrainedConfig, results: dict[str, Any], samples: list[tuple[str, str, str]]
+    run: Path, recipe: Recipe, results: dict[str, Any], samples: Sequence[tuple[str, str, str]]
 ) -> Path:
     """Fill the template and save it as `README.md`.
 
     Args:
         run: the folder of the run.
         recipe: its recipe.
-        config: the model's config.
         results: what `results.json` holds.
         samples: a few test sentences as (source, translation, reference).
     """
+    path = run / "README.md"
+    _fill(recipe, results, run, samples).save(path)
+    return path
+
+
+def card_of_results(results: dict[str, Any]) -> str:
+    """A run's card from its `results.json` alone, for a place where its folder is not.
+
+    It holds no sentence of the corpus, and no learning curves.
+    """
+    values = results["recipe"]
+    name = Path(values["training"]["output_dir"]).name
+    recipe = check_recipe(copy.deepcopy(values), name, name)
+    return str(_fill(recipe, results, recipe.output_dir))
+
+
+def _fill(
+    recipe: Recipe, results: dict[str, Any], folder: Path, samples: Sequence[tuple[str, str, str]] | None = None
+) -> ModelCard:
+    """The template with what it asks for; without `samples` neither these nor the curves that lie in the folder."""
     data = recipe.data
     pairs = data.language_pairs
     card_data = ModelCardData(
         language=list(dict.fromkeys([source for source, _ in pairs] + [target for _, target in pairs])),
         library_name="transformers",
         pipeline_tag="translation",
-        tags=["translation", "hf_deepwide", config.model_type],
+        tags=["translation", "hf_deepwide", recipe.family],
         model_name=recipe.name,
         metrics=["sacrebleu", "chrf"],
         eval_results=_eval_results(recipe, results) or None,
     )
     template = files("hf_deepwide") / "model_card_template.md"
     with as_file(template) as path:
-        card = ModelCard.from_template(
+        return ModelCard.from_template(
             card_data,
             template_path=str(path),
             name=recipe.name,
-            folder=run.as_posix(),
-            family=config.model_type,
-            paper=PAPERS.get(config.model_type),
+            folder=folder.as_posix(),
+            family=recipe.family,
+            paper=PAPERS.get(recipe.family),
             data=data,
             sources=list(dict.fromkeys(source for source, _ in pairs)),
             targets=list(dict.fromkeys(target for _, target in pairs)),
             test_name=data.test or "held-out phrases",
             init_from=recipe.init_from,
-            config=config,
             evaluation=recipe.evaluation,
             results=results,
             samples=samples,
             recipe=yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True).strip(),
         )
-    path = run / "README.md"
-    card.save(path)
-    return path
 
 
 def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:

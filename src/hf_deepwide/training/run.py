@@ -149,7 +149,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
         plot_learning_curves(state.log_history, run / CURVES, recipe.name)
         if path_weights(model):
             plot_path_weights(model, run / PATH_WEIGHTS, recipe.name)
-        write_model_card(run, recipe, model.config, results, samples)
+        write_model_card(run, recipe, results, samples)
         write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         forget_interrupted(run)
     process.wait_for_everyone()
