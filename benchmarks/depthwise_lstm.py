@@ -219,7 +219,7 @@ TABLES = {"defaults": defaults_table, "embedded": embedded_table, "depth": depth
 def short(run: str) -> str:
     """The name of a run without that of its corpus."""
     name = run.removeprefix("multi30k_en_de_").replace("_", " ").replace("dwlstm", "depth-wise LSTM,", 1)
-    return name.replace("24 prenorm", "24 layers").replace("forget bias", "forget bias 1")
+    return name.replace("24 prenorm", "24 layers").replace("forget bias", "with forget bias 1")
 
 
 def main() -> None:
