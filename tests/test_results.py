@@ -37,7 +37,7 @@ def test_latent_depth_tables_are_what_the_results_say(part):
     assert printed in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("part", ["defaults"])
+@pytest.mark.parametrize("part", list(depthwise_lstm.TABLES))
 def test_depthwise_lstm_tables_are_what_the_results_say(part):
     report = json.loads((depthwise_lstm.RESULTS / f"{part}.json").read_text(encoding="utf-8"))
     printed = (depthwise_lstm.RESULTS / f"{part}.md").read_text(encoding="utf-8")
