@@ -19,24 +19,23 @@ TITLES = {"bleu": "sacreBLEU", "multi_bleu": "multi-bleu"}
 
 def report(study: "Study", runs: Path, results: Path) -> str:
     """Compare, draw, write; returns the table, in Markdown."""
-    everything = load_results(study, results)
-    settings = best_setting(study, everything)
-    kept = {
-        name: {seed: run for (setting, seed), run in of_system.items() if setting == key_of(settings[trained(name)])}
-        for name, of_system in everything.items()
-    }
-    rows = {
-        name: {seed: run for seed, run in of_seeds.items() if seed in study.seeds} for name, of_seeds in kept.items()
-    }
+    _, rows = chosen(study, load_results(study, results))
     compare(study, rows, runs, results)
-    tried = {name: sum(seed == study.seeds[0] for _, seed in of_system) for name, of_system in everything.items()}
-    summary = summarise(study, rows, tried, results)
+    summary, text = page(study, results)
     (results / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    text = table(study, summary) + repetitions(study, kept, summary)
     (results / "table.md").write_text(text, encoding="utf-8")
     if summary:
         plot(study, summary, results / "bleu_by_parameters.png")
     return text
+
+
+def page(study: "Study", results: Path) -> tuple[dict[str, dict[str, Any]], str]:
+    """Of the files in `results` alone, the summary, and the table in Markdown."""
+    everything = load_results(study, results)
+    kept, rows = chosen(study, everything)
+    tried = {name: sum(seed == study.seeds[0] for _, seed in of_system) for name, of_system in everything.items()}
+    summary = summarise(study, rows, tried, load_comparison(results))
+    return summary, table(study, summary) + repetitions(study, kept, summary)
 
 
 def trained(name: str) -> str:
@@ -49,6 +48,11 @@ def key_of(setting: dict[str, Any]) -> tuple:
     return tuple(sorted(setting.items()))
 
 
+def split(setting: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    """Of each key of a setting the section, the key within it, and the value."""
+    return [(*key.split("."), value) for key, value in setting.items()]
+
+
 def load_results(study: "Study", results: Path) -> dict[str, dict[tuple[tuple, int], dict]]:
     """System, and system pruned, to setting and seed, to what the run says of itself; without those without runs."""
     kept: dict[str, dict[tuple[tuple, int], dict]] = {}
@@ -58,8 +62,7 @@ def load_results(study: "Study", results: Path) -> dict[str, dict[tuple[tuple, i
             run = json.loads(file.read_text(encoding="utf-8"))
             values = run["recipe"]
             for setting in study.search:
-                of_run = {key: values[key.partition(".")[0]][key.partition(".")[2]] for key in setting}
-                if of_run == setting:
+                if all(values[section].get(key) == value for section, key, value in split(setting)):
                     key = key_of(setting), values["training"]["seed"]
                     kept.setdefault(system.name, {})[key] = run
                     pruned = file.parent / f"{PRUNED}{file.name}"
@@ -81,36 +84,74 @@ def best_setting(study: "Study", kept: dict[str, dict[tuple[tuple, int], dict]])
     return best
 
 
+def chosen(
+    study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]]
+) -> tuple[dict[str, dict[int, dict]], dict[str, dict[int, dict]]]:
+    """System to seed to run with the setting that the search has chosen: of all seeds, and of the study's.
+
+    Left out is what has no such run yet, as a model that is still to be pruned, though others of its system were.
+    """
+    settings = best_setting(study, everything)
+    kept = {
+        name: {
+            seed: of_system[setting, seed]
+            for setting, seed in sorted(of_system, key=lambda run: run[1])
+            if trained(name) in settings and setting == key_of(settings[trained(name)])
+        }
+        for name, of_system in everything.items()
+    }
+    rows = {
+        name: {seed: run for seed, run in of_seeds.items() if seed in study.seeds} for name, of_seeds in kept.items()
+    }
+    return kept, {name: of_seeds for name, of_seeds in rows.items() if of_seeds}
+
+
+def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
+    """The paired tests that were made so far."""
+    file = results / "comparison.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def compared(study: "Study", rows: dict[str, dict[int, dict]], name: str) -> dict[str, Any]:
+    """The seeds that a system and the baseline both have, and the folders of their runs, the system's first."""
+    seeds = sorted(rows[name].keys() & rows.get(study.baseline, {}).keys())
+    folders = [
+        [Path(rows[of][seed]["recipe"]["training"]["output_dir"]).name for seed in seeds]
+        for of in (name, study.baseline)
+        if seeds
+    ]
+    return {"seeds": seeds, "runs": folders}
+
+
 def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, results: Path) -> None:
     """Test each system against the baseline on the translations of all seeds that both have, one after the other.
 
     What was compared before stays: runs are not committed, so that not everyone has all translations.
     """
-    file = results / "comparison.json"
-    comparison = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    references, lowercase = test_references(study)
-    for name, of_seeds in rows.items():
-        seeds = sorted(of_seeds.keys() & rows.get(study.baseline, {}).keys())
-        if name == study.baseline or not seeds:
+    comparison = load_comparison(results)
+    for name in rows:
+        pair = compared(study, rows, name)
+        if name == study.baseline or not pair["seeds"] or pair.items() <= comparison.get(name, {}).items():
             continue
+        output = f"{PRUNED if name.startswith(PRUNED) else ''}translations.txt"
         ours, theirs = (
-            [runs / Path(rows[trained(of)][seed]["recipe"]["training"]["output_dir"]).name / output for seed in seeds]
-            for of, output in (
-                (name, f"{PRUNED}translations.txt" if name.startswith(PRUNED) else "translations.txt"),
-                (study.baseline, "translations.txt"),
-            )
+            [runs / folder / file for folder in folders]
+            for folders, file in zip(pair["runs"], (output, "translations.txt"), strict=True)
         )
-        compared = {"seeds": seeds, "runs": [[file.parent.name for file in files] for files in (ours, theirs)]}
-        present = all(file.is_file() for file in ours + theirs)
-        if not present or compared.items() <= comparison.get(name, {}).items():
+        if not all(file.is_file() for file in ours + theirs):
             continue
+        references, lowercase = test_references(study)
         system, baseline = ([line for file in files for line in read_lines(file)] for files in (ours, theirs))
         tests = compare_to_baseline(
-            baseline, {name: system}, references * len(seeds), lowercase=lowercase, metrics=[study.metric, "chrf"]
+            baseline,
+            {name: system},
+            references * len(pair["seeds"]),
+            lowercase=lowercase,
+            metrics=[study.metric, "chrf"],
         )
-        comparison[name] = {**compared, **tests[name]}
+        comparison[name] = {**pair, **tests[name]}
     if comparison:
-        file.write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
+        (results / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
 
 
 def test_references(study: "Study") -> tuple[list[str], bool]:
@@ -122,12 +163,13 @@ def test_references(study: "Study") -> tuple[list[str], bool]:
 
 
 def summarise(
-    study: "Study", rows: dict[str, dict[int, dict]], tried: dict[str, int], results: Path
+    study: "Study",
+    rows: dict[str, dict[int, dict]],
+    tried: dict[str, int],
+    comparison: dict[str, dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """One row a system: means over seeds, standard errors, p against the baseline, the setting that was chosen."""
     titles = {system.name: system.title for system in study.systems}
-    file = results / "comparison.json"
-    comparison = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     summary = {}
     for name, of_seeds in rows.items():
         pruned = name.startswith(PRUNED)
@@ -142,7 +184,8 @@ def summarise(
             "dropout": runs[0]["recipe"]["model"]["dropout"],
         }
         row["settings_tried"] = tried[name]
-        if row["seeds"] == comparison.get(name, {}).get("seeds"):
+        pair = compared(study, rows, name)
+        if row["seeds"] == pair["seeds"] and pair.items() <= comparison.get(name, {}).items():
             row["p"] = comparison[name][study.metric]["p_randomization"]
         if pruned:
             row["layers"] = [run["layers"] for run in runs]
@@ -203,7 +246,7 @@ def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[
         f"| {with_error(summary[name][study.metric])} |"
         for name, of_seeds in kept.items()
         for seed, run in of_seeds.items()
-        if seed not in study.seeds
+        if seed not in study.seeds and name in summary
     ]
     if not lines:
         return ""

@@ -9,8 +9,8 @@ Every system is trained with the first seed and each setting of the search, one 
 with the best validation loss is trained with the other seeds. Each training is one run of
 `scripts/train_translation.py`, `--jobs` of them at a time, with the cores shared among them. Runs that have ended are
 not made again and one that was interrupted is resumed: give the same command. As runs end, their results go to
-benchmarks/quality/results/STUDY, with table and figure. Seeds that are not the study's, of the second command, repeat
-rows of the table: they are listed below it and change none of its numbers.
+benchmarks/quality/results/STUDY, with table and figure, and model cards to model_cards/. Seeds that are not the
+study's, of the second command, repeat rows of the table: they are listed below it and change none of its numbers.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 import yaml
-from report import PRUNED, best_setting, load_results, report
+from cards import write_cards
+from report import PRUNED, best_setting, key_of, load_results, report
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deepwide import prune
@@ -35,10 +36,11 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import translate
-from hf_deepwide.training.recipe import Recipe, check_recipe, parse_yaml
+from hf_deepwide.training.recipe import Recipe, check_recipe, differences, parse_yaml
 
 HERE = Path(__file__).parent
-TRAIN = HERE.parent.parent / "scripts" / "train_translation.py"
+ROOT = HERE.parent.parent
+TRAIN = ROOT / "scripts" / "train_translation.py"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class System:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study's file says. A setting gives a value to some keys of the recipe."""
+    """What a study's file says. A setting gives a value to some keys of the recipe; `corpus` is for model cards."""
 
     name: str
     recipe: dict[str, dict[str, Any]]
@@ -66,14 +68,16 @@ class Study:
     baseline: str
     systems: list[System]
     metric: str = "bleu"
+    corpus: str | None = None
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where a study's runs and results lie, and how many threads a run gets."""
+    """Where a study's runs, results and model cards lie, and how many threads a run gets."""
 
     runs: Path
     results: Path
+    cards: Path
     threads: int
 
 
@@ -81,6 +85,20 @@ def load_study(path: Path) -> Study:
     """Read and check a study; every run's recipe is checked before one starts."""
     if not path.is_file():
         raise UserError(f"there is no study {path}")
+    try:
+        study = read_study(path)
+    except (KeyError, TypeError, AttributeError) as error:  # no such key, one too many, or not a mapping
+        raise UserError(f"{path} is no study as those beside it are: {error}") from error
+    if study.baseline not in [system.name for system in study.systems]:
+        raise UserError(f"{path}: baseline: {study.baseline!r} is not among the systems")
+    for system in study.systems:
+        for setting in study.search:
+            recipe_of(study, system, setting, study.seeds[0], Path("runs"))
+    return study
+
+
+def read_study(path: Path) -> Study:
+    """A study as it is written."""
     values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     recipe = parse_yaml((path.parent / values["recipe"]).read_text(encoding="utf-8"), values["recipe"])
     systems = []
@@ -89,11 +107,7 @@ def load_study(path: Path) -> Study:
         base = System(f"{name}_base", "", **base) if base is not None else None
         systems.append(System(name, base=base, **of_system))
     common = {key: value for key, value in values.items() if key not in ("recipe", "systems")}
-    study = Study(path.stem, recipe, systems=systems, **common)
-    for system in study.systems:
-        for setting in study.search:
-            recipe_of(study, system, setting, study.seeds[0], Path("runs"))
-    return study
+    return Study(path.stem, recipe, systems=systems, **common)
 
 
 def run_name(system: System, setting: dict[str, Any], seed: int) -> str:
@@ -115,14 +129,19 @@ def recipe_of(study: Study, system: System, setting: dict[str, Any], seed: int, 
         overrides |= {"model.init_from": base, "tokenizer.path": base}
     for key, value in overrides.items():
         section, _, name_of_key = key.partition(".")
+        if section not in values:
+            raise UserError(f"{study.name}, {system.name}: {key} is in no section of a recipe")
         values[section][name_of_key] = value
     return check_recipe(values, name, f"{study.name}, {name}")
 
 
 def train(recipe: Recipe, threads: int) -> None:
-    """Train and score in a process of its own, unless that was done before."""
+    """Train and score in a process of its own, unless that was done before by the same recipe."""
     run = recipe.output_dir
     if (run / "results.json").is_file():
+        earlier = json.loads((run / "results.json").read_text(encoding="utf-8"))["recipe"]
+        if changes := differences(earlier, recipe.values):
+            raise UserError(f"{run} is of another recipe ({'; '.join(changes)}); move it away, or give other --runs")
         return
     run.parent.mkdir(parents=True, exist_ok=True)
     written, log = (run.parent / f"{run.name}.{suffix}" for suffix in ("yaml", "log"))
@@ -180,30 +199,60 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", help="only these; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, help="other seeds, for the setting that the search has chosen")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--report", action="store_true", help="train nothing; write what is made of the results")
     args = parser.parse_args()
     study = load_study(args.study)
     known = [system.name for system in study.systems]
     if unknown := set(args.systems or ()) - set(known):
         raise UserError(f"--systems: {', '.join(sorted(unknown))} not in {args.study}, which has {', '.join(known)}")
-    chosen = [system for system in study.systems if not args.systems or system.name in args.systems]
+    systems = [system for system in study.systems if not args.systems or system.name in args.systems]
     results = args.results or HERE / "results" / study.name
     results.mkdir(parents=True, exist_ok=True)
-    folders = Folders(args.runs / study.name, results, max(1, len(os.sched_getaffinity(0)) // args.jobs))
+    cards = results / "model_cards" if args.results else ROOT / "model_cards"
+    folders = Folders(args.runs / study.name, results, cards, max(1, len(os.sched_getaffinity(0)) // args.jobs))
     torch.set_num_threads(folders.threads)
-    first, others = study.seeds[0], args.seeds or study.seeds[1:]
+    if not args.report:
+        make_study(study, systems, args.seeds, args.jobs, folders)
+    print(write_pages(study, folders))
 
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+
+def make_study(study: Study, systems: list[System], seeds: list[int] | None, jobs: int, folders: Folders) -> None:
+    """Train what is missing of some systems: the search, and then the best setting with the other seeds.
+
+    With `seeds`, which repeat rows of the table, what the search has found is taken from the results, not made again.
+
+    Raises:
+        UserError: runs have failed. What does not depend on them has been made.
+    """
+    known = load_results(study, folders.results) if seeds else {}
+    first, others = study.seeds[0], seeds or study.seeds[1:]
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
 
         def make(runs: list[tuple[System, dict[str, Any], int]]) -> None:
+            failed = []
             waiting = [pool.submit(make_run, study, *run, folders) for run in runs]
             for done in concurrent.futures.as_completed(waiting):
-                done.result()
-                report(study, folders.runs, results)
+                if isinstance(error := done.exception(), UserError):
+                    failed.append(str(error))
+                    print(f"failed: {error}", flush=True)
+                else:
+                    done.result()
+                    write_pages(study, folders)
+            if failed:
+                raise UserError(f"{len(failed)} of {len(runs)} runs: {'; '.join(failed)}")
 
-        make([(system, setting, first) for setting in study.search for system in chosen])
-        best = best_setting(study, load_results(study, results))
-        make([(system, best[system.name], seed) for seed in others for system in chosen])
-    print(report(study, folders.runs, results))
+        search = [(system, setting, first) for setting in study.search for system in systems]
+        make([run for run in search if (key_of(run[1]), first) not in known.get(run[0].name, {})])
+        best = best_setting(study, load_results(study, folders.results))
+        make([(system, best[system.name], seed) for seed in others for system in systems])
+
+
+def write_pages(study: Study, folders: Folders) -> str:
+    """What is made of the results: comparison, summary, table, figure, model cards; returns the table."""
+    text = report(study, folders.runs, folders.results)
+    write_cards(study, folders.results, folders.cards)
+    return text
 
 
 if __name__ == "__main__":

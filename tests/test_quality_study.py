@@ -1,0 +1,403 @@
+"""The quality study: committed studies keep their word, made-up results make the right pages, no run is made twice."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cards
+import numpy as np
+import pytest
+import report
+import study
+import yaml
+from paper_rows import parameters_of
+from transformers import AutoConfig
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.significance import compare_systems
+
+FOLDER = study.HERE
+STUDIES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+EQUAL = [name for name in STUDIES if name != "ablations"]  # whose rows differ in parameters, and say so
+SOURCES = ["A dog.", "Two dogs run.", "A man sleeps.", "The red house."]
+REFERENCES = ["Ein kleiner Hund ist da.", "Zwei Hunde laufen jetzt.", "Ein Mann schläft dort.", "Das rote Haus steht."]
+
+# --- the studies that are committed ---
+
+
+def recipes(name):
+    """Each run of a study: system, setting, recipe."""
+    loaded = study.load_study(FOLDER / f"{name}.yaml")
+    for system in loaded.systems:
+        for each in (system, system.base):
+            for setting in loaded.search if each else ():
+                yield each, setting, study.recipe_of(loaded, each, setting, loaded.seeds[0], Path("runs"))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_runs_of_a_study_have_valid_recipes_and_folders_of_their_own(name):
+    loaded = study.load_study(FOLDER / f"{name}.yaml")  # checks every recipe
+    found = list(recipes(name))
+    folders = [recipe.output_dir for _, _, recipe in found]
+    assert len(set(folders)) == len(folders) == len(loaded.search) * sum(1 + bool(s.base) for s in loaded.systems)
+    assert len({system.title for system in loaded.systems}) == len(loaded.systems)
+    for system, setting, recipe in found:
+        for key, value in {**loaded.overrides, **system.overrides, **setting}.items():
+            section, _, key = key.partition(".")
+            assert recipe.values[section][key] == value
+        if recipe.init_from is None:
+            assert recipe.tokenizer.vocab_size == 8000
+        else:
+            assert recipe.init_from == recipe.tokenizer.path
+            assert Path(recipe.init_from) in folders
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_systems_of_a_study_have_the_baselines_parameters_within_two_per_cent(name):
+    loaded = study.load_study(FOLDER / f"{name}.yaml")
+    counts = {
+        system.name: parameters_of(
+            AutoConfig.for_model(recipe.family, vocab_size=8000, **recipe.model_fields), seq2seq=True
+        )
+        for system, _, recipe in recipes(name)
+        if system in loaded.systems
+    }
+    assert len(counts) == len(loaded.systems)
+    baseline = counts[loaded.baseline]
+    assert {name: count for name, count in counts.items() if abs(count / baseline - 1) > 0.02} == {}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_model_and_its_base_are_trained_for_as_long_as_the_others(name):
+    loaded = study.load_study(FOLDER / f"{name}.yaml")
+    for system in loaded.systems:
+        if system.base:
+            epochs = [each.overrides["training.num_train_epochs"] for each in (system, system.base)]
+            assert sum(epochs) == loaded.overrides["training.num_train_epochs"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda values: values.pop("search"), "search"),
+        (lambda values: values["systems"]["vanilla"].update(modell={}), "modell"),
+        (lambda values: values.update(baseline="plain"), "'plain' is not among the systems"),
+        (lambda values: values["systems"]["mat"]["model"].update(attention_branch=2), "attention_branches"),
+        (lambda values: values["overrides"].update({"trainig.seed": 2}), "trainig.seed is in no section"),
+    ],
+)
+def test_what_is_wrong_in_a_study_is_said_in_a_line(tmp_path, change, words):
+    values = yaml.safe_load((FOLDER / "multi30k.yaml").read_text(encoding="utf-8"))
+    values["recipe"] = str(FOLDER / values["recipe"])
+    change(values)
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    with pytest.raises(UserError, match=words):
+        study.load_study(tmp_path / "wrong.yaml")
+
+
+# --- a study of three systems and two settings, and results that are made up ---
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """The study, with a test set of four sentences."""
+    monkeypatch.setenv("HF_DEEPWIDE_DATA", str(tmp_path / "data"))
+    test = tmp_path / "data" / "multi30k" / "test_2016_flickr"
+    test.parent.mkdir(parents=True)
+    for language, lines in (("en", SOURCES), ("de", REFERENCES)):
+        test.with_suffix(f".{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    values = {
+        "recipe": str(FOLDER / "../../scripts/recipes/multi30k_en_de_vanilla.yaml"),
+        "model": {"family": "vanilla_transformer", "d_model": 16},
+        "overrides": {"training.num_train_epochs": 2},
+        "search": [{"training.learning_rate": rate, "model.dropout": 0.1} for rate in (0.001, 0.002)],
+        "seeds": [1, 2, 10],
+        "baseline": "vanilla",
+        "corpus": "Sentences of nobody, under no licence.",
+        "systems": {
+            "vanilla": {"title": "vanilla Transformer"},
+            "mat": {
+                "title": "MAT",
+                "model": {"family": "mat"},
+                "base": {"overrides": {"training.num_train_epochs": 1}},
+            },
+            "latent": {"title": "latent depth", "model": {"family": "latent_depth"}, "prune": True},
+        },
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    return study.load_study(tmp_path / "small.yaml")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return study.Folders(tmp_path / "runs", tmp_path / "results", tmp_path / "cards", threads=1)
+
+
+def results_of(recipe, bleu=30.0, loss=3.0):
+    """A `results.json`."""
+    return {
+        "test": {
+            "bleu": bleu, "chrf": bleu + 20, "multi_bleu": bleu - 1, "sentences": 4,
+            "signature": {metric: f"of {metric}|x" for metric in ("bleu", "chrf", "multi_bleu")},
+        },
+        "parameters": 3_000_000,
+        "train": {
+            "steps": 1120, "epochs": 8.0, "target_tokens": 3_500_000, "tokens_per_second": 100 * bleu,
+            "data_share": 0.01, "minutes": 20.0, "peak_memory_bytes": 2**30, "best_validation_loss": loss,
+            "weights": "the last", "precision": "float32", "attention": "sdpa", "processes": 1,
+        },
+        "recipe": recipe.values,
+        "versions": {"torch": "2"},
+        "machine": {"processor": "abacus", "cores": 2, "gpus": []},
+        "generation": {"sentences_per_second": bleu},
+    }  # fmt: skip
+
+
+def keep(of_study, folders, system, setting, seed, translations=None, pruned=None, **facts):
+    """Put a run's results where `make_run` puts them, and its translations into its folder."""
+    system = next(each for each in of_study.systems if each.name == system)
+    recipe = study.recipe_of(of_study, system, of_study.search[setting], seed, folders.runs)
+    folder = folders.results / system.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{recipe.name}.json").write_text(json.dumps(results_of(recipe, **facts)), encoding="utf-8")
+    if pruned:
+        small = {
+            "parameters": 2_000_000,
+            "layers": {"encoder": 4, "decoder": 3},
+            "test": results_of(recipe, pruned)["test"],
+        }
+        (folder / f"pruned_{recipe.name}.json").write_text(json.dumps(small), encoding="utf-8")
+    if translations:
+        recipe.output_dir.mkdir(parents=True)
+        text = "".join(f"{line}\n" for line in translations)
+        (recipe.output_dir / "translations.txt").write_text(text, encoding="utf-8")
+
+
+def test_the_best_setting_is_that_of_the_first_seed_among_those_tried(small, folders):
+    keep(small, folders, "vanilla", 0, 1, loss=3.0)
+    assert report.best_setting(small, report.load_results(small, folders.results)) == {"vanilla": small.search[0]}
+    keep(small, folders, "vanilla", 1, 1, loss=2.9)
+    keep(small, folders, "vanilla", 0, 2, loss=2.0)  # of another seed
+    keep(small, folders, "mat", 0, 2)  # not tried with the first seed
+    assert report.best_setting(small, report.load_results(small, folders.results)) == {"vanilla": small.search[1]}
+    assert list(report.page(small, folders.results)[0]) == ["vanilla"]
+
+
+def test_a_row_is_of_the_studys_seeds_with_the_best_setting(small, folders):
+    scores = {10: 33.0, 1: 30.0, 2: 31.5}
+    for seed, bleu in scores.items():
+        keep(small, folders, "vanilla", 0, seed, bleu=bleu, loss=3.0)
+    keep(small, folders, "vanilla", 1, 1, bleu=99.0, loss=3.1)
+    keep(small, folders, "vanilla", 0, 4, bleu=29.0, loss=3.0)
+    summary, text = report.page(small, folders.results)
+    row = summary["vanilla"]
+    assert row["seeds"] == [1, 2, 10]
+    assert row["bleu"]["mean"] == pytest.approx(np.mean([30.0, 31.5, 33.0]))
+    assert row["bleu"]["standard_error"] == pytest.approx(np.std([30.0, 31.5, 33.0], ddof=1) / np.sqrt(3))
+    assert row["training_tokens_per_second"] == pytest.approx(3150)
+    assert "| vanilla Transformer | 3.00 M | 31.50 ± 0.87 | 51.50 ± 0.87 |  | 3 | 0.001, 0.1 (2 of 2) |" in text
+    assert text.endswith("\n\n| made again | seed | sacreBLEU | in the table |\n|---|---|---|---|\n"
+                         "| vanilla Transformer | 4 | 29.00 | 31.50 ± 0.87 |\n")  # fmt: skip
+    assert "99" not in text
+
+
+def test_a_single_seed_has_no_error(small, folders):
+    keep(small, folders, "vanilla", 0, 1)
+    summary, text = report.page(small, folders.results)
+    assert summary["vanilla"]["bleu"]["standard_error"] is None
+    assert "| 30.00 | 50.00 |  | 1 | 0.001, 0.1 (1 of 2) | 3.00 | 3,000 | 30.0 | 1.0 GiB |" in text
+    assert "made again" not in text
+
+
+def test_rows_of_pruned_models(small, folders):
+    keep(small, folders, "latent", 0, 1, loss=3.0, pruned=28.0)
+    _, text = report.page(small, folders.results)
+    assert "| latent depth, pruned | 2.00 M | 28.00 | 48.00 |  | 1 | layers left: 4 + 3 |" in text
+    keep(small, folders, "latent", 1, 1, loss=2.9)  # better, and still to be pruned
+    _, text = report.page(small, folders.results)
+    assert "pruned" not in text
+    assert "| 0.002, 0.1 (2 of 2) |" in text
+
+
+def test_results_of_a_setting_that_is_not_searched_are_not_counted(small, folders):
+    keep(small, folders, "vanilla", 0, 1)
+    (file,) = (folders.results / "vanilla").iterdir()
+    run = json.loads(file.read_text(encoding="utf-8"))
+    run["recipe"]["training"]["learning_rate"] = 0.5
+    file.write_text(json.dumps(run), encoding="utf-8")
+    assert report.load_results(small, folders.results) == {}
+
+
+def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
+    """Of the translations of both, seed after seed; not made again; and not shown where it is of other runs."""
+    monkeypatch.setattr(report, "plot", lambda *_: None)
+    good, bad = REFERENCES, [line.replace("ein", "kein").replace("Hund", "Tier") for line in REFERENCES]
+    worse = ["Kein Haus ist da.", *REFERENCES[1:3], "Das Haus stand."]
+    for seed, ours, theirs in ((1, good, bad), (2, worse, good)):
+        keep(small, folders, "mat", 0, seed, translations=ours)
+        keep(small, folders, "vanilla", 0, seed, translations=theirs)
+    report.report(small, folders.runs, folders.results)
+    expected = compare_systems([*bad, *good], [*good, *worse], REFERENCES * 2, metrics=["bleu", "chrf"])
+    comparison = json.loads((folders.results / "comparison.json").read_text(encoding="utf-8"))
+    assert comparison["mat"]["bleu"] == expected["bleu"]
+    assert comparison["mat"]["chrf"] == expected["chrf"]
+    p = f"{expected['bleu']['p_randomization']:.4f}"
+    assert f"| MAT | 3.00 M | 30.00 ± 0.00 | 50.00 ± 0.00 | {p} | 2 |" in report.page(small, folders.results)[1]
+
+    def again(*args, **kwargs):
+        raise AssertionError("compared again")
+
+    monkeypatch.setattr(report, "compare_to_baseline", again)
+    report.report(small, folders.runs, folders.results)
+    keep(small, folders, "mat", 0, 10)  # a third seed, which the baseline has not
+    assert "p" not in report.page(small, folders.results)[0]["mat"]
+    for seed in (1, 2):  # the baseline's row is now of other runs, whose translations are not here
+        keep(small, folders, "vanilla", 1, seed, loss=1.0)
+    report.report(small, folders.runs, folders.results)
+    assert "p" not in report.page(small, folders.results)[0]["mat"]
+
+
+# --- what is run, and what is not run again ---
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Training, replaced: it leaves results and says which runs were made. Systems in `fail` fail."""
+    made = []
+
+    def run(command, *, env, stdout, **_):
+        recipe = yaml.safe_load(Path(command[-1]).read_text(encoding="utf-8"))
+        folder = Path(recipe["training"]["output_dir"])
+        made.append(folder.name)
+        if folder.name.startswith(tuple(run.fail)):
+            print("error: no such file", file=stdout)
+            return subprocess.CompletedProcess(command, 2)
+        loss = recipe["training"]["learning_rate"] * 1000
+        folder.mkdir()
+        results = results_of(study.check_recipe(recipe, folder.name, folder.name), loss=loss)
+        (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+        (folder / "translations.txt").write_text("".join(f"{line}\n" for line in REFERENCES), encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0)
+
+    run.fail = ["nothing"]
+    monkeypatch.setattr(study.subprocess, "run", run)
+    test = {"bleu": 1.0, "chrf": 2.0, "signature": {}}
+    pruned = {"parameters": 1, "layers": {"encoder": 1, "decoder": 1}, "test": test}
+    monkeypatch.setattr(study, "score_pruned", lambda recipe: (pruned, REFERENCES))
+    monkeypatch.setattr(report, "plot", lambda *_: None)
+    monkeypatch.setattr(report, "compare_to_baseline", lambda _, systems, *__, **___: dict.fromkeys(systems, tested))
+    tested = {metric: {"p_randomization": 0.5} for metric in ("bleu", "chrf")}
+    return made, run.fail
+
+
+def names(of_study, *runs):
+    """Folders of runs that are given as (system, setting, seed)."""
+    systems = {each.name: each for system in of_study.systems for each in (system, system.base) if each}
+    return sorted(study.run_name(systems[name], of_study.search[setting], seed) for name, setting, seed in runs)
+
+
+def test_each_run_is_made_once(small, folders, trained):
+    made, _ = trained
+    study.make_study(small, small.systems, None, 2, folders)
+    systems = ("vanilla", "mat", "mat_base", "latent")
+    search = [(name, setting, 1) for name in systems for setting in (0, 1)]
+    assert sorted(made) == names(small, *search, *((name, 0, seed) for name in systems for seed in (2, 10)))
+    table = (folders.results / "table.md").read_text(encoding="utf-8")
+    assert table.count("| 30.00 ± 0.00 | 50.00 ± 0.00 |") == 3
+    assert table.count("| latent depth, pruned | 0.00 M | 1.00 ± 0.00 |") == 1
+    made.clear()
+    study.make_study(small, small.systems, None, 2, folders)
+    assert made == []
+
+
+def test_a_row_is_made_again_from_the_committed_results(small, folders, trained):
+    """With another seed, where none of the study's own runs are."""
+    made, _ = trained
+    for setting, loss in ((0, 3.0), (1, 2.9)):
+        keep(small, folders, "vanilla", setting, 1, loss=loss)
+    study.make_study(small, small.systems[:1], [4], 1, folders)
+    assert made == names(small, ("vanilla", 1, 4))
+    assert "| made again | seed |" in (folders.results / "table.md").read_text(encoding="utf-8")
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_this_one(small, folders, trained):
+    recipe = study.recipe_of(small, small.systems[0], small.search[0], 1, folders.runs)
+    study.train(recipe, 1)
+    recipe.values["training"]["num_train_epochs"] = 3
+    with pytest.raises(UserError, match=r"another recipe \(training.num_train_epochs: 2, now 3\)"):
+        study.train(recipe, 1)
+
+
+def test_a_run_that_fails_keeps_no_other_from_being_made(small, folders, trained):
+    made, fail = trained
+    fail[:] = ["mat_base"]
+    with pytest.raises(UserError, match=r"2 of 6 runs: mat_base_.* has failed: error: no such file"):
+        study.make_study(small, small.systems, None, 1, folders)
+    search = [(name, setting, 1) for name in ("vanilla", "mat_base", "latent") for setting in (0, 1)]
+    assert sorted(made) == names(small, *search)
+    assert list(report.page(small, folders.results)[0]) == ["vanilla", "latent", "pruned_latent"]
+
+
+def test_pages_are_made_of_the_results_alone(small, folders, tmp_path, monkeypatch, capsys):
+    keep(small, folders, "vanilla", 0, 1)
+    monkeypatch.delenv("HF_DEEPWIDE_DATA")
+    script = [str(FOLDER / "study.py"), str(tmp_path / "small.yaml"), "--report", "--results", str(folders.results)]
+    monkeypatch.setattr(sys, "argv", script)
+    study.main()
+    table = (folders.results / "table.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == f"{table}\n"
+    assert json.loads((folders.results / "summary.json").read_text())["vanilla"]["bleu"]["mean"] == 30.0
+    assert (folders.results / "bleu_by_parameters.png").is_file()
+    assert (folders.results / "model_cards" / "quality_small_vanilla.md").is_file()
+
+
+# --- model cards ---
+
+
+def test_a_card_says_what_all_seeds_say(small, folders):
+    for seed, bleu in ((1, 30.0), (2, 31.0)):
+        keep(small, folders, "vanilla", 0, seed, bleu=bleu)
+        keep(small, folders, "latent", 0, seed, bleu=bleu + 1, pruned=bleu)
+    summary, _ = report.page(small, folders.results)
+    pair = {name: report.compared(small, report.chosen(small, report.load_results(small, folders.results))[1], name)
+            for name in summary}  # fmt: skip
+    tested = {"bleu": {"p_randomization": 0.0312}, "chrf": {"p_randomization": 0.5}}
+    comparison = {name: {**of, **tested} for name, of in pair.items() if name != "vanilla"}
+    (folders.results / "comparison.json").write_text(json.dumps(comparison), encoding="utf-8")
+    found = cards.model_cards(small, folders.results)
+    assert sorted(found) == ["quality_small_latent.md", "quality_small_vanilla.md"]
+    card = found["quality_small_latent.md"]
+    for words in (
+        "# quality_small_latent\n",
+        "benchmarks/quality/small.yaml --systems vanilla latent\n",
+        "| latent depth | 3.00 M | 31.50 ± 0.50 | 0.0312 | 51.50 ± 0.50 | 0.5000 |\n",
+        "| latent depth, pruned to 4 + 3, 4 + 3 layers | 2.00 M | 30.50 ± 0.50 | 0.0312 |",
+        "| vanilla Transformer | 3.00 M | 30.50 ± 0.50 |  | 50.50 ± 0.50 |  |\n",
+        "| sacreBLEU | 31.00 | `of bleu\\|x` |",
+        "## Data\n\nSentences of nobody, under no licence.\n",
+        "learning rate 0.001, dropout 0.1, the best in validation loss of the 1 (of 2)",
+        "training at 3,150 target tokens a second",
+        "peak memory 1.0 GiB",
+        "see the licence of the data above.\n",
+    ):
+        assert words in card
+    assert "--systems vanilla\n" in found["quality_small_vanilla.md"]
+    assert "for whoever trained it" not in card
+    assert not [sentence for sentence in [*SOURCES, *REFERENCES] if sentence in card]
+
+
+def test_a_study_that_says_nothing_of_its_corpus_has_no_cards(small, folders):
+    keep(small, folders, "vanilla", 0, 1)
+    silent = study.Study(**{**vars(small), "corpus": None})
+    assert cards.model_cards(silent, folders.results) == {}
+
+
+def test_the_committed_cards_are_what_the_results_say():
+    committed = {
+        file.name: file.read_text(encoding="utf-8") for file in (study.ROOT / "model_cards").glob("quality_*")
+    }
+    made = {}
+    for name in STUDIES:
+        made |= cards.model_cards(study.load_study(FOLDER / f"{name}.yaml"), FOLDER / "results" / name)
+    assert committed == made, "run benchmarks/quality/study.py STUDY --report, and commit model_cards/quality_*"
