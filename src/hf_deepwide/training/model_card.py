@@ -36,13 +36,13 @@ def write_model_card(
     return path
 
 
-def card_of_results(results: dict[str, Any]) -> str:
+def card_of_results(results: dict[str, Any], name: str | None = None) -> str:
     """A run's card from its `results.json` alone, for a place where its folder is not.
 
-    It holds no sentence of the corpus, and no learning curves.
+    It holds no sentence of the corpus, and no learning curves. The model is called `name`, or as its folder.
     """
     values = results["recipe"]
-    name = Path(values["training"]["output_dir"]).name
+    name = name or Path(values["training"]["output_dir"]).name
     recipe = check_recipe(copy.deepcopy(values), name, name)
     return str(_fill(recipe, results, recipe.output_dir))
 
