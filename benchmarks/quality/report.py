@@ -233,6 +233,26 @@ def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def overview(study: "Study", results: Path) -> str:
+    """What the README shows, in Markdown: scores, and the speeds of `speed.py`, beside the baseline's."""
+    summary, _ = page(study, results)
+    file = results / "speed.json"
+    speeds = json.loads(file.read_text(encoding="utf-8"))["systems"] if file.is_file() else {}
+    baseline = next(system.title for system in study.systems if system.name == study.baseline)
+    lines = [
+        f"| system | parameters | {TITLES[study.metric]} | p against {baseline} | seeds | speed of training "
+        "| of translation |",
+        "|---" * 7 + "|",
+    ]
+    for name, row in summary.items():
+        speed = speeds.get(name, {})
+        times = [f"{speed[what]['by_baseline']:.2f} x" if what in speed else "" for what in ("training", "generation")]
+        cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
+        cells += [f"{row['p']:.4f}" if "p" in row else "", str(len(row["seeds"])), *times]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_error(value: dict[str, Any]) -> str:
     """Mean and standard error."""
     error = value["standard_error"]
