@@ -181,6 +181,27 @@ def test_mistakes_in_a_stream_are_told(corpus):
         DataArguments(shuffle_buffer=0)
 
 
+@pytest.mark.parametrize("fields", [{"max_length": 2}, {"max_length_ratio": 1.0}])
+def test_a_stream_of_which_nothing_stays_ends(fields, corpus):
+    """Rather than be read again and again, in search of a first batch."""
+    (corpus / "uneven.en").write_text("1 a\n2 a a\n")
+    (corpus / "uneven.de").write_text("1 b b\n2 b\n")
+    args = DataArguments(root=str(corpus), train="uneven", streaming=True, **fields)
+    rows = encode(load_parallel(args, "train"), Words(), args, filter=True)
+    with pytest.raises(UserError, match=r"give no batch: .*data\.max_length"):
+        next(iter(EndlessStream(StreamBatches(rows, 64, seed=3))))
+
+
+def test_what_processes_cannot_share_is_left_out():
+    """Of three pairs that are a batch each, two processes take one each; where two fit into one, all are taken."""
+    rows = [{"source_length": 8, "target_length": 8, "number": number} for number in range(3)]
+    for max_tokens, taken in ((8, 2), (16, 3)):
+        ranks = [StreamBatches(rows, max_tokens, seed=1, rank=rank, world_size=2) for rank in (0, 1)]
+        batches = [[[row["number"] for row in batch] for batch in each] for each in ranks]
+        assert len(batches[0]) == len(batches[1]) == 1
+        assert sorted(number for own in batches for batch in own for number in batch) == list(range(taken))
+
+
 def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     """Interrupted in a later pass, with a buffer far smaller than the corpus; what was seen is not made again."""
     texts = build_phrases("de", "en", train_size=200)

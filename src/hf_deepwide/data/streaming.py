@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from datasets import IterableDataset
 
+from ..errors import UserError
 from .batches import TokenBatchSampler
 
 logger = logging.getLogger(__name__)
@@ -72,11 +73,7 @@ class StreamBatches(torch.utils.data.IterableDataset):
                 self.dataset.load_state_dict(state)
         rows = iter(self.dataset)
         while buffer := list(islice(rows, self._size(window))):
-            rest = len(buffer) % self.world_size
-            if rest:
-                logger.info("left out %d pairs at the end of the stream, as there are more processes", rest)
-            if len(buffer) > rest:
-                yield {"window": window, "dataset": state}, self._batches(buffer[: len(buffer) - rest], window)
+            yield {"window": window, "dataset": state}, self._batches(buffer, window)
             window, state = window + 1, self.dataset.state_dict() if stateful else None
 
     def _size(self, window: int) -> int:
@@ -87,19 +84,28 @@ class StreamBatches(torch.utils.data.IterableDataset):
         return -(-size // self.world_size) * self.world_size
 
     def _batches(self, buffer: list[dict], window: int) -> Iterator[list[dict]]:
-        sampler = TokenBatchSampler(
-            [row["source_length"] for row in buffer],
-            [row["target_length"] for row in buffer],
-            self.max_tokens,
-            seed=self.seed,
-            batch_multiple=self.world_size,
-            length_multiple=self.length_multiple,
-        )
+        rest = len(buffer) % self.world_size
+        if rest and -(-len(self._sampler(buffer, 1)) // self.world_size) * self.world_size > len(buffer):
+            logger.info("left out %d pairs at the end of the stream, as there are more processes", rest)
+            buffer = buffer[: len(buffer) - rest]
+        if not buffer:
+            return
+        sampler = self._sampler(buffer, self.world_size)
         # Epochs and windows are one count for the sampler: 2^32 windows are more than any stream has.
         sampler.set_epoch((self.epoch << 32) + window)
         for number, batch in enumerate(sampler):
             if number % self.world_size == self.rank:
                 yield [buffer[row] for row in batch]
+
+    def _sampler(self, buffer: list[dict], batch_multiple: int) -> TokenBatchSampler:
+        return TokenBatchSampler(
+            [row["source_length"] for row in buffer],
+            [row["target_length"] for row in buffer],
+            self.max_tokens,
+            seed=self.seed,
+            batch_multiple=batch_multiple,
+            length_multiple=self.length_multiple,
+        )
 
 
 class EndlessStream(torch.utils.data.IterableDataset):
@@ -107,6 +113,9 @@ class EndlessStream(torch.utils.data.IterableDataset):
 
     A Trainer that resumes asks for all batches from the first on and throws away those it has seen. When `start` is an
     earlier `position`, the batches before it are empty lists, and nothing is read for them.
+
+    Raises:
+        UserError: there is nothing to give, in a whole pass.
     """
 
     def __init__(self, stream: StreamBatches) -> None:
@@ -119,10 +128,16 @@ class EndlessStream(torch.utils.data.IterableDataset):
         given, first = (start["given"], start["epoch"]) if start else (0, 0)
         yield from repeat([], given)
         for epoch in count(first):
+            before = given
             self.stream.set_epoch(epoch)
             for state, batches in self.stream.windows(start and start["stream"]):
                 self.position = {"given": given, "epoch": epoch, "stream": state}
                 for batch in batches:
                     given += 1
                     yield batch
+            if given == before:  # nor would the next pass
+                raise UserError(
+                    "the streamed training data give no batch: they hold fewer pairs than there are processes, or all "
+                    "are left out, as one side is empty or longer than data.max_length or data.max_length_ratio allow"
+                )
             start = None
