@@ -5,10 +5,11 @@
     done
     python benchmarks/multi30k.py runs --reference $HF_DEEPWIDE_DATA/multi30k/test_2016_flickr.de.gz
 
-writes one JSON file a run and `comparison.json` to benchmarks/results/multi30k_en_de, the runs' model cards (without
-sentences of the corpus) to model_cards/, and the table into README.md. Significance is against the vanilla run, by
-approximate randomisation and by paired bootstrap over the test sentences. Beside the results lie the learning curves
-of all runs (Multi-Path, Figure 6) and the path weights of the Multi-Path run (its Figure 7).
+writes one JSON file a run, `comparison.json` and `validation_loss.json` to benchmarks/results/multi30k_en_de, the
+runs' model cards (without sentences of the corpus) to model_cards/, and the table into README.md. Significance is
+against the vanilla run, by approximate randomisation and by paired bootstrap over the test sentences. Beside the
+results lie the learning curves of all runs (Multi-Path, Figure 6) and the path weights of the Multi-Path run (its
+Figure 7).
 """
 
 import argparse
@@ -16,6 +17,8 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+
+from depthwise_lstm import validation_losses
 
 from hf_deepwide.analysis import path_weights
 from hf_deepwide.analysis.learning_curves import plot_runs
@@ -80,6 +83,8 @@ def main() -> None:
         if (folder / path_weights.PLOT).is_file():
             shutil.copy(folder / path_weights.PLOT, RESULTS / f"{run}_{path_weights.PLOT.name}")
     plot_runs(histories, RESULTS / "learning_curves.png")
+    losses = {run: validation_losses(history) for run, history in histories.items()}
+    (RESULTS / "validation_loss.json").write_text(json.dumps(losses, indent=2) + "\n", encoding="utf-8")
     references = list(read_lines(args.reference))
     comparison = compare_to_baseline(outputs.pop(BASELINE), outputs, references, metrics=["bleu", "chrf"])
     text = json.dumps(comparison, indent=2, ensure_ascii=False) + "\n"
