@@ -3,6 +3,7 @@
 import errno
 import sys
 from collections.abc import Callable
+from types import TracebackType
 
 # What the system says of a path, and the user can mend; anything else it says is a fault of ours, and keeps its trace.
 _MENDABLE = {
@@ -29,14 +30,35 @@ def run_script(main: Callable[[], None]) -> None:
     """
     try:
         main()
-    except UserError as error:
-        _end(str(error))
-    except OSError as error:
-        if error.errno not in _MENDABLE:
+    except (UserError, OSError) as error:
+        message = _message(error)
+        if message is None:
             raise
-        path = str(error.filename)
-        shown = path if len(path) <= 200 else f"{path[:200]}…"
-        _end(f"{shown}: {_MENDABLE[error.errno]}" if error.filename else _MENDABLE[error.errno])
+        _end(message)
+
+
+def one_line_errors() -> None:
+    """From now on mistakes end this process as `run_script` has it: for scripts of cells, which have no `main`."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        message = _message(error)
+        if message is None:
+            sys.__excepthook__(kind, error, trace)
+        else:
+            _end(message)
+
+    sys.excepthook = show
+
+
+def _message(error: BaseException) -> str | None:
+    """What to tell of a mistake that the user can mend; None of any other error."""
+    if isinstance(error, UserError):
+        return str(error)
+    if not isinstance(error, OSError) or error.errno not in _MENDABLE:
+        return None
+    path = str(error.filename)
+    shown = path if len(path) <= 200 else f"{path[:200]}…"
+    return f"{shown}: {_MENDABLE[error.errno]}" if error.filename else _MENDABLE[error.errno]
 
 
 def _end(message: str) -> None:

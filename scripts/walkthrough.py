@@ -1,0 +1,279 @@
+# %% [markdown]
+# # From two text files to a model that can be shared
+#
+# This is a script and a notebook in one. As a script:
+#
+#     python scripts/walkthrough.py                                       # on phrases made here; some minutes
+#     python scripts/walkthrough.py --source corpus.de --target corpus.en --source_lang de --target_lang en
+#
+# As a notebook: open it in VS Code, which runs the cells between `# %%`, or convert it by
+# `jupytext --to notebook scripts/walkthrough.py`; options are then set in the first cell, in `ARGUMENTS`.
+#
+# All it writes goes to `--folder`. Run again, it goes on where it was interrupted, and trains nothing twice.
+
+# %%
+"""From two text files to a shared checkpoint: look, split, train, widen, compare, translate, share."""
+
+import argparse
+import json
+import logging
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from datasets import Dataset
+from transformers import pipeline
+from transformers.utils.logging import disable_progress_bar
+
+import hf_deepwide
+from hf_deepwide.analysis.learning_curves import plot_runs
+from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.errors import UserError, one_line_errors
+from hf_deepwide.evaluation.metrics import check_parallel
+from hf_deepwide.evaluation.significance import compare_systems
+from hf_deepwide.training.checkpoints import load_history
+from hf_deepwide.training.recipe import Recipe, differences, load_recipe
+from hf_deepwide.training.run import run_recipe
+
+ARGUMENTS = [] if "ipykernel" in sys.modules else sys.argv[1:]
+parser = argparse.ArgumentParser(
+    description=__doc__,
+    epilog="Any key of the recipe can be set by its dotted name, e.g. --training.num_train_epochs 10",
+    allow_abbrev=False,
+)
+parser.add_argument("--source", type=Path, help="text to translate from, one sentence a line; .gz as well")
+parser.add_argument("--target", type=Path, help="its translation: line 7 of this file translates line 7 of the other")
+parser.add_argument("--source_lang", default="de", help="language code (default: %(default)s)")
+parser.add_argument("--target_lang", default="en", help="language code (default: %(default)s)")
+parser.add_argument("--phrases", type=int, default=10_000, help="how many are made, without files of your own")
+parser.add_argument("--folder", type=Path, default=Path("runs", "walkthrough"), help="(default: %(default)s)")
+script, overrides = parser.parse_known_args(ARGUMENTS)
+
+one_line_errors()  # what is wrong with a file is said in one line
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+logging.getLogger("hf_deepwide").setLevel(logging.INFO)
+disable_progress_bar()  # of loading weights; training and translating have their own
+folder, source_lang, target_lang = script.folder, script.source_lang, script.target_lang
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    """Write one sentence a line; a file that holds something else is not replaced."""
+    text = "".join(f"{line}\n" for line in lines)
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
+        raise UserError(f"{path} is of other data; give another --folder, or remove {folder}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+# %% [markdown]
+# ## The data
+#
+# Parallel text is two files in UTF-8, one sentence a line, and line n of one translates line n of the other. Nothing
+# else says which belong together, so a line that is lost in one file spoils all that follow it.
+#
+# Without files of your own, phrases are made here: dates, times, prices, counts.
+
+# %%
+if (script.source is None) != (script.target is None):
+    raise UserError("give both --source and --target, or neither")
+source_file, target_file = script.source, script.target
+if source_file is None:
+    source_file, target_file = (folder / f"phrases.{language}" for language in (source_lang, target_lang))
+    phrases = build_phrases(source_lang, target_lang, train_size=script.phrases)["train"]
+    write_lines(source_file, phrases["source"][:])
+    write_lines(target_file, phrases["target"][:])
+for file in (source_file, target_file):
+    if not file.is_file():
+        raise UserError(f"there is no file {file}")
+sources, targets = list(read_lines(source_file)), list(read_lines(target_file))  # says where a byte is not UTF-8
+check_parallel(sources, targets, (str(source_file), str(target_file)))  # as many lines in both
+
+print(f"\n{len(sources):,} pairs in {source_file} and {target_file}\n")
+for source, target in zip(sources[:3], targets[:3], strict=True):
+    print(f"  {source_lang}: {source}\n  {target_lang}: {target}\n")
+
+# %% [markdown]
+# What a mistake looks like:
+#
+# - *unequal numbers of lines* have ended the script above: `corpus.de has 812 lines but corpus.en has 811`;
+# - *a shift* (a line lost here, another there) does not: read some pairs in the middle and at the end, not only above;
+# - *pairs far longer on one side* are often two sentences against one, or a heading against a paragraph. Below are the
+#   oddest, by length; a few odd ones do no harm, but if most of them do not belong together, find out why;
+# - *a sentence left untranslated*, the same on both sides, teaches the model to copy.
+
+# %%
+usual = sum(map(len, targets)) / sum(map(len, sources))
+
+
+def oddness(line: int) -> float:
+    """How many times longer one side of a pair is than the other lets expect."""
+    times = (len(targets[line]) + 1) / ((len(sources[line]) + 1) * usual)
+    return max(times, 1 / times)
+
+
+for line in sorted(range(len(sources)), key=oddness)[-3:]:
+    print(f"  line {line + 1}, {oddness(line):.1f} x: {sources[line][:100]}  |  {targets[line][:100]}")
+same = sum(source == target for source, target in zip(sources, targets, strict=True))
+print(f"\n{same:,} pairs are the same on both sides\n")
+
+# %% [markdown]
+# ## Training, validation and test set
+#
+# The validation set chooses the checkpoint; the test set is looked at once, in the end. No sentence may be in two of
+# them, or the score says how well the model remembers: sentences that come more than once are therefore kept once.
+# Sentences that follow one another in a text are alike as well: of documents, hold out whole ones instead.
+
+# %%
+pairs = {source: target for source, target in zip(sources, targets, strict=True) if source.strip() and target.strip()}
+dataset = Dataset.from_dict({"source": list(pairs), "target": list(pairs.values())})
+if len(dataset) < 50:
+    raise UserError(f"{source_file}: {len(dataset)} different sentences are too few to train on; give thousands")
+held_out = min(500, len(dataset) // 10)
+without_test = dataset.train_test_split(test_size=held_out, seed=1)
+without_both = without_test["train"].train_test_split(test_size=held_out, seed=1)
+splits = {"train": without_both["train"], "validation": without_both["test"], "test": without_test["test"]}
+for name, split in splits.items():
+    write_lines(folder / "data" / f"{name}.{source_lang}", split["source"][:])
+    write_lines(folder / "data" / f"{name}.{target_lang}", split["target"][:])
+    print(f"{name:<11} {len(split):>9,} pairs")
+
+# %% [markdown]
+# ## A recipe
+#
+# A recipe is one YAML file that says everything about a run. This one starts from one that comes with the library,
+# where each key is explained, and changes what a small corpus needs: a narrower model, a smaller vocabulary, shorter
+# training. What is given on the command line has the last word.
+
+# %%
+here = Path(globals().get("__file__", "scripts/walkthrough.py")).parent  # a notebook: start it in the repository
+data = ["--data.root", str(folder / "data"), "--data.source_lang", source_lang, "--data.target_lang", target_lang]
+data += shlex.split("--data.train train --data.validation validation --data.test test")
+small = shlex.split("""
+    --model.d_model 128 --model.encoder_layers 2 --model.decoder_layers 2
+    --model.encoder_ffn_dim 512 --model.decoder_ffn_dim 512
+    --tokenizer.vocab_size 1500 --tokenizer.split_digits true
+    --training.num_train_epochs 6 --training.learning_rate 3e-3
+""")
+both = shlex.split("--training.max_tokens 2048 --training.predict_with_generate false")
+
+
+def recipe_of(file: str, run: str, *options: str) -> Recipe:
+    """A recipe of the library with our data and options, for the folder `run`; it is kept as a file."""
+    options = (*data, *both, *options, "--training.output_dir", str(folder / run), *overrides)
+    recipe = load_recipe(here / "recipes" / file, options)
+    written = folder / f"{run}.yaml"
+    written.write_text(yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    print(f"\n{written}, for scripts/train_translation.py:\n\n{written.read_text(encoding='utf-8')}")
+    return recipe
+
+
+vanilla = recipe_of("multi30k_en_de_vanilla.yaml", "vanilla", *small)
+
+# %% [markdown]
+# ## The baseline
+#
+# One call trains the tokenizer and the model, keeps the checkpoint with the best validation loss, translates and
+# scores the test set, and writes all of it, with a model card, to the run's folder. The loss should fall quickly and
+# then slowly. If it stays where it began, lower the learning rate; if that of validation rises while that of training
+# falls, the corpus is too small for the model: more dropout, a smaller model, or more text.
+
+
+# %%
+def train(recipe: Recipe) -> dict:
+    """What a run's results.json holds, of a run that is made now or was made before by the same recipe."""
+    results = recipe.output_dir / "results.json"
+    if results.is_file():
+        earlier = json.loads(results.read_text(encoding="utf-8"))
+        if not differences(earlier["recipe"], recipe.values):
+            return earlier
+    return run_recipe(recipe)
+
+
+results = {"vanilla": train(vanilla)}
+
+# %% [markdown]
+# ## A wide model that starts as the baseline
+#
+# A multi-branch attentive Transformer (MAT) has several attentions side by side. Started proximally, each is a copy of
+# the baseline's, so that the model computes at first what the baseline does; dropping branches at random makes them
+# differ as training goes on, at a lower learning rate. `init_from` is all it takes.
+
+# %%
+base = str(vanilla.output_dir)
+mat = recipe_of(
+    "multi30k_en_de_mat.yaml",
+    "mat",
+    *("--model.init_from", base, "--tokenizer.path", base, "--model.attention_branches", "2"),
+    *("--training.num_train_epochs", "3", "--training.learning_rate", "1e-3"),
+)
+results["mat"] = train(mat)
+
+# %% [markdown]
+# ## Which is better?
+#
+# Two systems that translate the same sentences are compared sentence by sentence: a small p says that a difference as
+# large as this would seldom come by chance *of the test set*. It says nothing of the chance of training: for that,
+# train both with other seeds (`--training.seed 2`). And be fair: here the MAT has been trained for longer than the
+# baseline, and has more parameters. What more training alone would do, the baseline shows that goes on from itself:
+# its own recipe with `model.init_from`, `tokenizer.path`, epochs and learning rate as those of the MAT.
+
+# %%
+references = list(read_lines(folder / "data" / f"test.{target_lang}"))
+outputs = {run: list(read_lines(folder / run / "translations.txt")) for run in results}
+comparison = compare_systems(outputs["vanilla"], outputs["mat"], references)
+print(f"\n{'':<8}{'parameters':>12}{'sacreBLEU':>11}{'chrF':>8}")
+for run, result in results.items():
+    print(f"{run:<8}{result['parameters']:>12,}{result['test']['bleu']:>11.2f}{result['test']['chrf']:>8.2f}")
+print(f"{results['mat']['test']['signature']['bleu']}\n")
+for metric, tested in comparison.items():
+    print(f"{metric}: {tested['difference']:+.2f}, p = {tested['p_randomization']:.4f} (approximate randomisation)")
+
+# %% [markdown]
+# The learning curves, side by side. Steps of the MAT are counted from its start.
+
+# %%
+print(plot_runs({run: load_history(folder / run) for run in results}, folder / "learning_curves.png"))
+
+# %% [markdown]
+# ## Translate
+
+# %%
+translator = pipeline("translation", model=str(mat.output_dir))
+sentence = splits["test"]["source"][0]
+translation = translator(sentence)[0]["translation_text"]
+print(f"\n  {sentence}\n= {translation}\n  {splits['test']['target'][0]}  (reference)\n")
+
+# %% [markdown]
+# ## Share
+#
+# `share` writes a folder that holds the code of the model beside its weights, so that it loads where this library is
+# not installed. It tries that out by itself (`verify`); here it is done by hand, in a fresh process that cannot import
+# the library, to show what others will write.
+
+# %%
+shared = hf_deepwide.share(mat.output_dir, folder / "to-upload", overwrite=True, verify=False)
+elsewhere = """
+import sys
+sys.modules["hf_deepwide"] = None  # as if it were not installed
+from transformers import pipeline
+translator = pipeline("translation", model=sys.argv[1], trust_remote_code=True)
+print(translator(sys.argv[2])[0]["translation_text"])
+"""
+answer = subprocess.run(
+    [sys.executable, "-c", elsewhere, shared, sentence], stdout=subprocess.PIPE, encoding="utf-8", check=True
+)
+print(f"without hf_deepwide: {answer.stdout.strip()}")
+
+# %% [markdown]
+# ## And now
+#
+# - Read the card, `to-upload/README.md`; say there what the data are and under which licence the model may be used.
+# - Upload it: `hf auth login`, then `python scripts/share.py runs/walkthrough/mat --repo-id you/your-model`.
+# - Train longer and larger: `scripts/recipes/` holds recipes of all sizes and families; keep the splits in `data/`.
+# - Score it as others do: `python scripts/evaluate_translation.py --help`.
+
+# %%
+print(f"\nall of it is in {folder}; to upload: python scripts/share.py {mat.output_dir} --repo-id you/your-model")

@@ -1,0 +1,101 @@
+"""The walkthrough from two text files to a shared model, with models that learn nothing, and mistakes on the way."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.metrics import score
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "walkthrough.py"
+TINY = [
+    *("--model.d_model", "16", "--model.encoder_ffn_dim", "16", "--model.decoder_ffn_dim", "16"),
+    *("--model.encoder_layers", "1", "--model.decoder_layers", "1", "--training.max_steps", "3"),
+    *("--evaluation.num_beams", "1", "--evaluation.max_length_factor", "0", "--evaluation.max_length_offset", "8"),
+]
+
+
+@pytest.fixture
+def walk(tmp_path, monkeypatch):
+    """Runs it, in an empty folder, and gives its variables."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        return runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # it sets its own
+    return run
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_from_two_files_to_a_shared_model(walk, capsys):
+    ended = walk("--phrases", "300", *TINY)
+    folder = Path("runs", "walkthrough")
+    splits = {name: [lines(folder / "data" / f"{name}.{lang}") for lang in ("de", "en")] for name in ended["splits"]}
+    assert [len(source) for source, _ in splits.values()] == [240, 30, 30]
+    translations = dict(zip(lines(folder / "phrases.de"), lines(folder / "phrases.en"), strict=True))
+    pairs = [pair for sides in splits.values() for pair in zip(*sides, strict=True)]
+    assert dict(pairs) == translations, "every pair is in one of the splits, and together"
+    assert len(pairs) == len(translations)
+
+    assert AutoConfig.from_pretrained(folder / "vanilla").model_type == "vanilla_transformer"
+    mat = AutoConfig.from_pretrained(folder / "mat")
+    assert (mat.model_type, mat.attention_branches, mat.d_model) == ("mat", 2, 16)
+    results = {run: json.loads((folder / run / "results.json").read_text()) for run in ("vanilla", "mat")}
+    assert results["mat"]["recipe"]["model"]["init_from"] == str(folder / "vanilla")
+    bleu = {run: score(lines(folder / run / "translations.txt"), splits["test"][1])["bleu"] for run in results}
+    assert ended["comparison"]["bleu"]["difference"] == pytest.approx(bleu["mat"] - bleu["vanilla"])
+    assert (folder / "learning_curves.png").is_file()
+    assert (folder / "to-upload" / "modeling_mat.py").is_file()
+    assert ended["answer"].stdout.strip() == ended["translation"].strip(), "the shared model translates as ours"
+
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/model.safetensors")}
+    capsys.readouterr()
+    with pytest.raises(UserError, match="of other data; give another --folder"):
+        walk("--phrases", "299", *TINY)
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/model.safetensors")} == before
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("a\n" * 60, "b\n" * 59, "de.txt has 60 lines but en.txt has 59"),
+        ("a\n" * 60, "b\n" * 60, "de.txt: 1 different sentences are too few"),
+        ("a\n" * 60, None, "there is no file en.txt"),
+    ],
+)
+def test_mistakes_in_the_files_are_told_before_anything_is_trained(walk, source, target, words):
+    for name, text in (("de.txt", source), ("en.txt", target)):
+        if text is not None:
+            Path(name).write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=words):
+        walk("--source", "de.txt", "--target", "en.txt")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "told"),
+    [
+        ("UserError('line 7 is empty')", 2, "error: line 7 is empty\n"),
+        ("OSError(28, 'No space left', 'x.txt')", 2, "error: x.txt: the disk is full\n"),
+        ("ZeroDivisionError('ours')", 1, None),
+    ],
+)
+def test_mistakes_end_a_script_of_cells_in_one_line(raised, status, told):
+    code = f"from hf_deepwide.errors import UserError, one_line_errors\none_line_errors()\nraise {raised}"
+    errors = Path(__file__).parents[1] / "src" / "hf_deepwide" / "errors.py"
+    code = code.replace(
+        "from hf_deepwide.errors import", f"import sys; sys.path.insert(0, {str(errors.parent)!r})\nfrom errors import"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == status
+    assert ended.stderr == told if told else ended.stderr.rstrip().endswith("ZeroDivisionError: ours")
