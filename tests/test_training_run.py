@@ -1,4 +1,4 @@
-"""The whole command: what it leaves behind, resuming bit for bit, what it refuses, several processes."""
+"""The whole command: what it leaves behind, resuming bit for bit, what it refuses."""
 
 import json
 import re
@@ -6,17 +6,20 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import SCRIPT, call, tiny_recipe, tiny_values, write_recipe
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from tiny_run import SCRIPT, tiny_recipe, tiny_values, write_recipe
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
+from hf_deepwide.training.preemption import Preemption
 from hf_deepwide.training.run import run_recipe
+from hf_deepwide.training.saving import Saving
 
 OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
 
@@ -129,6 +132,58 @@ def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
     assert again["test"] == results["test"]
 
 
+@pytest.mark.parametrize("damage", ["cut", "remove"])
+def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path):
+    """At the end of training and when the run is taken up again; what the message says to do works."""
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    best = run / f"checkpoint-{undisturbed[1]['train']['weights'].split()[4].rstrip(',')}"
+    file = best / "model.safetensors"
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-10])
+    recipe = tiny_recipe(run, **OPTIONS)
+    told = (
+        rf"model\.safetensors is {'missing' if damage == 'remove' else 'damaged'}.* {best.name} is the best checkpoint"
+    )
+    saving = SimpleNamespace(preemption=Preemption(), state=TrainerState(best_model_checkpoint=str(best)))
+    with pytest.raises(UserError, match=told):
+        Saving._load_best_model(saving)
+    if best.name == "checkpoint-20":  # it is the newest as well: set aside, and the step is made again
+        assert run_recipe(recipe)["train"]["weights"] == undisturbed[1]["train"]["weights"]
+        return
+    with pytest.raises(UserError, match=told):
+        run_recipe(recipe)
+    shutil.rmtree(best)
+    assert run_recipe(recipe)["train"]["weights"] == "the last checkpoint, of step 20"
+    assert_equal(run, run / "checkpoint-20")
+
+
+@pytest.mark.parametrize("newest", [16, 20])
+def test_a_run_of_an_older_version_goes_on(newest, undisturbed, tmp_path):
+    """One that did not count all that is counted now."""
+    run, later = tmp_path / "run", ("data_seconds", "peak_memory_bytes")
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    for checkpoint in checkpoints(run):
+        file = checkpoint / "trainer_state.json"
+        state = json.loads(file.read_text(encoding="utf-8"))
+        counted = state["stateful_callbacks"]["Throughput"]["args"]
+        assert [counted.pop(name) > 0 for name in later] == [True, True]
+        file.write_text(json.dumps(state), encoding="utf-8")
+    if newest == 16:
+        shutil.rmtree(run / "checkpoint-20")
+    results = run_recipe(tiny_recipe(run, **OPTIONS))
+    assert_equal(run, undisturbed[0])
+    expected = {**undisturbed[1]["train"]}
+    if newest == 20:
+        expected = {name: value for name, value in expected.items() if name not in ("data_share", later[1])}
+        assert results["train"] == expected
+    assert results["train"].keys() == expected.keys()
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -166,37 +221,6 @@ def test_averaged_weights(tmp_path):
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, sum(each[name] for each in last) / 3, rtol=1e-6, atol=1e-7)
     assert "8, 12, 16" in results["train"]["weights"]
-
-
-def test_two_processes_do_what_one_does(tmp_path):
-    """DDP on two ranks, interrupted within an epoch and resumed, against one process with two accumulation steps."""
-    still = {"model": {"dropout": 0.0, "drop_branch": 0.0}, "bf16": False, "max_tokens": 1024, "max_steps": 12}
-    still |= {"predict_with_generate": True, "eval_steps": 2, "save_steps": 2}
-    one, two = tmp_path / "one", tmp_path / "two"
-    alone = run_recipe(tiny_recipe(one, gradient_accumulation_steps=2, **still))
-    recipe = write_recipe(tmp_path, tiny_values(two, **still))
-    done = call(recipe, processes=2)
-    assert done.returncode == 0, done.stderr
-    together = json.loads((two / "results.json").read_text(encoding="utf-8"))
-    assert together["train"]["processes"] == 2
-    assert together["train"]["target_tokens"] == alone["train"]["target_tokens"]
-    assert together["train"]["best_validation_loss"] == pytest.approx(alone["train"]["best_validation_loss"], abs=1e-5)
-    expected = weights(one / "checkpoint-12")
-    for name, tensor in weights(two / "checkpoint-12").items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
-    losses = [[x["loss"] for x in _history(run) if "loss" in x] for run in (one, two)]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-
-    finished = weights(two / "checkpoint-12")
-    for path in checkpoints(two)[4:]:  # back to step 8, within the second epoch
-        shutil.rmtree(path)
-    (two / "results.json").unlink()
-    assert 1.0 < _history(two)[-1]["epoch"] < 2.0
-    done = call(recipe, processes=2)
-    assert done.returncode == 0, done.stderr
-    assert "checkpoint-8" in done.stderr
-    again = weights(two / "checkpoint-12")
-    assert [name for name in again if not torch.equal(again[name], finished[name])] == []
 
 
 def _history(run: Path) -> list[dict]:

@@ -1,8 +1,6 @@
-"""A run that takes seconds: a recipe for the phrases corpus, and ways to call it. Shared by the training tests."""
+"""A run that takes seconds: a recipe for the phrases corpus. Shared by the training tests."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,21 +67,6 @@ def write_recipe(folder: Path, values: dict) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
-
-
-def command(recipe: Path, *arguments: str, processes: int = 1) -> list[str]:
-    """The command line of the training script."""
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    return [*launcher, str(SCRIPT), str(recipe), *arguments]
-
-
-def call(recipe: Path, *arguments: str, processes: int = 1) -> subprocess.CompletedProcess:
-    """Run the training script to its end."""
-    return subprocess.run(
-        command(recipe, *arguments, processes=processes), env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
 
 
 def tiny_corpus() -> SimpleNamespace:

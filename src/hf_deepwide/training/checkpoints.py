@@ -71,6 +71,22 @@ def _damage(path: Path) -> str | None:
     return None
 
 
+def check_best(checkpoint: Path) -> None:
+    """See that the weights of the best checkpoint can be loaded.
+
+    Raises:
+        UserError: they are missing or damaged; it is not for us to take worse ones in their place.
+    """
+    path = checkpoint / WEIGHTS
+    damage = _damage(path) if path.is_file() else "missing"
+    if damage:
+        reason = damage if damage == "missing" else f"damaged ({damage})"
+        raise UserError(
+            f"{path} is {reason}, and {checkpoint.name} is the best checkpoint, to be the final model. Put it "
+            "back from a copy; or remove its folder and give the same command again: the last one then takes its place"
+        )
+
+
 def last_checkpoint(run: Path) -> Path | None:
     """The newest checkpoint from which training can be resumed exactly, or None.
 

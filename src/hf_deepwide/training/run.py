@@ -35,9 +35,11 @@ from ..loading import load_model, load_tokenizer, refusing_pickles
 from .arguments import TranslationTrainingArguments
 from .averaging import average_checkpoints
 from .build import build_model
+from .callbacks import Throughput
 from .checkpoints import (
     INTERRUPTED,
     REGULAR,
+    check_best,
     checkpoints,
     forget_interrupted,
     is_last,
@@ -198,6 +200,7 @@ def final_checkpoints(run: Path, state: TrainerState, args: TranslationTrainingA
         return chosen, f"the mean of the checkpoints of steps {', '.join(_step(path) for path in chosen)}"
     best = run / f"checkpoint-{state.best_global_step}"
     if args.load_best_model_at_end and best in present:
+        check_best(best)
         metric = "BLEU" if args.metric_for_best_model.endswith("bleu") else "loss"
         return [best], f"the checkpoint of step {_step(best)}, the best in validation {metric}"
     return present[-1:], f"the last checkpoint, of step {_step(present[-1])}"
@@ -238,7 +241,9 @@ def _in_memory(dataset: Dataset | IterableDataset) -> Dataset:
 
 def training_facts(state: TrainerState, args: TranslationTrainingArguments, weights: str) -> dict[str, Any]:
     """What `results.json` says of how the final weights came about."""
-    counted = state.stateful_callbacks["Throughput"]["args"]
+    counted = Throughput(**state.stateful_callbacks["Throughput"]["args"])
+    # a run that an older version of this library began may not have counted them
+    later = {"data_share": counted.data_seconds / counted.seconds, "peak_memory_bytes": counted.peak_memory_bytes}
     evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
     best = {
         f"best_validation_{name}": choose(entry[f"eval_{name}"] for entry in evaluations if f"eval_{name}" in entry)
@@ -248,11 +253,10 @@ def training_facts(state: TrainerState, args: TranslationTrainingArguments, weig
     return {
         "steps": state.global_step,
         "epochs": state.epoch,
-        "target_tokens": counted["target_tokens"],
-        "tokens_per_second": counted["target_tokens"] / counted["seconds"],
-        "data_share": counted["data_seconds"] / counted["seconds"],
-        "minutes": counted["minutes"],
-        "peak_memory_bytes": counted["peak_memory_bytes"],
+        "target_tokens": counted.target_tokens,
+        "tokens_per_second": counted.target_tokens / counted.seconds,
+        "minutes": counted.minutes,
+        **{name: value for name, value in later.items() if value},
         **best,
         "weights": weights,
         "precision": f"{args.mixed_precision} autocast" if args.mixed_precision != "no" else "float32",

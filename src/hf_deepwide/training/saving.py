@@ -12,7 +12,7 @@ from torch import nn
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
-from .checkpoints import INTERRUPTED, REGULAR, checkpoints, forget_interrupted, rotate
+from .checkpoints import INTERRUPTED, REGULAR, check_best, checkpoints, forget_interrupted, rotate
 from .durable import STAGING, publish, remove, why_not_written
 from .preemption import Preemptible
 
@@ -68,6 +68,7 @@ class Saving(Preemptible):
 
     def _load_best_model(self) -> None:
         if not self.preemption.agreed:  # else the run goes on later, and there may be little time
+            check_best(Path(self.state.best_model_checkpoint))
             super()._load_best_model()
 
     @contextmanager
