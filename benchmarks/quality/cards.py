@@ -84,7 +84,7 @@ def scores(
         "Mean and standard error over seeds. p is of approximate randomisation against the baseline, "
         f"{baseline}, paired over the sentences of all seeds.\n\n"
         + "\n".join(lines)
-        + f"\n\nThe model of seed {study.seeds[0]}: "
+        + f"\n\nThe model of seed {study.seeds[0]}:\n\n"
     )
 
 
@@ -99,8 +99,8 @@ def training(study: "Study", row: dict[str, Any]) -> str:
     return (
         f"Setting: {setting}, the best in validation loss of the {row['settings_tried']} (of {len(study.search)}) "
         f"that were tried with seed {study.seeds[0]}.\n"
-        f"Over {seeds_of(row['seeds'])}: validation loss {with_error(row['validation_loss'])}; training at "
+        f"Of {seeds_of(row['seeds'])}: validation loss {with_error(row['validation_loss'])}; training at "
         f"{row['training_tokens_per_second']:,.0f} target tokens a second, generation of "
         f"{row['generation_sentences_per_second']:.1f} sentences a second, each while other runs shared the machine;\n"
-        f"peak memory {row['peak_memory_gib']:.1f} GiB.\n\nSeed {study.seeds[0]}: "
+        f"peak memory {row['peak_memory_gib']:.1f} GiB.\n\nThe model of seed {study.seeds[0]}:\n\n"
     )

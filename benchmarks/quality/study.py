@@ -17,7 +17,6 @@ import argparse
 import concurrent.futures
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +35,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import translate
+from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.recipe import Recipe, check_recipe, differences, parse_yaml
 
 HERE = Path(__file__).parent
@@ -168,13 +168,13 @@ def make_run(study: Study, system: System, setting: dict[str, Any], seed: int, f
     train(recipe, folders.threads)
     folder = folders.results / system.name
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(recipe.output_dir / "results.json", folder / f"{recipe.name}.json")
+    # whole or not at all, as the report of another run's end may be reading
+    write_whole(folder / f"{recipe.name}.json", (recipe.output_dir / "results.json").read_text(encoding="utf-8"))
     pruned = folder / f"{PRUNED}{recipe.name}.json"
     if system.prune and not pruned.is_file():
         scores, translations = score_pruned(recipe)
-        pruned.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
-        lines = "".join(f"{line}\n" for line in translations)
-        (recipe.output_dir / f"{PRUNED}translations.txt").write_text(lines, encoding="utf-8")
+        write_whole(recipe.output_dir / f"{PRUNED}translations.txt", "".join(f"{line}\n" for line in translations))
+        write_whole(pruned, json.dumps(scores, indent=2) + "\n")
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
