@@ -207,7 +207,7 @@ def test_arguments(name, workspace, tmp_path, capsys, monkeypatch):
 
 def test_every_script_is_called_wrongly():
     called = {command[0] for command in (*LOADERS.values(), *(case[1] for case in ARGUMENTS.values()))}
-    called.add("train_masked_lm.py")  # in test_bad_input_recipes.py
+    called |= {"train_masked_lm.py", "walkthrough.py"}  # in test_bad_input_recipes.py and test_walkthrough.py
     assert {path.name for path in SCRIPTS.glob("*.py")} == called
 
 
