@@ -18,7 +18,9 @@ from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 from test_training_depth import LATENT, build_corpus, constant_noise
 from tiny_run import tiny_recipe
+from torch.distributed.tensor import DTensor
 
+from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
@@ -26,6 +28,7 @@ from hf_deepwide.models import layer_selection
 from hf_deepwide.models.dropout import Dropout
 from hf_deepwide.training import trainer as trainer_module
 from hf_deepwide.training.build import build_model
+from hf_deepwide.training.faults import NonFiniteError
 from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
 
@@ -49,6 +52,7 @@ TRAINING = {
     "save_strategy": "steps", "save_steps": 100, "logging_steps": 10,
 }  # fmt: skip
 SENTENCES = 41  # of the validation set: an odd number, and prime
+STREAMED = 299  # pairs in the file that is streamed: an odd number
 
 
 def make_trainer(corpus: SimpleNamespace, folder: Path, family: str, model: dict, **training: Any):
@@ -83,11 +87,107 @@ def weights_of(trainer: TranslationTrainer) -> dict[str, torch.Tensor]:
 
 
 def keep(trainer: TranslationTrainer, name: Path) -> None:
-    """Write a trainer's weights and log, on the first process."""
+    """Write a trainer's weights, log and count of tokens, on the first process."""
     weights = weights_of(trainer)
     if trainer.is_world_process_zero():
         save_file(weights, f"{name}.safetensors")
-        Path(f"{name}.json").write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
+        told = {"log": trainer.state.log_history, "target_tokens": trainer.throughput.state()["args"]["target_tokens"]}
+        Path(f"{name}.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def train_with_faults(
+    corpus: SimpleNamespace, folder: Path, spoilt: dict[int, str], **training: Any
+) -> tuple[TranslationTrainer, str]:
+    """Six steps of four batches; some of this process are spoilt, and only of this one.
+
+    Args:
+        spoilt: number of the batch, from 1, and what is wrong: "gradient" or, its gradient being finite, "loss".
+
+    Returns:
+        The trainer, and why it stopped.
+    """
+    options = {"max_steps": 6, "logging_steps": 6, "max_grad_norm": 0.5, "max_tokens": 512, **training}
+    trainer = make_trainer(corpus, folder, "mat", without_dropping("mat"), **options)
+    compute, calls = trainer.compute_loss, iter(range(1, 1000))
+
+    def compute_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        loss, wrong = compute(*args, **kwargs), spoilt.get(next(calls))
+        return loss * torch.nan if wrong == "gradient" else loss + torch.inf if wrong == "loss" else loss
+
+    trainer.compute_loss = compute_loss
+    try:
+        trainer.train()
+    except NonFiniteError as error:
+        return trainer, str(error)
+    return trainer, ""
+
+
+def keep_faults(corpus: SimpleNamespace, out: Path, name: str) -> dict[str, Any]:
+    """Batches of the second process spoilt in steps 2 and 4, which are left out; then stopping at the first of them.
+
+    Writes each process's own weights after it (of sharded ones the whole); returns what it was told.
+    """
+    rank = int(os.environ["RANK"])
+    spoilt = {3: "gradient", 7: "loss"} if rank == 1 else {}
+    told = {}
+    for action in ("skip", "stop"):
+        trainer, told[action] = train_with_faults(
+            corpus, out / f"{name}-{action}", spoilt, on_nonfinite=action, gradient_accumulation_steps=2
+        )
+        own = {
+            key: weight.full_tensor() if isinstance(weight, DTensor) else weight
+            for key, weight in trainer.model.named_parameters()
+        }
+        save_file(own, out / f"{name}-{action}-{rank}.safetensors")
+        if action == "skip":
+            told["log"] = trainer.state.log_history
+            told["made"] = sorted({int(state["step"]) for state in trainer.optimizer.state.values()})
+    return told
+
+
+def stream_twice(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
+    """Train on a file that is streamed, with dropout; then once more from the checkpoint in the middle.
+
+    Returns:
+        `once`, `again`: sources and targets of each batch of this process. `weights`: whether the ends are the same.
+    """
+    data = DataArguments(
+        format="tsv", root=str(folder), train="train.tsv", source_lang="de", target_lang="en", streaming=True,
+        shuffle_buffer=64, max_length=128,
+    )  # fmt: skip
+    recipe = tiny_recipe(folder / "run", **{**TRAINING, "max_tokens": 512, "max_steps": 36, "save_steps": 25})
+    args = recipe.training_arguments()
+    if PartialState().is_main_process:
+        folder.mkdir()
+        texts = load_parallel(recipe.data, "train").select(range(STREAMED))
+        lines = (f"{source}\t{target}\n" for source, target in zip(texts["source"], texts["target"], strict=True))
+        (folder / "train.tsv").write_text("".join(lines), encoding="utf-8")
+    PartialState().wait_for_everyone()
+    report: dict[str, Any] = {}
+    ends = []
+    for name, checkpoint in (("once", None), ("again", folder / "run" / "checkpoint-25")):
+        rows = encode(load_parallel(data, "train"), corpus.tokenizer, data, filter=True)
+        model = build_model(recipe, corpus.tokenizer, args)
+        trainer = TranslationTrainer(model, args, corpus.tokenizer, train_dataset=rows, data=data)
+        report[name] = record_batches(trainer)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        ends.append(trainer.model.state_dict())
+    report["weights"] = all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    return report
+
+
+def record_batches(trainer: TranslationTrainer) -> list[list[str]]:
+    """A list that the sentence pairs of each batch are put into."""
+    batches: list[list[str]] = []
+    step, decode = trainer.training_step, trainer.processing_class.batch_decode
+
+    def training_step(model: Any, inputs: dict[str, torch.Tensor], *rest: Any) -> torch.Tensor:
+        sides = (inputs["input_ids"], inputs["labels"].clamp(min=1))  # 1 is padding
+        batches.append(["\t".join(pair) for pair in zip(*(decode(ids, True) for ids in sides), strict=True)])
+        return step(model, inputs, *rest)
+
+    trainer.training_step = training_step
+    return batches
 
 
 def train_with_dropping(
@@ -196,11 +296,14 @@ def main(out: Path) -> None:
         if rank == 0:
             save_file(weights, out / f"recomputed-{family}.safetensors")
     report = {"draws": draws, "evaluation": evaluate(corpus, out / "runs" / "evaluate")}
+    report["faults"] = keep_faults(corpus, out, "faults")
+    report["stream"] = stream_twice(corpus, out / "stream")
 
     shard_on_cpus()
     for family in FAMILIES:
         keep(train_without_dropping(corpus, out / "runs" / f"sharded-{family}", family), out / f"sharded-{family}")
     run_sharded_twice(out / "sharded")
+    report["sharded-faults"] = keep_faults(corpus, out, "sharded-faults")
     try:
         make_trainer(corpus, out / "runs" / "refused", "vanilla_transformer", {"layer_drop": 0.1})
     except UserError as error:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ import scale_worker
 import torch
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
-from scale_worker import DROPPING, FAMILIES, SENTENCES
+from scale_worker import DROPPING, FAMILIES, SENTENCES, STREAMED
 from test_training_depth import build_corpus
-from tiny_run import ENVIRONMENT
+from tiny_run import ENVIRONMENT, tiny_recipe
 from transformers import AutoModelForSeq2SeqLM
 
+from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
+from hf_deepwide.training.replay import replay
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +71,9 @@ def test_two_processes_are_one_that_accumulates(family, together, corpus, tmp_pa
     assert all(name.endswith("k_proj.bias") for name in still), "only what softmax cancels has not moved"
     for kind in ("two", "sharded"):
         assert_close(load_file(together / f"{kind}-{family}.safetensors"), alone, atol=1e-8)
-        log = json.loads((together / f"{kind}-{family}.json").read_text(encoding="utf-8"))
-        for ours, theirs in zip(log[:-1], trainer.state.log_history, strict=False):
+        told = json.loads((together / f"{kind}-{family}.json").read_text(encoding="utf-8"))
+        assert told["target_tokens"] == trainer.throughput.state()["args"]["target_tokens"]
+        for ours, theirs in zip(told["log"][:-1], trainer.state.log_history, strict=False):
             assert ours.keys() == theirs.keys()
             for key in ours.keys() - {"tokens_per_second", "data_share", "reconstruction"}:  # of each process alone
                 assert flat(ours[key]) == pytest.approx(flat(theirs[key]), rel=1e-4, abs=1e-6), key
@@ -140,3 +144,69 @@ def test_each_sentence_is_scored_once(reports, corpus, tmp_path):
         assert evaluation["eval_bleu"] == alone["eval_bleu"]
         assert evaluation["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-6)
         assert evaluation["one"] == alone["one"]
+
+
+@pytest.mark.parametrize("kind", ["faults", "sharded-faults"])
+def test_a_fault_of_one_process_is_one_of_all(kind, together, reports, corpus, tmp_path):
+    """Two steps left out, of one of which the gradient is finite; as one process does that has all the batches."""
+    alone, _ = scale_worker.train_with_faults(
+        corpus, tmp_path, {5: "gradient", 13: "loss"}, on_nonfinite="skip", gradient_accumulation_steps=4
+    )
+    ours, theirs = (load_file(together / f"{kind}-skip-{rank}.safetensors") for rank in (0, 1))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert_close(ours, dict(alone.model.named_parameters()), atol=1e-8)
+    for report in reports:
+        assert (report[kind]["skip"], report[kind]["made"]) == ("", [4])
+        assert report[kind]["log"][0]["skipped_steps"] == 2
+    loss, expected = (log[0]["loss"] for log in (reports[0][kind]["log"], alone.state.log_history))
+    assert loss == pytest.approx(expected, rel=1e-2), "of the steps left out the log has no part on either side"
+
+
+@pytest.mark.parametrize("kind", ["faults", "sharded-faults"])
+def test_all_processes_stop_and_save_what_they_had(kind, together, reports, corpus):
+    """At the same step, with the weights before it, and every process's batches, from which it is computed again."""
+    one, other = (report[kind]["stop"] for report in reports)
+    assert one == other
+    assert one.startswith("step 2 (epoch 0.")
+    assert "the loss is nan in batch 1 of 2 of process 1; " in one
+    folder = together / f"{kind}-stop" / "faults" / "step-2"
+    report = json.loads((folder / "fault.json").read_text(encoding="utf-8"))
+    assert [(batch["rank"], batch["loss"] == "nan") for batch in report["batches"]] == [
+        (0, False), (0, False), (1, True), (1, False),
+    ]  # fmt: skip
+    saved = load_file(folder / "model.safetensors")
+    for rank in (0, 1):
+        assert_close(saved, load_file(together / f"{kind}-stop-{rank}.safetensors"), atol=0)
+        batches = [batch for batch in report["batches"] if batch["rank"] == rank]
+        for batch, loss in zip(batches, replay(folder, rank).losses, strict=True):
+            assert batch["loss"] == "nan" or loss == pytest.approx(float(batch["loss"]))
+        ids = load_file(folder / f"rank-{rank}.safetensors")
+        for number, batch in enumerate(batches):
+            sources = corpus.tokenizer.batch_decode(ids[f"{number}.inputs.input_ids"], skip_special_tokens=True)
+            assert [pair["source"] for pair in batch["sentences"]] == sources != []
+
+
+def test_processes_share_a_stream(reports, tmp_path):
+    """Each sentence once in each pass over both, also where they are of odd number; taken up again bit for bit."""
+    texts = load_parallel(tiny_recipe(tmp_path).data, "train").select(range(STREAMED))
+    expected = Counter(f"{source}\t{target}" for source, target in zip(texts["source"], texts["target"], strict=True))
+    streams = [report["stream"] for report in reports]
+    assert [stream["weights"] for stream in streams] == [True, True]
+    whole, seen = [], Counter()
+    for step in zip(*(stream["once"] for stream in streams), strict=True):
+        seen.update(pair for batch in step for pair in batch)
+        if seen.total() >= STREAMED:
+            whole.append(seen == expected)
+            seen = Counter()
+    assert whole == [True, True]
+    for stream in streams:
+        assert stream["again"] == stream["once"][25:]
+        assert len(stream["again"]) == 11
+
+
+@pytest.mark.parametrize(("family", "looked_for"), [("mat", False), ("marian", None)])
+def test_unused_parameters_are_looked_for_where_there_may_be_some(family, looked_for, corpus, tmp_path):
+    """Of our families what is skipped gets gradients of zero, as the runs with dropping show; None: by Trainer."""
+    trainer = scale_worker.make_trainer(corpus, tmp_path, family, {})
+    assert trainer.args.ddp_find_unused_parameters is looked_for

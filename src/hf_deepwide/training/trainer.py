@@ -25,6 +25,7 @@ from ..data.batches import TokenBatchSampler, TranslationCollator
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
 from ..evaluation.translate import EvaluationArguments, translate
+from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
 from .depth import DepthTraining
@@ -72,6 +73,8 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         data: DataArguments | None = None,
         data_collator: TranslationCollator | None = None,
     ) -> None:
+        if args.ddp_find_unused_parameters is None and isinstance(model, DeepWidePreTrainedModel):
+            args.ddp_find_unused_parameters = False  # there are none: what is skipped has gradients of zero
         self.fuses_loss = getattr(model, "supports_label_smoothing", False)
         super().__init__(
             model=model,
