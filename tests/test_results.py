@@ -22,6 +22,7 @@ import precision
 import pytest
 import report
 import resume_matrix
+import streaming
 import study
 from figures import lines_with_figures, pattern, tables, without
 
@@ -69,7 +70,7 @@ PAGES = {
     **{f"benchmarks/results/depthwise_lstm/{part}.md": partial(lstm, part) for part in depthwise_lstm.TABLES},
     **{
         f"benchmarks/results/{module.__name__}.md": partial(table, module, module.__name__)
-        for module in (depthwise_lstm_speed, finite, multipath_speed, precision)
+        for module in (depthwise_lstm_speed, finite, multipath_speed, precision, streaming)
     },
     "benchmarks/results/resume_matrix.md": lambda: resume_matrix.table(
         load("resume_matrix"), len(resume_matrix.cases(seed=1))

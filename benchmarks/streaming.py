@@ -1,0 +1,147 @@
+"""Memory of a corpus that is streamed: does it depend on the corpus's size?
+
+    python benchmarks/streaming.py --output benchmarks/results/streaming     # streaming.json and streaming.md
+
+Parallel text of random words is written to two files, and read as training reads it (`data.streaming: true`):
+reader, filters, tokenizer, shuffling buffer, batches, collator; there is no model. Each corpus is read in a process of
+its own, whose resident memory is looked at forty times. "Held" is the most of it beyond what the process had before
+the first pair: libraries and the tokenizer. "Growth" is that of the straight line through the second half, as a share
+of all that is resident. Then the stream is taken up again where it was in the middle, as a resumed run does.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from long_run import growth, resident_mib
+from torch.utils.data import DataLoader
+
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import TranslationCollator, encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.streaming import EndlessStream, StreamBatches
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.training.memory import keep_memory
+from hf_deepwide.training.run import machine
+from hf_deepwide.training.stream_position import collate_stream
+
+LANGUAGES = ("en", "de")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def write_corpus(folder: Path, mib: int, seed: int) -> int:
+    """`train.en` and `train.de`, together of at least so many MiB; the number of pairs."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices(LETTERS, k=draw.randint(2, 10))) for _ in range(20_000)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    pairs = written = 0
+    with (folder / "train.en").open("w") as source, (folder / "train.de").open("w") as target:
+        while written < mib * 2**20:
+            drawn = iter(draw.choices(words, weights, k=100_000))
+            while sides := [" ".join(islice(drawn, draw.randint(5, 40))) for _ in LANGUAGES]:
+                if not all(sides):
+                    break
+                pairs += 1
+                for file, text in zip((source, target), sides, strict=True):
+                    written += file.write(f"{text}\n")
+    return pairs
+
+
+def batches_of(args: DataArguments, tokenizer: Any, max_tokens: int) -> tuple[EndlessStream, DataLoader]:
+    """The stream of a training run, and the loader around it."""
+    rows = encode(load_parallel(args, "train"), tokenizer, args, filter=True)
+    stream = EndlessStream(StreamBatches(rows, max_tokens, seed=1, buffer_size=args.shuffle_buffer))
+    return stream, DataLoader(stream, batch_size=None, collate_fn=collate_stream(TranslationCollator(tokenizer, 2)))
+
+
+def read(folder: Path, pairs: int, max_tokens: int, buffer: int) -> dict[str, Any]:
+    """One pass over the corpus; memory, speed, and how long it takes to be in the middle again."""
+    keep_memory()
+    every = pairs // 40
+    args = DataArguments(root=str(folder), train="train", streaming=True, shuffle_buffer=buffer)
+    with (folder / "train.en").open() as lines:
+        tokenizer = train_tokenizer(islice(lines, 20_000), TokenizerArguments(vocab_size=8000))
+    stream, loader = batches_of(args, tokenizer, max_tokens)
+    before, start = resident_mib(), time.perf_counter()
+    resident, seen, middle, expected = {}, 0, None, None
+    for batch in loader:
+        if middle is not None and expected is None and stream.position != middle:
+            expected, middle = batch["input_ids"], stream.position  # the first batch of the next buffer
+        if stream.position["epoch"] > 0:
+            break
+        seen += len(batch["input_ids"])
+        if seen // every > len(resident):
+            resident[seen] = round(resident_mib(), 1)
+        if middle is None and seen > pairs // 2:
+            middle = stream.position
+    seconds = time.perf_counter() - start
+    if seen != pairs:
+        raise RuntimeError(f"{seen} of {pairs} pairs came out")
+    stream, loader = batches_of(args, tokenizer, max_tokens)
+    stream.start, start = {**middle, "given": 0}, time.perf_counter()
+    if not next(iter(loader))["input_ids"].equal(expected):
+        raise RuntimeError("the stream was taken up in another place")
+    return {
+        "mib_before": round(before, 1),
+        "mib_after_pairs": resident,
+        "mib_held": round(max(resident.values()) - before, 1),
+        "growth": growth(resident, pairs // 2)["share_of_memory"],
+        "pairs_per_second": round(pairs / seconds),
+        "seconds_to_the_middle_when_resumed": round(time.perf_counter() - start, 1),
+        "seconds": round(seconds, 1),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    lines = [
+        "| corpus | pairs | buffer, pairs | memory held | growth over the second half | pairs/s | "
+        "to its middle when resumed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in report["runs"]:
+        lines.append(
+            f"| {run['corpus_mib']:.0f} MiB | {run['pairs']:,} | {report['settings']['buffer']:,} | "
+            f"{run['mib_held']:.0f} MiB | {run['growth']:+.1%} | "
+            f"{run['pairs_per_second']:,} | {run['seconds_to_the_middle_when_resumed']:.0f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Corpora of several sizes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, nargs="+", default=[100, 400], help="sizes of the corpora")
+    parser.add_argument("--buffer", type=int, default=20_000, help="data.shuffle_buffer")
+    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--output", type=Path, help="write the results here, as .json and .md")
+    args = parser.parse_args()
+    runs = []
+    for mib in args.mib:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            pairs = write_corpus(folder, mib, seed=1)
+            size = sum((folder / f"train.{lang}").stat().st_size for lang in LANGUAGES) / 2**20
+            with get_context("spawn").Pool(1) as process:
+                told = process.apply(read, (folder, pairs, args.max_tokens, args.buffer))
+        runs.append({"corpus_mib": round(size, 1), "pairs": pairs, **told})
+        print(table({"runs": runs[-1:], "settings": vars(args)}).splitlines()[-1], flush=True)
+    report = {
+        "machine": machine(),
+        "settings": {key: value for key, value in vars(args).items() if key != "output"},
+        "runs": runs,
+    }
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
