@@ -163,7 +163,18 @@ def diverged():
     return load("latent_depth/deep")["multi30k_en_de_deep_postnorm"]["validation_loss"]
 
 
+def quality_study():
+    """The study whose short table stands at the top, and where its results lie."""
+    return study.load_study(study.HERE / "multi30k.yaml"), study.HERE / "results" / "multi30k"
+
+
 README = {
+    # at the top
+    "quality": lambda: report.overview(*quality_study()),
+    "its size": lambda: "at {:.0f} million parameters, {num_train_epochs} epochs".format(
+        report.page(*quality_study())[0]["vanilla"]["parameters"] / 1e6,
+        **{key.rpartition(".")[2]: value for key, value in quality_study()[0].overrides.items()},
+    ),
     # under "Runs that are left alone"
     "bfloat16": lambda: (
         f"{min(speed_of_bfloat16()):.1f} to {max(speed_of_bfloat16()):.1f} times as fast on a processor"

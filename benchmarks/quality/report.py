@@ -1,5 +1,6 @@
 """The table and the figure of a study, from the results that were kept; `study.py` calls it as runs end."""
 
+import itertools
 import json
 import math
 import statistics
@@ -253,6 +254,15 @@ def overview(study: "Study", results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_overview(study: "Study", results: Path, readme: Path) -> None:
+    """Put the short table into the README, if that has a place for the study."""
+    begin, end = f"<!-- quality: {study.name} -->\n", f"<!-- /quality: {study.name} -->"
+    before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
+    if found:
+        text = before + begin + overview(study, results) + end + rest.partition(end)[2]
+        readme.write_text(text, encoding="utf-8")
+
+
 def with_error(value: dict[str, Any]) -> str:
     """Mean and standard error."""
     error = value["standard_error"]
@@ -278,10 +288,13 @@ def plot(study: "Study", summary: dict[str, dict[str, Any]], path: Path) -> None
     """BLEU against parameters, with standard errors (the papers' Figure 1)."""
     figure, axes = new_figure(1, 1, (7.0, 4.2))
     (axis,) = axes[0]
-    for row in summary.values():
+    ranked = sorted(summary.values(), key=lambda row: row[study.metric]["mean"], reverse=True)  # as the legend stands
+    for row, marker in zip(ranked, itertools.cycle("osD^vP*X"), strict=False):
         score = row[study.metric]
         error = score["standard_error"] or 0.0
-        axis.errorbar(row["parameters"] / 1e6, score["mean"], yerr=error, fmt="o", capsize=3, label=row["title"])
+        label = f"{score['mean']:.1f}  {row['title']}"
+        axis.errorbar(row["parameters"] / 1e6, score["mean"], yerr=error, fmt=marker, capsize=3, label=label)
+    axis.set_xlim(0, 1.2 * max(row["parameters"] for row in ranked) / 1e6)
     axis.set_xlabel("parameters, millions")
     axis.set_ylabel(TITLES[study.metric])
     axis.grid(alpha=0.3)

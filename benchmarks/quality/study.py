@@ -9,8 +9,9 @@ Every system is trained with the first seed and each setting of the search, one 
 with the best validation loss is trained with the other seeds. Each training is one run of
 `scripts/train_translation.py`, `--jobs` of them at a time, with the cores shared among them. Runs that have ended are
 not made again and one that was interrupted is resumed: give the same command. As runs end, their results go to
-benchmarks/quality/results/STUDY, with table and figure, and model cards to model_cards/. Seeds that are not the
-study's, of the second command, repeat rows of the table: they are listed below it and change none of its numbers.
+benchmarks/quality/results/STUDY, with table and figure, model cards to model_cards/, and the short table to README.md.
+Seeds that are not the study's, of the second command, repeat rows of the table: they are listed below it and change
+none of its numbers.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 import yaml
 from cards import write_cards
-from report import PRUNED, best_setting, key_of, load_results, report
+from report import PRUNED, best_setting, key_of, load_results, report, write_overview
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deepwide import prune
@@ -73,12 +74,13 @@ class Study:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where a study's runs, results and model cards lie, and how many threads a run gets."""
+    """Where a study's runs, results and model cards lie, the threads of a run, and the README that is to be told."""
 
     runs: Path
     results: Path
     cards: Path
     threads: int
+    readme: Path | None = None
 
 
 def load_study(path: Path) -> Study:
@@ -209,7 +211,9 @@ def main() -> None:
     results = args.results or HERE / "results" / study.name
     results.mkdir(parents=True, exist_ok=True)
     cards = results / "model_cards" if args.results else ROOT / "model_cards"
-    folders = Folders(args.runs / study.name, results, cards, max(1, len(os.sched_getaffinity(0)) // args.jobs))
+    threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
+    readme = None if args.results else ROOT / "README.md"
+    folders = Folders(args.runs / study.name, results, cards, threads, readme)
     torch.set_num_threads(folders.threads)
     if not args.report:
         make_study(study, systems, args.seeds, args.jobs, folders)
@@ -249,9 +253,11 @@ def make_study(study: Study, systems: list[System], seeds: list[int] | None, job
 
 
 def write_pages(study: Study, folders: Folders) -> str:
-    """What is made of the results: comparison, summary, table, figure, model cards; returns the table."""
+    """What is made of the results: comparison, summary, table, figure, cards, README; returns the table."""
     text = report(study, folders.runs, folders.results)
     write_cards(study, folders.results, folders.cards)
+    if folders.readme is not None:
+        write_overview(study, folders.results, folders.readme)
     return text
 
 
