@@ -134,7 +134,7 @@ def test_the_logged_loss_is_the_mean_of_the_steps_that_were_made(make):
 def test_too_many_skips_in_a_row_stop(make, tmp_path):
     trainer = make(on_nonfinite="skip", max_skipped=2, max_steps=20)
     spoil(trainer, {1, 3, 4, 6, 7, 8, 9})
-    with pytest.raises(NonFiniteError, match=r"^step 8 .* 3th step in a row; training\.max_skipped is 2"):
+    with pytest.raises(NonFiniteError, match=r"^step 8 .* That makes 3 steps in a row; training\.max_skipped is 2"):
         trainer.train()
     kept = sorted(path.name for path in (tmp_path / "run" / FAULTS).iterdir())
     assert KEPT == 5

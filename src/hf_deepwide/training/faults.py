@@ -174,7 +174,7 @@ class FaultGuard:
             logger.warning("%s The step is left out", message)
             return True
         if self._in_a_row > args.max_skipped:
-            message += f" It is the {self._in_a_row}th step in a row; training.max_skipped is {args.max_skipped}."
+            message += f" That makes {self._in_a_row} steps in a row; training.max_skipped is {args.max_skipped}."
         raise NonFiniteError(f"{message} {remedy(collapsed, args.on_nonfinite)}")
 
     def _leave_out(self) -> None:
