@@ -110,6 +110,6 @@ def test_nodes_find_each_other(tmp_path):
         for node in range(2)
     ]  # fmt: skip
     for launcher in launchers:
-        _, errors = launcher.communicate(timeout=300)
+        _, errors = launcher.communicate(timeout=600)  # at their end, torch's launchers wait 300 s for each other
         assert launcher.returncode == 0, errors
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("[0-9]")} == {"0": "2", "1": "2"}
