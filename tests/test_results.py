@@ -311,11 +311,12 @@ def test_a_run_of_a_study_is_of_its_recipe(name):
     """The study was not changed after the run."""
     of_study = study.load_study(study.HERE / f"{name}.yaml")
     systems = {system.name: system for system in of_study.systems}
+    settings = {report.key_of(setting): setting for setting in of_study.search}
     kept = report.load_results(of_study, study.HERE / "results" / name)
     for system in kept.keys() & systems.keys():
         for (setting, seed), run in kept[system].items():
             folder = Path(run["recipe"]["training"]["output_dir"]).parent
-            recipe = study.recipe_of(of_study, systems[system], dict(setting), seed, folder)
+            recipe = study.recipe_of(of_study, systems[system], settings[setting], seed, folder)
             assert differences(recipe.values, run["recipe"]) == []
 
 

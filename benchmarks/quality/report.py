@@ -231,6 +231,10 @@ def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
                 f"{row['peak_memory_gib']:.1f} GiB",
             ]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Tokens and sentences a second are the runs' own, with other work beside them; `speed.py` measures speed.",
+    ]
     return "\n".join(lines) + "\n"
 
 
