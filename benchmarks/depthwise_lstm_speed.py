@@ -1,7 +1,8 @@
 """What a depth-wise LSTM costs: training and decoding beside the vanilla Transformer, of equal width and parameters.
 
     python benchmarks/depthwise_lstm_speed.py
-    python benchmarks/depthwise_lstm_speed.py --threads 1 --output benchmarks/results/depthwise_lstm_speed.json
+    python benchmarks/depthwise_lstm_speed.py --threads 1 --rounds 5 --sentences 16 \
+        --output benchmarks/results/depthwise_lstm_speed.json
 
 Models of the paper's base size (d 512, 6 + 6 layers, pre-norm), with 8,000 tokens. Against them stand the operations
 that one target token costs, forward, counted by PyTorch: what the time would be if only matrix products took any. A
@@ -11,7 +12,6 @@ vanilla model in the same round.
 """
 
 import argparse
-import json
 import platform
 import statistics
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from generation_speed import NEW_TOKENS, seconds_to_generate
 from multipath_speed import take_turns
+from reports import write_report
 from torch.utils.flop_counter import FlopCounterMode
 from training_speed import SIZE, training_step
 from transformers import PreTrainedModel, set_seed
@@ -151,9 +152,7 @@ def main() -> None:
         machine = torch.cuda.get_device_name() if device == "cuda" else on_cpu
         settings = {key: value for key, value in vars(args).items() if key != "output"}
         report = {"machine": machine, "torch": torch.__version__, "settings": settings, "size": size, "time": time}
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ scaler. `depth` is 24 narrow layers. The tests run a part of it.
 """
 
 import argparse
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from reports import write_report
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
@@ -127,9 +127,7 @@ def main() -> None:
         print(table({"rows": rows[-1:]}).splitlines()[-1], flush=True)
     report = {"machine": machine(), "torch": torch.__version__, "rows": rows}
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

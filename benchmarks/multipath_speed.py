@@ -11,7 +11,6 @@ same batch; what counts is the median over the rounds of the ratio in the same r
 """
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from reports import write_report
 from torch import nn
 from training_speed import SIZE, training_step
 from transformers import set_seed
@@ -197,9 +197,7 @@ def main() -> None:
         settings = {key: value for key, value in vars(args).items() if key != "output"}
         report = {"machine": machine, "torch": torch.__version__, "settings": settings}
         report |= {"training_step": depth, "encoder_layer_by_paths": loop}
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ attention that is faster with it on this device, as training has (`attn_implemen
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
 import torch
 from multipath_speed import take_turns
+from reports import write_report
 from training_speed import SIZE, training_step
 from transformers.utils.logging import disable_progress_bar
 
@@ -146,9 +146,7 @@ def main() -> None:
     }
     print(table(report))
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

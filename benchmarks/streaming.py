@@ -1,6 +1,6 @@
 """Memory of a corpus that is streamed: does it depend on the corpus's size?
 
-    python benchmarks/streaming.py --output benchmarks/results/streaming     # streaming.json and streaming.md
+    python benchmarks/streaming.py --mib 40 240 --buffer 5000 --output benchmarks/results/streaming   # .json and .md
 
 Parallel text of random words is written to two files, and read as training reads it (`data.streaming: true`):
 reader, filters, tokenizer, shuffling buffer, batches, collator; there is no model. Each corpus is read in a process of
@@ -10,7 +10,6 @@ of all that is resident. Then the stream is taken up again where it was in the m
 """
 
 import argparse
-import json
 import random
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from long_run import growth, resident_mib
+from reports import write_report
 from torch.utils.data import DataLoader
 
 from hf_deepwide.data.arguments import DataArguments
@@ -138,9 +138,7 @@ def main() -> None:
         "runs": runs,
     }
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        args.output.with_suffix(".md").write_text(table(report), encoding="utf-8")
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

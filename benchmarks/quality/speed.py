@@ -1,6 +1,6 @@
 """Speed of a study's trained models beside its baseline: all in one process, taking turns.
 
-    python benchmarks/quality/speed.py benchmarks/quality/multi30k.yaml --threads 1
+    python benchmarks/quality/speed.py benchmarks/quality/multi30k.yaml --threads 1 --rounds 5
 
 The speeds that runs report of themselves were taken while other runs shared the machine. Here each system takes a
 training step (forward, backward, clipping, AdamW; bf16; 256 sentences of 16 tokens, about the corpus's mean) and a
@@ -17,11 +17,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from report import PRUNED
 from study import HERE, load_study, run_name
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.loading import load_model
 from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.memory import keep_memory
 
@@ -32,7 +34,6 @@ from training_speed import training_step
 
 SENTENCES, LENGTH = 256, 16  # of a training batch
 SOURCES, SOURCE_LENGTH, BEAMS = 32, 24, 4  # of a translation
-PRUNED = "pruned_"
 
 
 def main() -> None:
@@ -51,9 +52,7 @@ def main() -> None:
     for system in study.systems:
         run = args.runs / study.name / run_name(system, study.search[0], study.seeds[0])
         if (run / "results.json").is_file():
-            models[system.name] = AutoModelForSeq2SeqLM.from_pretrained(
-                run, use_safetensors=True, attn_implementation="eager"
-            )
+            models[system.name] = load_model(AutoModelForSeq2SeqLM, run, attn_implementation="eager")
             if system.prune:
                 pruned[f"{PRUNED}{system.name}"] = prune(models[system.name])
     if study.baseline not in models:

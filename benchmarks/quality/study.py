@@ -29,13 +29,14 @@ import torch
 import yaml
 from cards import write_cards
 from report import PRUNED, best_setting, key_of, load_results, report, write_overview
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import translate
+from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.recipe import Recipe, check_recipe, differences, parse_yaml
 
@@ -181,10 +182,10 @@ def make_run(study: Study, system: System, setting: dict[str, Any], seed: int, f
 
 def score_pruned(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
     """Parameters and test scores of the layers that a latent-depth model has chosen, and the translations."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(recipe.output_dir, use_safetensors=True)
+    model = load_model(AutoModelForSeq2SeqLM, recipe.output_dir)
     small = prune(model)
     texts = load_parallel(recipe.data, "test")
-    tokenizer = AutoTokenizer.from_pretrained(recipe.output_dir)
+    tokenizer = load_tokenizer(recipe.output_dir)
     translations = translate(small, tokenizer, texts["source"][:], recipe.evaluation)
     layers = {stack: getattr(small.config, f"{stack}_layers") for stack in ("encoder", "decoder")}
     lowercase = recipe.evaluation.lowercase

@@ -1,0 +1,15 @@
+"""What a benchmark leaves: its results as JSON, and beside them the table that is made of these."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hf_deepwide.training.durable import write_whole
+
+
+def write_report(output: Path, report: dict[str, Any], table: Callable[[dict[str, Any]], str]) -> None:
+    """Write `output` with the suffixes .json and .md; its folder is made."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(output.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
+    write_whole(output.with_suffix(".md"), table(report))
