@@ -162,7 +162,7 @@ def _collect(pairs: Iterator[Pair], keep: PairFilter) -> Dataset:
         source.clear()
         target.clear()
 
-    for line, source_text, target_text in tqdm(pairs, desc=f"read {keep.split}", unit=" pairs", leave=False):
+    for line, source_text, target_text in tqdm(pairs, desc=f"read {keep.split}", unit=" pairs", leave=False, delay=1):
         if keep(line, source_text, target_text):
             source.append(source_text)
             target.append(target_text)
