@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+from naive_dropout import drop
 
 Weights = dict[str, torch.Tensor]
 
@@ -36,14 +37,15 @@ def gate(w: Weights, name: str, which: int, c: torch.Tensor) -> torch.Tensor:
 
 
 def hidden_state(w: Weights, name: str, kind: str, function: str, c: torch.Tensor) -> torch.Tensor:
-    """h by Eq. 5 ("single") or Eq. 6 ("glu"), `[D]`."""
+    """h by Eq. 5 ("single") or Eq. 6 ("glu"), `[D]`, dropped out."""
     name = name + ".hidden"
     z = w[name + ".fc1.weight"] @ c + w.get(name + ".fc1.bias", 0)
     z = norm(z, w[name + ".layer_norm.weight"], w[name + ".layer_norm.bias"])
     if kind == "single":
-        return {"gelu": z * (1 + torch.erf(z / math.sqrt(2))) / 2, "relu": z.clamp(min=0)}[function]
+        return drop({"gelu": z * (1 + torch.erf(z / math.sqrt(2))) / 2, "relu": z.clamp(min=0)}[function])
     half = len(z) // 2
-    return w[name + ".fc2.weight"] @ (z[:half] * sigmoid(z[half:])) + w.get(name + ".fc2.bias", 0)
+    inner = drop(z[:half] * sigmoid(z[half:]), "activation_dropout")
+    return drop(w[name + ".fc2.weight"] @ inner + w.get(name + ".fc2.bias", 0))
 
 
 def step_in_depth(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from naive_depthwise_lstm import step_in_depth
+from naive_dropout import drop
 
 Uniform = Callable[[str], Any] | None
 Weights = dict[str, torch.Tensor]
@@ -88,7 +89,7 @@ def branch_feed_forward(
     functions = {"relu": lambda z: z.clamp(min=0), "gelu": lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2}
     w1, b1 = block(w, name + ".fc1", branch, branches, 0)
     w2, b2 = block(w, name + ".fc2", branch, branches, 1)
-    return w2 @ functions[activation](w1 @ x + b1) + b2
+    return w2 @ drop(functions[activation](w1 @ x + b1), "activation_dropout") + b2
 
 
 def attention(
@@ -157,7 +158,7 @@ def embed(w: Weights, stack: str, config: Any, ids: list[int]) -> torch.Tensor:
             row = row + sinusoid(position, config.d_model, config.position_embedding_type).float().double()
         if config.layernorm_embedding:
             row = layer_norm(row, w, f"{stack}.embeddings.layer_norm")
-        rows.append(row)
+        rows.append(drop(row))
     return torch.stack(rows)
 
 
@@ -166,15 +167,16 @@ def residual(
 ) -> torch.Tensor:
     """x + f(LN(x)), or LN(x + f(x)); of a layer with a `residual_weight` a, x + a f(x) (ReZero).
 
-    Where the layer has a `z`, x + z f(LN(x)) (latent depth, Eq. 2 as the released code applies it).
+    Dropout is on what f gives. Where the layer has a `z`, x + z f(LN(x)) (latent depth, Eq. 2 as the released code
+    applies it).
     """
     layer = norm.rpartition(".")[0]
     weight = w.get(layer + ".residual_weight")
     if weight is not None:
-        return torch.stack([x + weight[0] * y for x, y in zip(xs, f(xs), strict=True)])
+        return torch.stack([x + weight[0] * drop(y) for x, y in zip(xs, f(xs), strict=True)])
     if pre:
-        return xs + w.get(layer + ".z", 1.0) * f(torch.stack([layer_norm(x, w, norm) for x in xs]))
-    return torch.stack([layer_norm(x, w, norm) for x in xs + f(xs)])
+        return xs + w.get(layer + ".z", 1.0) * drop(f(torch.stack([layer_norm(x, w, norm) for x in xs])))
+    return torch.stack([layer_norm(x, w, norm) for x in xs + drop(f(xs))])
 
 
 def selections(w: Weights, config: Any, posterior: int = 0) -> Weights:
@@ -210,7 +212,7 @@ def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) ->
 
 
 def multipath_sum(w: Weights, name: str, config: Any, x: torch.Tensor, paths: list[torch.Tensor]) -> torch.Tensor:
-    """beta X + sum_k alpha_k PathNorm_k(F_k) at one position (Multi-Path, Eq. 4-7), `[D]`.
+    """beta X + sum_k alpha_k PathNorm_k(F_k) at one position (Multi-Path, Eq. 4-7), `[D]`; the sum is dropped out.
 
     New features are made as the paper says it: every combination of n - 1 of the n paths is averaged.
     """
@@ -226,12 +228,12 @@ def multipath_sum(w: Weights, name: str, config: Any, x: torch.Tensor, paths: li
         alpha, beta = [config.path_weight_init or 1 / math.sqrt(n)] * len(features), 1.0
     else:
         alpha, beta = [config.path_weight_init or 1 / len(features)] * len(features), 1.0
-    total = beta * x
+    total = torch.zeros_like(x)
     for k, feature in features.items():
         if config.path_norm:
             feature = layer_norm(feature, w, f"{name}.path_norms.{k}")
         total = total + alpha[k] * feature
-    return total
+    return beta * x + drop(total)
 
 
 def multipath_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor) -> torch.Tensor:
@@ -319,7 +321,7 @@ def depthwise_lstm_encoder(w: Weights, config: Any, xs: torch.Tensor, uniform: U
         name = f"encoder.layers.{layer}"
         ys = normalised(w, name + ".self_attn_layer_norm", outputs)
         heads = config.encoder_attention_heads
-        ys = attention(w, name + ".self_attn", config, heads, ys, ys, lambda t, s: True, uniform)
+        ys = drop(attention(w, name + ".self_attn", config, heads, ys, ys, lambda t, s: True, uniform))
         outputs, cells = step_in_depth(w, config, "encoder", layer, "lstm", ys, outputs, cells)
     return normalised(w, "encoder.layer_norm", outputs)
 
@@ -333,14 +335,14 @@ def depthwise_lstm_decoder(
     for layer in range(config.decoder_layers):
         name = f"decoder.layers.{layer}"
         s = normalised(w, name + ".self_attn_layer_norm", outputs)
-        s = attention(w, name + ".self_attn", config, heads, s, s, lambda t, s: s <= t, uniform)
+        s = drop(attention(w, name + ".self_attn", config, heads, s, s, lambda t, s: s <= t, uniform))
         if config.decoder_merge == "two_lstms":
             outputs, cells = step_in_depth(w, config, "decoder", layer, "lstm", s, outputs, cells)
             query = outputs
         else:
             query = {"self": s, "residual": outputs + s, "previous": outputs}[config.cross_query]
         query = normalised(w, name + ".encoder_attn_layer_norm", query)
-        r = attention(w, name + ".encoder_attn", config, heads, query, memory, lambda t, s: True, uniform)
+        r = drop(attention(w, name + ".encoder_attn", config, heads, query, memory, lambda t, s: True, uniform))
         if config.decoder_merge == "two_lstms":
             outputs, cells = step_in_depth(w, config, "decoder", layer, "encoder_attn_lstm", r, outputs, cells)
         else:

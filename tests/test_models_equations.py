@@ -2,6 +2,7 @@
 
 import math
 
+import naive_dropout
 import pytest
 import torch
 from model_cases import CASES, build, config_of, pair, scramble, tokens
@@ -12,6 +13,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 
 from hf_deepwide import MATForConditionalGeneration
 from hf_deepwide.models.attention import MultiBranchAttention
+from hf_deepwide.models.dropout import Dropout
 from hf_deepwide.models.embeddings import SinusoidalPositions, position_ids
 from hf_deepwide.models.feed_forward import MultiBranchFeedForward
 
@@ -67,6 +69,33 @@ def test_logits_are_those_of_the_equations(case):
         for row, (source, target) in enumerate(sentences(batch)):
             expected = naive_logits(weights, model.config, source, target)
             torch.testing.assert_close(got[row, : len(target)], expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dropout_stands_where_the_papers_have_it(case, monkeypatch):
+    """The same fixed masks, of two patterns that repeat every four features, in the model and in the equations."""
+    rates = {"dropout": 0.25, "activation_dropout": 0.5}
+    patterns = {"dropout": (0.0, 0.5, 1.5, 2.0), "activation_dropout": (1.5, 0.0, 3.0, 0.5)}
+
+    def mask(kind, width):
+        return torch.tensor([patterns[kind][feature % 4] for feature in range(width)], dtype=torch.float64)
+
+    def forward(dropout, x):
+        (kind,) = [kind for kind, rate in rates.items() if rate == dropout.p]
+        return x * mask(kind, x.shape[-1])
+
+    model = build(case, **SMALL, **rates).double()
+    batch = pair((4, 3), (3, 2))
+    with torch.no_grad():
+        without = model(**batch).logits
+        monkeypatch.setattr(Dropout, "forward", forward)
+        monkeypatch.setattr(naive_dropout, "MASK", mask)
+        got = model(**batch).logits
+        weights = leaves(model)
+        for row, (source, target) in enumerate(sentences(batch)):
+            expected = naive_logits(weights, model.config, source, target)
+            torch.testing.assert_close(got[row, : len(target)], expected, atol=1e-10, rtol=1e-10)
+    assert (got - without).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("use_cache", [False, True], ids=["", "cached"])
