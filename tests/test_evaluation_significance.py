@@ -91,6 +91,37 @@ def test_agrees_with_naive_resampling(references):
     assert result["system"]["ci"] == pytest.approx(half_width, rel=0.12)
 
 
+@pytest.mark.parametrize("metric", ["multi_bleu", "chrf"])
+def test_runs_that_are_all_alike_prove_no_more_than_one(references, metric):
+    baseline, system = noisy(references, 0.25, 1), noisy(references, 0.2, 4)
+    one = compare_systems(baseline, system, references, metrics=[metric], **QUICK)[metric]
+    three = compare_systems(baseline * 3, system * 3, references, metrics=[metric], runs=3, **QUICK)[metric]
+    assert 0.02 < one["p_randomization"] < 0.9
+    for key in ("p_randomization", "p_bootstrap", "difference"):
+        assert three[key] == pytest.approx(one[key])
+
+
+def test_runs_are_swapped_together_sentence_by_sentence(references):
+    runs = 2
+    baseline = [noisy(references, 0.25, seed) for seed in (1, 2)]
+    system = [noisy(references, 0.22, seed) for seed in (3, 4)]
+    joined = [[line for lines in of for line in lines] for of in (baseline, system)]
+    result = compare_systems(*joined, references, metrics=["multi_bleu"], trials=4000, runs=runs)["multi_bleu"]
+    assert result["system"]["score"] == pytest.approx(naive_bleu(joined[1], references * runs))
+    observed = abs(naive_bleu(joined[1], references * runs) - naive_bleu(joined[0], references * runs))
+    rng, count, exceeding = random.Random(6), 250, 0
+    for _ in range(count):
+        swap = [rng.random() < 0.5 for _ in references]
+        a, b = [], []
+        for of_baseline, of_system in zip(baseline, system, strict=True):
+            for ours, theirs, swapped in zip(of_baseline, of_system, swap, strict=True):
+                a.append(theirs if swapped else ours)
+                b.append(ours if swapped else theirs)
+        exceeding += abs(naive_bleu(a, references * runs) - naive_bleu(b, references * runs)) >= observed
+    assert 0.02 < result["p_randomization"] < 0.6
+    assert result["p_randomization"] == pytest.approx(exceeding / count, abs=0.09)
+
+
 def test_the_seed_alone_decides(references, monkeypatch):
     baseline, system = noisy(references, 0.25, 1), noisy(references, 0.2, 4)
 
@@ -117,7 +148,7 @@ def test_several_systems_against_one_baseline(references):
     assert results["same"]["bleu"]["p_bootstrap"] == 1
 
 
-@pytest.mark.parametrize("field", ["samples", "trials", "seed"])
+@pytest.mark.parametrize("field", ["samples", "trials", "seed", "runs"])
 def test_numbers_sacrebleu_would_take_otherwise_are_refused(field):
     with pytest.raises(UserError, match=f"{field}: 0; accepted: 1 or more"):
         compare_systems(["a"], ["a"], ["a"], **{field: 0})
@@ -126,3 +157,5 @@ def test_numbers_sacrebleu_would_take_otherwise_are_refused(field):
 def test_different_lengths_say_whose(references):
     with pytest.raises(UserError, match="the system's translations has 79 lines but references has 80"):
         compare_systems(references, references[:-1], references)
+    with pytest.raises(UserError, match="the baseline's translations has 80 lines but references, 2 times has 160"):
+        compare_systems(references, references * 2, references, runs=2)

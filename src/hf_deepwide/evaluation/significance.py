@@ -5,12 +5,15 @@ Paired bootstrap resampling (Koehn 2004) draws test sets from the test set; pair
 large as the observed one would seldom come by chance. SacreBLEU's bootstrap, like the Moses script it follows,
 recentres absolute differences and is the more lenient test: in the cases it was tried on here, its p was a quarter to
 a half of the other's. Where the two disagree, believe the randomisation.
+
+Both ask whether *these* translations differ on such sentences. What another training would have given they do not
+know: train both systems with several seeds, give all the translations (`runs`), and look at the scores' spread, too.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
@@ -38,8 +41,12 @@ def compare_systems(
     tokenize: str = "13a",
     target_lang: str | None = None,
     metrics: Sequence[str] = METRICS,
+    runs: int = 1,
 ) -> dict:
     """Compare two systems' translations of the same sentences, with each metric.
+
+    Of several runs of each system, a sentence's translations by all of them are drawn, and swapped, together: by
+    runs of one system they are alike, so that taken for independent they would make p too small.
 
     Both tests are two-sided. SacreBLEU counts only differences *greater* than the observed one; what that
     loses to ties is mended here. Equal scores have p = 1, where sacreBLEU says 1 / (samples + 1) and so
@@ -47,13 +54,14 @@ def compare_systems(
     swapping all of them or none gives the observed difference again.
 
     Args:
-        baseline: translations of the first system.
-        system: translations of the second.
+        baseline: translations of the first system, those of its `runs` runs one after the other.
+        system: translations of the second, as many.
         references: one reference each.
         samples: resamples of the bootstrap.
         trials: trials of the approximate randomisation.
         seed: a positive number; same seed, same result.
         lowercase: as in `score`, like `tokenize`, `target_lang` and `metrics`.
+        runs: trainings of each system, by different seeds. Scores are then of all their translations as one corpus.
 
     Returns:
         For each metric `{"baseline": {"score", "mean", "ci"}, "system": {"score", "mean", "ci"},
@@ -64,19 +72,20 @@ def compare_systems(
     Raises:
         UserError: sides that do not fit each other, or a seed or count out of range.
     """
-    check_parallel(baseline, references, ("the baseline's translations", "references"))
-    check_parallel(system, references, ("the system's translations", "references"))
-    for name, value in (("samples", samples), ("trials", trials), ("seed", seed)):
+    for name, value in (("samples", samples), ("trials", trials), ("seed", seed), ("runs", runs)):
         if value < 1:  # sacreBLEU takes samples or trials 0 as "default", and seed 0 as "no seed"
             raise UserError(f"{name}: {value}; accepted: 1 or more")
-    named_systems = [("baseline", list(baseline)), ("system", list(system))]
-    differing = sum(a != b for a, b in zip(baseline, system, strict=True))
+    of_runs = f"references, {runs} times" if runs > 1 else "references"
+    repeated = list(references) * runs
+    check_parallel(baseline, repeated, ("the baseline's translations", of_runs))
+    check_parallel(system, repeated, ("the system's translations", of_runs))
+    count = len(references)
+    by_sentence = [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
+    named_systems = list(zip(("baseline", "system"), by_sentence, strict=True))
+    differing = sum(a != b for a, b in zip(*by_sentence, strict=True))
     report = {}
     built = build_metrics(metrics, lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)
-    for (
-        name,
-        metric,
-    ) in built.items():  # one test per metric: sacreBLEU tells metrics apart by names they share
+    for name, metric in built.items():  # one test per metric: sacreBLEU tells metrics apart by names they share
         with _sacrebleu_seed(seed):
             bootstrap = _paired_test(named_systems, metric, references, "bs", samples)
             randomization = _paired_test(named_systems, metric, references, "ar", trials)
@@ -102,16 +111,33 @@ def compare_to_baseline(
 
 
 def _paired_test(
-    named_systems: list[tuple[str, list[str]]],
+    named_systems: list[tuple[str, list[Sequence[str]]]],
     metric: Metric,
     references: Sequence[str],
     kind: str,
     count: int,
 ) -> _Tested:
-    test = PairedTest(named_systems, {"metric": metric}, [list(references)], test_type=kind, n_samples=count)
+    metrics = {"metric": _OverRuns(metric)}
+    test = PairedTest(named_systems, metrics, [list(references)], test_type=kind, n_samples=count)
     signatures, columns = test()
     (title, signature), *_ = signatures.items()
     return _Tested(columns[title], str(signature))
+
+
+class _OverRuns:
+    """A metric to which a sentence is its translations by several runs: what it counts in them is added up."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._metric, name)
+
+    def _extract_corpus_statistics(
+        self, hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+    ) -> list[list[int]]:
+        runs = [self._metric._extract_corpus_statistics(run, references) for run in zip(*hypotheses, strict=True)]
+        return [[sum(counts) for counts in zip(*of_sentence, strict=True)] for of_sentence in zip(*runs, strict=True)]
 
 
 @contextmanager
