@@ -1,4 +1,4 @@
-"""Make a wide model that starts as a trained base: proximal initialisation, MAT section 4.
+"""Make a wide model that starts as a trained base: proximal initialisation, MAT section 3.3.
 
     python scripts/proximal_init.py runs/multi30k_en_de_vanilla runs/mat3 --attention_branches 3 --drop_branch 0.2
     python scripts/proximal_init.py Helsinki-NLP/opus-mt-en-de runs/mat2 --attention_branches 2 --dropout 0.3

@@ -1,7 +1,7 @@
 """The papers' equations written out, one sentence, branch, head and position at a time, for tests to compare with.
 
 Nothing here is shared with the package: parameters come from a state dict, random numbers from the caller. Where
-training drops branches, `uniform(sublayer)` gives the U of Eq. 6: N numbers for a sub-layer of N branches, or N rows
+training drops branches, `uniform(sublayer)` gives the U of Eq. 5: N numbers for a sub-layer of N branches, or N rows
 of M numbers where heads are dropped one by one (Eq. 9); None drops nothing.
 """
 
@@ -40,7 +40,7 @@ def block(w: Weights, name: str, branch: int, branches: int, along: int) -> tupl
 
 
 def keep(uniform: Uniform, sublayer: str, rho: float, branch: int, head: int | None = None) -> float:
-    """1{U >= rho} / (1 - rho) (Eq. 6, 8, 9); 1 in inference."""
+    """1{U >= rho} / (1 - rho) (Eq. 5, 8, 9); 1 in inference."""
     if uniform is None:
         return 1.0
     u = uniform(sublayer)[branch]

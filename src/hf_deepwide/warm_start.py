@@ -1,4 +1,4 @@
-"""Proximal initialisation: a wide model that starts as its trained base (MAT, section 4).
+"""Proximal initialisation: a wide model that starts as its trained base (MAT, section 3.3).
 
 A base is read in two steps. First it is expressed as a vanilla Transformer of ours, whatever library's names it came
 in: a `VanillaTransformerConfig` and tensors under our names. Then the target family makes its own weights of those:
@@ -109,7 +109,7 @@ SHARED, ENCODER, DECODER, HEAD = (
 
 
 def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) -> PreTrainedModel:
-    """A model of the family `cls` that computes the function of a trained base (MAT, section 4).
+    """A model of the family `cls` that computes the function of a trained base (MAT, section 3.3).
 
     The base is not changed and shares no memory with the result, which has its dtype, device and generation config,
     and is in evaluation mode. Fields of the config come from the base, except those of the branches where the base

@@ -15,7 +15,7 @@ from torch import nn
 
 
 def draw_branches(branches: int, drop_rate: float) -> list[int]:
-    """The branches that survive one forward pass: each is kept if U >= rho, U ~ U[0, 1] (MAT, Eq. 6).
+    """The branches that survive one forward pass: each is kept if U >= rho, U ~ U[0, 1] (MAT, Eq. 5).
 
     One draw per branch, sub-layer and forward pass, shared by all sentences and positions. It comes from the CPU's
     generator, so that on a GPU the decision needs no synchronisation.

@@ -22,7 +22,7 @@ class MultiPathConfig(DeepWideConfig):
         encoder_paths: n, attentions and feed-forward networks side by side in each encoder sub-layer.
         path_norm: a LayerNorm on each feature (Eq. 5).
         learnable_path_weights: learn alpha, of each feature, and beta, of the residual (Eq. 4); otherwise fixed.
-        more_features: with three or more paths, add the n averages of all paths but one (section 3.4).
+        more_features: with three or more paths, add the n averages of all paths but one (section 3.2).
         path_weight_init: alpha at the start, or the fixed alpha. None is the paper's rule: 1/sqrt(2n) for learnable
             weights on normalised features (section 3.3), 1/sqrt(n) for fixed ones, and without PathNorm one over the
             number of features (section 5.2).

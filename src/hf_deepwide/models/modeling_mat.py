@@ -2,8 +2,8 @@
 
 Each attention sub-layer, self and cross, in encoder and decoder, averages N_a independent multi-head attentions:
 
-    mAttn(Q, K, V) = Q + 1/N_a sum_i beta_i attn_M(Q, K, V; theta_i)                                   (Eq. 4, 5)
-    beta_i = 1{U_i >= rho} / (1 - rho),  U_i ~ U[0, 1] in training;  beta_i = 1 otherwise              (Eq. 6)
+    mAttn(Q, K, V) = Q + 1/N_a sum_i beta_i attn_M(Q, K, V; theta_i)                                   (Eq. 4, 6)
+    beta_i = 1{U_i >= rho} / (1 - rho),  U_i ~ U[0, 1] in training;  beta_i = 1 otherwise              (Eq. 5)
 
 and the feed-forward sub-layer is dropped, or split into branches, in the same way:
 
@@ -12,7 +12,7 @@ and the feed-forward sub-layer is dropped, or split into branches, in the same w
 Head drop (`drop_unit="head"`) draws a U_ij for each head of each branch before the heads are mixed  (Eq. 9, 10).
 The sums are `attention.MultiBranchAttention` and `feed_forward.MultiBranchFeedForward`, the additions of Q and x the
 residual of `modeling_base.ResidualLayer`. With N_a = 1 and rho = 0 this is the vanilla Transformer. Proximal
-initialisation (section 4) is `MATForConditionalGeneration.from_base`.
+initialisation (section 3.3) is `MATForConditionalGeneration.from_base`.
 """
 
 from transformers import GenerationMixin

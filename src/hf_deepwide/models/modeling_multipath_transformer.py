@@ -6,7 +6,7 @@ Each encoder sub-layer holds n paths that share its LayerNorm:
     Y = beta X + sum_k alpha_k PathNorm_k(F_k),    F_i = Func_i(LN(X)),    Func = MHA or FFN         (Eq. 4, 5)
 
 where k counts the n raw features F_1 ... F_n and, with more features, the averages of all paths but one, which stand
-for the n combinations of n - 1 paths (section 3.4):
+for the n combinations of n - 1 paths (section 3.2):
 
     F_{n+j} = 1/(n-1) sum_{i != j} F_i = (sum_i F_i - F_j) / (n-1)
 
