@@ -133,6 +133,11 @@ def test_odd_overrides_are_refused(arguments, words, tmp_path):
         ({"metric_for_best_model": "bleu"}, ["predict_with_generate"]),
         ({"metric_for_best_model": "rouge"}, ["rouge", "bleu"]),
         ({"average_last": 3, "save_total_limit": 3}, ["save_total_limit", "4"]),
+        ({"save_total_limit": 1}, ["save_total_limit 1", "the best checkpoint alone", "2 or more"]),
+        ({"save_total_limit": 1, "load_best_model_at_end": False, "metric_for_best_model": "loss"}, ["2 or more"]),
+        ({"save_steps": 8}, ["load_best_model_at_end", "eval_steps is 4", "save_steps 8"]),
+        ({"save_steps": 0.5, "eval_steps": 0.25}, ["eval_steps is 0.25", "save_steps 0.5"]),
+        ({"save_steps": 8, "early_stopping_patience": 2}, ["eval_steps is 4", "save_steps 8"]),
         ({"max_tokens": 0}, ["max_tokens"]),
         ({"save_strategy": "best"}, ["save_strategy"]),
     ],
@@ -144,6 +149,20 @@ def test_training_arguments_that_contradict_are_refused(fields, words, tmp_path)
         check_recipe(values, "tiny", "tiny.yaml").training_arguments()
     for word in ["tiny.yaml", *words]:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"load_best_model_at_end": False, "save_total_limit": 1},
+        {"load_best_model_at_end": False, "save_steps": 10},
+        {"eval_strategy": "epoch", "save_strategy": "epoch", "save_steps": 10},
+    ],
+)
+def test_training_arguments_that_agree(fields, tmp_path):
+    values = tiny_values(tmp_path)
+    values["training"] |= fields
+    assert check_recipe(values, "tiny", "tiny.yaml").training_arguments().save_strategy
 
 
 def test_every_refused_field_exists():

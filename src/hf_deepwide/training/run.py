@@ -203,6 +203,8 @@ def final_checkpoints(run: Path, state: TrainerState, args: TranslationTrainingA
         check_best(best)
         metric = "BLEU" if args.metric_for_best_model.endswith("bleu") else "loss"
         return [best], f"the checkpoint of step {_step(best)}, the best in validation {metric}"
+    if args.load_best_model_at_end:  # removed by hand, or step 0 of eval_on_start
+        logger.warning("there is no %s, which was the best; the last one takes its place", best.name)
     return present[-1:], f"the last checkpoint, of step {_step(present[-1])}"
 
 
