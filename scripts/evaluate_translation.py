@@ -55,8 +55,6 @@ import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
     HfArgumentParser,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from hf_deepwide.data.corpora import read_lines
@@ -66,6 +64,7 @@ from hf_deepwide.evaluation.metrics import check_parallel, score
 from hf_deepwide.evaluation.significance import compare_to_baseline
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.loading import load_model, load_tokenizer
+from hf_deepwide.models.language_pairs import language_codes, set_languages
 
 
 @dataclass
@@ -321,34 +320,15 @@ def translate_with(
     languages = {}
     if getattr(model.config, "translation_pairs", None):
         languages = {"source_lang": script.source_lang, "target_lang": script.target_lang}
-    elif not script.pairs or hasattr(tokenizer, "src_lang"):
-        set_languages(model, tokenizer, script.source_lang, script.target_lang)
+    elif language_codes(tokenizer) is not None:
+        try:
+            model.generation_config.update(**set_languages(tokenizer, script.source_lang, script.target_lang))
+        except ValueError as error:
+            raise UserError(f"{checkpoint}: {error}") from error
+    elif script.source_lang and not script.pairs:
+        raise UserError(f"--source_lang {script.source_lang}: this checkpoint's tokenizer has no language codes")
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     return translate(model, tokenizer, sources, evaluation, script.device or accelerator, **languages)
-
-
-def set_languages(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    source_lang: str | None,
-    target_lang: str | None,
-) -> None:
-    """Tell a tokenizer with language codes the source, and the model to begin with the target's code."""
-    if not hasattr(tokenizer, "src_lang"):
-        if source_lang:
-            raise UserError(f"--source_lang {source_lang}: this checkpoint's tokenizer has no language codes")
-        return
-    tokens = getattr(tokenizer, "lang_code_to_token", {})  # M2M100 writes the code "de" as the token "__de__"
-    ids = {
-        code: tokenizer.convert_tokens_to_ids(tokens.get(code, code)) for code in (source_lang, target_lang) if code
-    }
-    for code, token_id in ids.items():
-        if token_id is None or token_id == tokenizer.unk_token_id:
-            raise UserError(f"language {code}: not a code of this checkpoint's tokenizer")
-    if source_lang:
-        tokenizer.src_lang = source_lang
-    if target_lang:
-        model.generation_config.forced_bos_token_id = ids[target_lang]
 
 
 def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:

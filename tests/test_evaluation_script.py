@@ -10,7 +10,6 @@ import pytest
 from test_evaluation_translate import tiny_model, tiny_tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, NllbTokenizer
 
-from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
@@ -119,13 +118,17 @@ def test_overwrite_replaces(run):
     assert "systems" in json.loads(Path("scores.json").read_text(encoding="utf-8"))
 
 
-def test_language_codes_reach_tokenizer_and_model():
-    set_languages = runpy.run_path(str(SCRIPT))["set_languages"]
-    vocabulary = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "a"])}
+def test_language_codes_reach_tokenizer_and_model(run):
+    vocabulary = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "w1"])}
     tokenizer = NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["deu_Latn", "eng_Latn"])
+    tokenizer.save_pretrained("codes")
     model = tiny_model()
-    set_languages(model, tokenizer, "deu_Latn", "eng_Latn")
-    assert tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"])[0] == "deu_Latn"
-    assert model.generation_config.forced_bos_token_id == tokenizer.convert_tokens_to_ids("eng_Latn")
-    with pytest.raises(UserError, match="language xx: not a code"):
-        set_languages(model, tokenizer, "deu_Latn", "xx")
+    model.save_pretrained("codes")
+    languages = ["--source_lang", "deu_Latn", "--target_lang", "eng_Latn"]
+    run("--model", "codes", "--source", "sources.txt", *SEARCH, "--translations", "out.txt", *languages)
+    tokenizer.src_lang = "deu_Latn"
+    model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids("eng_Latn")
+    args = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=6)
+    assert Path("out.txt").read_text(encoding="utf-8").splitlines() == translate(model, tokenizer, SOURCES, args)
+    with pytest.raises(SystemExit):
+        run("--model", "codes", "--source", "sources.txt", "--target_lang", "xx")

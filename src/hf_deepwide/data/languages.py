@@ -1,4 +1,4 @@
-"""How the pairs of a multilingual run are told to the model: tags, and posteriors of latent depth.
+"""How the languages of a run are told to the model: tags, posteriors of latent depth, a tokenizer's own codes.
 
 A tag is one special token such as `<2de>`. On the source it stands before the sentence (Johnson et al. 2017, Google's
 Multilingual Neural Machine Translation System, section 3); on the decoder's side it takes the place of the token that
@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..models.language_pairs import language_codes, set_languages
 from .arguments import DataArguments
 
 
@@ -33,6 +34,31 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
     vocabulary = tokenizer.get_vocab()
     new = [AddedToken(tag, rstrip=True, normalized=False, special=True) for tag in tags if tag not in vocabulary]
     return tokenizer.add_special_tokens({"extra_special_tokens": new}, replace_extra_special_tokens=False)
+
+
+def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[str, int | None]:
+    """Tell a tokenizer with language codes (NLLB, mBART, M2M100) the languages; any other stays as it is.
+
+    Returns:
+        Fields of the generation config; see `set_languages`.
+
+    Raises:
+        UserError: a language is none of its codes, or there are several pairs.
+    """
+    if language_codes(tokenizer) is None:
+        return {}
+    if args.pairs is not None:
+        raise UserError(
+            f"data.pairs: the {type(tokenizer).__name__} has language codes of its own, with which one pair can be "
+            "trained: name it by data.source_lang and data.target_lang, or let the run train its tokenizer"
+        )
+    try:
+        return set_languages(tokenizer, args.source_lang, args.target_lang)
+    except ValueError as error:
+        raise UserError(
+            f"data.source_lang, data.target_lang: {error}; columns that are called otherwise are named by "
+            "data.source_field and data.target_field"
+        ) from error
 
 
 def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, Any]]:

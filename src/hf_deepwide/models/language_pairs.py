@@ -11,9 +11,14 @@ with, of each pair, those of these keys that the model uses:
 - `posterior`: which of a latent-depth model's posteriors chooses the layers.
 
 Any model's config can hold them, of this package or not.
+
+A model that comes with a tokenizer of language codes (NLLB, mBART, M2M100) is told its pair by those: `set_languages`.
 """
 
+import difflib
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 
 def pair_settings(config: Any, source_lang: str | None = None, target_lang: str | None = None) -> dict[str, Any]:
@@ -54,6 +59,49 @@ def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]
         for pair, settings in pairs.items()
         if settings.get("posterior", posterior) == posterior
     }
+
+
+def language_codes(tokenizer: PreTrainedTokenizerBase) -> set[str] | None:
+    """The codes of a tokenizer that marks languages itself, without underscores around them; else None."""
+    if not hasattr(tokenizer, "_build_translation_inputs"):
+        return None
+    ids = getattr(tokenizer, "lang_code_to_id", None)
+    if ids:
+        return {code.strip("_") for code, token_id in ids.items() if token_id != tokenizer.unk_token_id}
+    return {str(token).strip("_") for token in tokenizer.extra_special_tokens}
+
+
+def set_languages(
+    tokenizer: PreTrainedTokenizerBase, source_lang: str | None = None, target_lang: str | None = None
+) -> dict[str, int | None]:
+    """Tell a tokenizer with language codes its languages, which are also saved with it.
+
+    Returns:
+        What generation has to know of the target language, as fields of a generation config. Most targets begin with
+        their code, which is then forced; those of mBART end with it, and the decoder starts from it. {} without a
+        target language, and of a tokenizer without codes.
+
+    Raises:
+        ValueError: a language is none of its codes.
+    """
+    codes = language_codes(tokenizer)
+    if codes is None:
+        return {}
+    for language in (source_lang, target_lang):
+        if language is not None and language.strip("_") not in codes:
+            nearest = ", ".join(difflib.get_close_matches(language, sorted(codes), cutoff=0))
+            raise ValueError(
+                f"{language!r} is no language code of the {type(tokenizer).__name__}; the nearest are {nearest}"
+            )
+    if source_lang is not None:
+        tokenizer.src_lang = source_lang
+    if target_lang is None:
+        return {}
+    tokenizer.tgt_lang = target_lang
+    empty = tokenizer(text_target="")["input_ids"]  # the code and </s>, as they stand around every target
+    if empty[-1] == tokenizer.eos_token_id:
+        return {"forced_bos_token_id": empty[0]}
+    return {"decoder_start_token_id": empty[-1], "forced_bos_token_id": None}
 
 
 def with_tag(text: str, tag: str | None) -> str:

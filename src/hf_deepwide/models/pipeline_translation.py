@@ -7,7 +7,8 @@ tokenizer:
 
 - pairs (multilingual models of this package): the config's `translation_pairs` say what tag stands before the source
   or begins the translation, and which posterior chooses the layers (`language_pairs.py`);
-- codes (NLLB, mBART, M2M100): the tokenizer marks the source, and the target code is the first token generated;
+- codes (NLLB, mBART, M2M100): the tokenizer marks the source, and the target code is the first token generated, or,
+  of mBART, the one that the decoder starts from;
 - tags (`<2de>`, or Marian's `>>deu<<`): the target's tag is put in front of the source;
 - prefixes (T5): the model's config has one for `translation_xx_to_yy` in `task_specific_params`;
 - none (one language pair): nothing is to be said.
@@ -26,13 +27,14 @@ from transformers import Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import logging
 
-from .language_pairs import pair_settings, with_tag
+from .language_pairs import language_codes, pair_settings, set_languages, with_tag
 
 logger = logging.get_logger(__name__)
 
 ACCEPTED = "accepted: a string, a list of strings, a generator or dataset of strings"
 MAX_NEW_TOKENS, NUM_BEAMS = 256, 4  # where neither the caller nor the model's generation config says otherwise
 WITHOUT_BEAMS = {"streamer", "assistant_model", "prompt_lookup_num_tokens"}  # arguments that beam search refuses
+TARGET_CODE = ("forced_bos_token_id", "decoder_start_token_id")  # how a code of the target language reaches `generate`
 TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
 
 
@@ -133,7 +135,7 @@ class TranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         truncation: bool | str = False,
     ) -> dict[str, torch.Tensor]:
-        """Tokenize a source: `input_ids`, `attention_mask` `[1, source]`; with codes, `forced_bos_token_id` `[1]`."""
+        """Tokenize a source: `input_ids`, `attention_mask` `[1, source]`; with codes, one of `TARGET_CODE` `[1]`."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -154,9 +156,10 @@ class TranslationPipeline(Pipeline):
                 f"`truncation=True` to translate its beginning only. It starts with {text[:60]!r}"
             )
         inputs = {name: encoded[name] for name in ("input_ids", "attention_mask") if name in encoded}
-        if "forced_bos_token_id" in encoded:
-            # a tensor, because the collator of batches turns plain numbers into lists
-            inputs["forced_bos_token_id"] = torch.tensor([encoded["forced_bos_token_id"]])
+        for name in TARGET_CODE:
+            if encoded.get(name) is not None:
+                # a tensor, because the collator of batches turns plain numbers into lists
+                inputs[name] = torch.tensor([encoded[name]])
         return inputs
 
     def _forward(
@@ -175,9 +178,9 @@ class TranslationPipeline(Pipeline):
         if "posterior" in pair:
             posteriors = torch.full((len(inputs["input_ids"]),), pair["posterior"], device=inputs["input_ids"].device)
             settings.setdefault("posteriors", posteriors)
-        forced = inputs.pop("forced_bos_token_id", None)
-        if forced is not None:
-            settings.setdefault("forced_bos_token_id", int(forced[0]))
+        for name in TARGET_CODE:
+            if name in inputs:
+                settings.setdefault(name, int(inputs.pop(name)[0]))
         settings.update(self._default_settings(settings))
         output = self.model.generate(**inputs, **settings)
         ids = getattr(output, "sequences", output)  # [batch * num_return_sequences, target]
@@ -232,11 +235,12 @@ class TranslationPipeline(Pipeline):
             if language.strip("_") not in self.codes:
                 raise ValueError(f"unknown `{name}` {language!r}; known: {listing(self.codes)}")
             languages[name] = language
-        before = self.tokenizer.src_lang
+        before = self.tokenizer.src_lang, self.tokenizer.tgt_lang
         try:
-            return self.tokenizer._build_translation_inputs(text, **languages, **options)
+            generation = set_languages(self.tokenizer, languages["src_lang"], languages["tgt_lang"])
+            return {**self.tokenizer(text, **options), **generation}
         finally:
-            self.tokenizer.src_lang = before
+            self.tokenizer.src_lang, self.tokenizer.tgt_lang = before
 
     def _prefix(self, src_lang: str | None, tgt_lang: str | None, text: str) -> str:
         """What goes before the source: the target's tag, or the prefix that the model's config gives the task."""
@@ -286,16 +290,6 @@ class CheckedTexts(Dataset):
 
     def __getitem__(self, index: int) -> str:
         return check(self.dataset[index], index)
-
-
-def language_codes(tokenizer: PreTrainedTokenizerBase) -> set[str] | None:
-    """The codes of a tokenizer that marks languages itself, without underscores around them; else None."""
-    if not hasattr(tokenizer, "_build_translation_inputs"):
-        return None
-    ids = getattr(tokenizer, "lang_code_to_id", None)
-    if ids:
-        return {code.strip("_") for code, token_id in ids.items() if token_id != tokenizer.unk_token_id}
-    return {str(token).strip("_") for token in tokenizer.extra_special_tokens}
 
 
 def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

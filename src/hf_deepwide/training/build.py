@@ -14,7 +14,7 @@ from transformers import (
     set_seed,
 )
 
-from ..data.languages import translation_pairs
+from ..data.languages import set_codes, translation_pairs
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError
 from ..loading import load_config, load_model
@@ -49,6 +49,9 @@ def build_model(
         model.set_attn_implementation(args.attn_implementation)
         if recipe.data.pairs and len(tokenizer) > model.config.vocab_size:
             model.resize_token_embeddings(len(tokenizer))  # for tags that the base does not have
+    codes = set_codes(tokenizer, recipe.data)
+    if "decoder_start_token_id" in codes:
+        model.config.decoder_start_token_id = codes["decoder_start_token_id"]
     check_tokenizer(tokenizer, model.config)
     pairs = translation_pairs(recipe.data, tokenizer)
     if pairs or hasattr(model.config, "translation_pairs"):
@@ -59,8 +62,9 @@ def build_model(
         length_penalty=recipe.evaluation.length_penalty if beams > 1 else None,
         early_stopping=recipe.evaluation.early_stopping if beams > 1 else None,
         max_length=recipe.data.max_length,  # nothing longer was trained on
+        **codes,
     )
-    return model
+    return model.float()
 
 
 def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:

@@ -28,7 +28,7 @@ from ..analysis.path_weights import PLOT as PATH_WEIGHTS
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import check_lengths, encode
 from ..data.corpora import load_parallel
-from ..data.languages import add_tags
+from ..data.languages import add_tags, set_codes
 from ..data.tokenizer import load_or_train, training_texts
 from ..errors import UserError
 from ..loading import load_model, load_tokenizer, refusing_pickles
@@ -230,6 +230,7 @@ def _tokenizer(
     if process.is_main_process:
         limit = STREAM_TEXTS if isinstance(texts, IterableDataset) else DATASET_TEXTS
         tokenizer = load_or_train(recipe.tokenizer, training_texts(texts, limit))
+        set_codes(tokenizer, recipe.data)
         add_tags(tokenizer, recipe.data)
         tokenizer.save_pretrained(run)
     process.wait_for_everyone()
