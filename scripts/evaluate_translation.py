@@ -60,7 +60,7 @@ from transformers import (
 from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.averages import ALL, group_means, groups, read_scores, win_ratio
-from hf_deepwide.evaluation.metrics import check_parallel, score
+from hf_deepwide.evaluation.metrics import build_metrics, check_parallel, score
 from hf_deepwide.evaluation.significance import compare_to_baseline
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.loading import load_model, load_tokenizer
@@ -118,7 +118,7 @@ def main() -> None:
     if script.pairs:
         one_by_one = {pair: for_pair(script, pair) for pair in script.pairs}
         for one in one_by_one.values():
-            check_arguments(one)
+            check_arguments(one, evaluation)
         check_summary(script, evaluation)
         reports = {}
         for pair, one in one_by_one.items():
@@ -132,7 +132,7 @@ def main() -> None:
         ):
             if value:
                 raise UserError(f"{option} is of several language pairs: name them with --pairs")
-        check_arguments(script)
+        check_arguments(script, evaluation)
         report = evaluate(script, evaluation)
     if script.output:
         write(script.output, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
@@ -191,7 +191,7 @@ def others_scores(script: ScriptArguments) -> dict[str, dict[str, float]]:
 
 
 def evaluate(script: ScriptArguments, evaluation: EvaluationArguments) -> dict:
-    """Read all files, then translate, score, compare and write translations; what `--output` is to hold."""
+    """Read all files, then translate, write translations, score and compare; what `--output` is to hold."""
     baseline = script.model or script.hypotheses
     references = lines_of(script.reference)
     translations: dict[str, list[str]] = {}
@@ -216,6 +216,8 @@ def evaluate(script: ScriptArguments, evaluation: EvaluationArguments) -> dict:
             start = time.perf_counter()
             translations[system] = translate_with(system, sources, script, evaluation)
             speed = {"seconds": time.perf_counter() - start}
+            if system == script.model and script.translations:
+                write(script.translations, "".join(f"{line}\n" for line in translations[system]))
         scores[system] = score(translations[system], references, **scoring) | speed
         print_scores(system, scores[system], evaluation.metrics)
     report = {
@@ -237,12 +239,10 @@ def evaluate(script: ScriptArguments, evaluation: EvaluationArguments) -> dict:
         )
         report |= {"baseline": baseline, "comparisons": comparisons}
         print_comparisons(baseline, comparisons)
-    if script.translations:
-        write(script.translations, "".join(f"{line}\n" for line in translations[baseline]))
     return report
 
 
-def check_arguments(script: ScriptArguments) -> None:
+def check_arguments(script: ScriptArguments, evaluation: EvaluationArguments) -> None:
     """Refuse what cannot work before anything is read, let alone translated."""
     if (script.model is None) == (script.hypotheses is None):
         raise UserError("give one of --model (a checkpoint) and --hypotheses (a file of translations)")
@@ -265,6 +265,7 @@ def check_arguments(script: ScriptArguments) -> None:
     if twice:
         raise UserError(f"--compare: {', '.join(sorted(twice))} is named twice")
     check_output("--translations", script.translations, script.overwrite)
+    build_metrics(evaluation.metrics, tokenize=evaluation.tokenize, target_lang=script.target_lang)
 
 
 def check_summary(script: ScriptArguments, evaluation: EvaluationArguments) -> None:

@@ -3,14 +3,17 @@
 import math
 import random
 import socket
+import sys
 from collections import Counter
 
 import evaluate
 import pytest
+from tiny_run import tiny_values
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation import metric_path
 from hf_deepwide.evaluation.metrics import _UNICODE_SPACES, METRICS, score
+from hf_deepwide.training.recipe import check_recipe
 
 
 def naive_bleu(hypotheses, references):
@@ -115,6 +118,28 @@ def test_auto_tokenizer_follows_the_target_language():
     assert "tok:zh" in chinese["signature"]["bleu"]
     assert chinese["bleu"] > score(hypotheses, references)["bleu"]
     assert "tok:13a" in score(hypotheses, references, tokenize="auto", target_lang="de")["signature"]["bleu"]
+
+
+@pytest.mark.parametrize("code", ["zh-CN", "zh_Hans", "zho_Hant", "ZH"])
+def test_auto_tokenizer_knows_a_language_by_the_first_part_of_its_code(code):
+    assert "tok:zh" in score(["这是"], ["这是"], tokenize="auto", target_lang=code)["signature"]["bleu"]
+
+
+@pytest.mark.parametrize(
+    "data", [{"target_lang": "ja-JP"}, {"pairs": ["en-de", "en-ja"]}, {"target_lang": "kor_Hang"}]
+)
+def test_a_tokenizer_that_is_not_installed_is_told_before_training(data, tmp_path, monkeypatch):
+    for package in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ko_mecab", raising=False)
+    values = tiny_values(tmp_path)
+    values["data"] = {"format": "jsonl", "train": "x", **data}
+    values["evaluation"]["tokenize"] = "auto"
+    with pytest.raises(UserError, match=r"^tiny.yaml: evaluation.tokenize: auto \(target language (ja|kor)"):
+        check_recipe(values, "tiny", "tiny.yaml")
+    values["evaluation"]["metrics"] = ["chrf"]
+    assert check_recipe(values, "tiny", "tiny.yaml"), "which needs no tokenizer"
 
 
 def test_all_of_pythons_other_spaces_are_known():

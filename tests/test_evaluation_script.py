@@ -69,6 +69,26 @@ def test_scores_a_checkpoint_and_keeps_its_translations(run):
     assert system["seconds"] > 0
 
 
+def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("scoring")
+
+    monkeypatch.setattr("hf_deepwide.evaluation.metrics.score", fail)
+    with pytest.raises(RuntimeError, match="scoring"):
+        run("--model", "checkpoint", "--source", "sources.txt", *SEARCH, "--translations", "out.txt")
+    assert len(Path("out.txt").read_text(encoding="utf-8").splitlines()) == len(SOURCES)
+
+
+def test_a_tokenizer_that_is_not_installed_is_told_before_translating(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    auto = ["--tokenize", "auto", "--target_lang", "ja", "--translations", "out.txt"]
+    with pytest.raises(SystemExit):
+        run("--model", "checkpoint", "--source", "sources.txt", *SEARCH, *auto)
+    assert "error: tokenize: auto (target language ja): " in capsys.readouterr().err
+    assert not Path("out.txt").exists()
+
+
 def test_compares_systems(run, capsys):
     run("--hypotheses", "worse.txt", "--compare", "better.txt", "checkpoint", "--source", "sources.txt", *SEARCH,
         "--output", "scores.json", "--metrics", "bleu", "--bootstrap_samples", "200", "--trials", "300",

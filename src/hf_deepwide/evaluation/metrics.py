@@ -6,6 +6,7 @@ spaces and does nothing else: it is comparable with a paper's "tokenised BLEU" o
 references have been tokenised as that paper's were.
 """
 
+import re
 from collections.abc import Sequence
 
 from sacrebleu.metrics import BLEU, CHRF
@@ -14,6 +15,9 @@ from sacrebleu.metrics.base import Metric
 from ..errors import UserError
 
 METRICS = ("bleu", "chrf", "multi_bleu")
+
+# Three-letter codes, as NLLB's zho_Hans, of the languages that sacreBLEU has tokenizers for by their two letters.
+_TWO_LETTERS = {"zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko"}
 
 # What Python's `str.split` takes for a space and Perl's byte-wise `split` does not. Each is moved to a
 # private-use character of its own: a no-break space then stays inside its token, as it does in
@@ -56,6 +60,7 @@ def build_metrics(
         raise UserError(f"metrics: {', '.join(unknown) or 'none given'}; accepted: {', '.join(METRICS)}")
     if tokenize != "auto" and tokenize not in BLEU.TOKENIZERS:
         raise UserError(f"tokenize: {tokenize!r}; accepted: auto, {', '.join(BLEU.TOKENIZERS)}")
+    language = re.split("[-_]", target_lang or "")[0].lower()  # of zh-CN and zh_Hans: zh
     metrics: dict[str, Metric] = {}
     for name in names:
         if name == "chrf":
@@ -67,7 +72,7 @@ def build_metrics(
                 metrics[name] = BLEU(
                     lowercase=lowercase,
                     tokenize=None if tokenize == "auto" else tokenize,
-                    trg_lang=target_lang or "",
+                    trg_lang=_TWO_LETTERS.get(language, language),
                     force=True,
                 )
             except (ImportError, RuntimeError, OSError) as error:  # the Japanese, Korean and SentencePiece tokenizers
@@ -115,7 +120,7 @@ def score(
         lowercase: lower both sides first, for all metrics (the signatures then say `case:lc`).
         tokenize: sacreBLEU's tokenizer for `bleu`; "auto" lets sacreBLEU choose by `target_lang` (13a but for
             Chinese, Japanese and Korean).
-        target_lang: the target language's code, used for that choice only.
+        target_lang: the target language's code (zh, zh-CN, zho_Hans), used for that choice only.
         metrics: which of `METRICS` to compute.
 
     Returns:

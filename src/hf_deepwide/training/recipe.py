@@ -28,6 +28,7 @@ from ..data.corpora import DataArguments
 from ..data.tokenizer import TokenizerArguments
 from ..errors import UserError
 from ..evaluation.averages import groups
+from ..evaluation.metrics import build_metrics
 from ..evaluation.translate import EvaluationArguments
 from .arguments import REFUSED, TranslationTrainingArguments
 
@@ -190,6 +191,14 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
             groups(pairs, evaluation.average_languages)
         except UserError as error:
             raise UserError(f"{source}: evaluation.{error}") from None
+    if evaluation:
+        data = sections["data"]
+        scored = [pair for pair in data.language_pairs if "-".join(pair) not in data.train_only_pairs]
+        for target_lang in dict.fromkeys(target for _, target in scored):
+            try:  # a tokenizer may need a package that is not installed
+                build_metrics(evaluation.metrics, tokenize=evaluation.tokenize, target_lang=target_lang)
+            except UserError as error:
+                raise UserError(f"{source}: evaluation.{error}") from None
     return kind(name, source, values, **sections)
 
 
