@@ -10,7 +10,7 @@ from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator, encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.languages import add_tags, translation_pairs
-from hf_deepwide.data.sampling import copies_by_temperature
+from hf_deepwide.data.sampling import Repeats, copies_by_temperature
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.scoring import by_pair
@@ -238,3 +238,26 @@ def test_without_copies_nothing_changes():
         sampler.set_epoch(2)
     assert sorted(map(len, plain)) == sorted(map(len, ones))
     assert sorted(row for batch in ones for row in batch) == list(range(300))
+
+
+def test_repeats_of_four_sentences():
+    """The example of the docstring; a fifth sentence of another shape keeps its places."""
+    repeats = Repeats(np.full((4, 2), 8), np.full(4, 1.5))
+    order = repeats.extend(np.array([3, 1, 0, 2]))
+    assert order.tolist() == [3, 1, 1, 0, 0, 2]
+    assert repeats.draw(order, np.random.default_rng(0)).tolist() == [2, 0, 1, 3, 2, 0]
+    repeats = Repeats(np.array([[8, 8]] * 4 + [[16, 8]]), np.array([1.5] * 4 + [2.0]))
+    order = repeats.extend(np.array([4, 3, 1, 0, 2]))
+    assert order.tolist() == [4, 4, 3, 1, 1, 0, 0, 2]
+    assert repeats.draw(order, np.random.default_rng(0)).tolist()[:2] == [4, 4]
+
+
+def test_sentences_are_not_searched_once_for_each_kind(monkeypatch):
+    """Thousands of kinds, as in large corpora: a number of passes over the sentences that does not grow with them."""
+    passes, flatnonzero = [], np.flatnonzero
+    monkeypatch.setattr(np, "flatnonzero", lambda values: passes.append(len(values)) or flatnonzero(values))
+    shapes = np.stack(np.divmod(np.arange(2000), 40), axis=1)
+    repeats = Repeats(np.tile(shapes, (2, 1)), np.full(4000, 1.5))
+    assert len(repeats.members) == 2000
+    assert len(repeats.extend(np.arange(4000))) == 6000
+    assert len(passes) < 10

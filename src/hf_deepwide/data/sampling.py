@@ -38,6 +38,14 @@ class Repeats:
     Sentences of one kind (same shape, same number of copies c) are all seen floor(c) times; of the fractional rest
     each kind gets a fixed number of places, which other sentences of the kind fill in each epoch.
 
+    Four sentences of one shape, to be seen 1.5 times each, have 6 places. Two are seen twice, first 0 and 1:
+
+        repeats = Repeats(np.full((4, 2), 8), np.full(4, 1.5))
+        order = repeats.extend(np.array([3, 1, 0, 2]))           # [3, 1, 1, 0, 0, 2]
+        repeats.draw(order, np.random.default_rng(0))            # [2, 0, 1, 3, 2, 0]: in this epoch 2 and 0
+
+    With a fifth sentence, of another shape and twice, that order has 8 places, and its two are always the fifth's.
+
     Args:
         shapes: `[sentences, 2]`, rounded source and target lengths.
         copies: `[sentences]`, 1 or more: how often each is seen on average.
@@ -48,36 +56,41 @@ class Repeats:
             raise ValueError(f"copies must be 1 or more, got {copies.min()}: every sentence is seen once an epoch")
         values, value = np.unique(copies, return_inverse=True)
         _, kind = np.unique(np.column_stack([shapes, value]), axis=0, return_inverse=True)
-        kind = kind.reshape(-1)
-        by_kind = np.argsort(kind, kind="stable")
-        self.members = np.split(by_kind, np.flatnonzero(np.diff(kind[by_kind])) + 1)
-        self.often = [int(copies[rows[0]]) for rows in self.members]
-        self.extra = [0] * len(self.members)
-        for average in values:  # largest remainders, so that the total is right to one sentence
-            kinds = [index for index, rows in enumerate(self.members) if copies[rows[0]] == average]
-            exact = np.array([len(self.members[index]) * (average - int(average)) for index in kinds])
-            shares = np.floor(exact).astype(int)
-            shares[np.argsort(shares - exact, kind="stable")[: round(exact.sum()) - shares.sum()]] += 1
-            for index, share in zip(kinds, shares.tolist(), strict=True):
-                self.extra[index] = share
+        self.members = _indices_by(kind.reshape(-1))  # the sentences of each kind
+        firsts = [rows[0] for rows in self.members]
+        self.often = [int(copies[row]) for row in firsts]  # times that all members of a kind are seen
+        self.extra = np.zeros(len(self.members), dtype=np.int64)  # members of it that are seen once more
+        sizes = np.array([len(rows) for rows in self.members])
+        for average, kinds in zip(values, _indices_by(value[firsts]), strict=True):
+            exact = sizes[kinds] * (average - int(average))
+            shares = np.floor(exact).astype(np.int64)
+            left = round(exact.sum()) - shares.sum()  # to the largest remainders: the total is right to one sentence
+            shares[np.argsort(shares - exact, kind="stable")[:left]] += 1
+            self.extra[kinds] = shares
 
     def extend(self, order: np.ndarray) -> np.ndarray:
         """An order of the sentences, with the repeated ones beside each other."""
-        filled = [self._fill(index, rows) for index, rows in enumerate(self.members)]
+        filled = [self._fill(kind, rows) for kind, rows in enumerate(self.members)]
         rows, kinds = np.concatenate(filled), np.repeat(np.arange(len(filled)), [len(part) for part in filled])
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         places = np.argsort(rank[rows], kind="stable")
-        self._places = [np.flatnonzero(kinds[places] == index) for index in range(len(filled))]
+        self._places = _indices_by(kinds[places])  # where each kind stands
         return rows[places]
 
     def draw(self, order: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """What `extend` returned, with the extra places dealt out anew."""
         drawn = order.copy()
-        for index, (rows, places) in enumerate(zip(self.members, self._places, strict=True)):
-            drawn[places] = self._fill(index, random.permutation(rows))
+        for kind, (rows, places) in enumerate(zip(self.members, self._places, strict=True)):
+            drawn[places] = self._fill(kind, random.permutation(rows))
         return drawn
 
-    def _fill(self, index: int, rows: np.ndarray) -> np.ndarray:
+    def _fill(self, kind: int, rows: np.ndarray) -> np.ndarray:
         """The rows of a kind as often as it goes, the first of them once more."""
-        return np.concatenate([np.tile(rows, self.often[index]), rows[: self.extra[index]]])
+        return np.concatenate([np.tile(rows, self.often[kind]), rows[: self.extra[kind]]])
+
+
+def _indices_by(group: np.ndarray) -> list[np.ndarray]:
+    """The indices of each group, groups and indices rising; one sort, however many groups there are."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
