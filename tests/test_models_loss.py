@@ -116,11 +116,13 @@ def test_gradients_of_the_chunked_loss_are_those_of_finite_differences():
         )
 
 
-def test_a_batch_without_real_targets_has_no_loss_and_no_gradient():
+@pytest.mark.parametrize("count", [None, 0, torch.tensor(0)], ids=["counted here", "int", "tensor"])
+def test_a_batch_without_real_targets_has_no_loss_and_no_gradient(count):
+    """Also where the Trainer has counted the targets of the whole step, and there is none."""
     for skip_logits in (False, True):
         model, batch = build("mat-3").train(), pair()
         batch["labels"].fill_(-100)
-        loss = model(**batch, skip_logits=skip_logits).loss
+        loss = model(**batch, skip_logits=skip_logits, num_items_in_batch=count).loss
         assert loss == 0
         loss.backward()
         assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())

@@ -13,12 +13,15 @@ CHUNK = 512  # tokens whose logits exist at a time: enough for full GEMM speed, 
 
 
 def token_count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
-    """What the summed loss is divided by: the count given, or the number of labels that are not -100."""
+    """What the summed loss is divided by: the count given, or the number of labels that are not -100; at least 1.
+
+    A step can have none: of a masked language model, where no token of its batches was drawn.
+    """
     if num_items_in_batch is None:
-        return (labels != -100).sum().clamp(min=1)
+        num_items_in_batch = (labels != -100).sum()
     if isinstance(num_items_in_batch, torch.Tensor):
-        return num_items_in_batch.to(labels.device)
-    return num_items_in_batch
+        return num_items_in_batch.to(labels.device).clamp(min=1)
+    return max(num_items_in_batch, 1)
 
 
 def cross_entropy(

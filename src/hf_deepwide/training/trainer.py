@@ -25,6 +25,7 @@ from ..data.batches import TokenBatchSampler, TranslationCollator
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
 from ..evaluation.translate import EvaluationArguments, translate
+from ..models.loss import token_count
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
@@ -207,7 +208,7 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
             label_smoothing=self.args.label_smoothing_factor,
             reduction="sum",
         )
-        return total / (labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
+        return total / token_count(labels, num_items_in_batch)
 
     # Evaluation
 
