@@ -16,7 +16,7 @@ from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM
 from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.masked_lm import MaskedLMRecipe, run_masked_lm
+from hf_deepwide.training.masked_lm import MaskedLMRecipe, new_model, run_masked_lm
 from hf_deepwide.training.recipe import check_recipe, load_recipe
 
 RECIPES = sorted((SCRIPT.parent / "recipes" / "masked_lm").glob("*.yaml"))
@@ -165,6 +165,18 @@ def test_the_script_and_the_pipeline(finished, data, tmp_path, capsys):
     assert "test  " not in printed
     fill = pipeline("fill-mask", model=str(tmp_path / "one"))
     assert len(fill("am <mask> Mai", top_k=3)) == 3
+
+
+def test_a_base_in_half_precision_is_trained_in_float32(finished, data, tmp_path):
+    reference, _ = finished
+    base = tmp_path / "base"
+    AutoModelForMaskedLM.from_pretrained(reference, dtype=torch.bfloat16).save_pretrained(base)
+    sections = values(data, tmp_path / "run")
+    sections["model"] = {"family": "latent_depth", "init_from": str(base)}
+    sections["tokenizer"] = {"path": str(reference)}
+    recipe = check_recipe(sections, "tiny", "tiny.yaml", MaskedLMRecipe)
+    model = new_model(recipe, AutoTokenizer.from_pretrained(reference), recipe.training_arguments())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 # Masking

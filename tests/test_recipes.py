@@ -45,6 +45,7 @@ WRONG = {
         8,
         ["training.per_device_train_batch_size", "max_tokens"],
     ),
+    "weights in half precision": ("model", "dtype", "bfloat16", ["model.dtype", "'bfloat16'", "training.bf16"]),
     "base without tokenizer": ("model", "init_from", "runs/base", ["model.init_from", "tokenizer.path", "runs/base"]),
 }
 

@@ -133,7 +133,7 @@ def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "remove"])
-def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path):
+def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog):
     """At the end of training and when the run is taken up again; what the message says to do works."""
     run = tmp_path / "run"
     shutil.copytree(undisturbed[0], run)
@@ -158,6 +158,7 @@ def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path):
         run_recipe(recipe)
     shutil.rmtree(best)
     assert run_recipe(recipe)["train"]["weights"] == "the last checkpoint, of step 20"
+    assert f"there is no {best.name}, which was the best; the last one takes its place" in caplog.text
     assert_equal(run, run / "checkpoint-20")
 
 

@@ -200,6 +200,26 @@ def test_a_base_of_another_family_is_widened(corpus, tmp_path):
         start_from(tmp_path / "base", "marian")
 
 
+@pytest.mark.parametrize("family", ["vanilla_transformer", "mat"])
+def test_a_base_in_half_precision_is_trained_in_float32(family, corpus, tmp_path):
+    """As it is, and widened; in bfloat16 a small update would be lost to rounding."""
+    recipe = tiny_recipe(tmp_path / "run", family="vanilla_transformer")
+    base = build_model(recipe, corpus.tokenizer, recipe.training_arguments()).bfloat16()
+    base.save_pretrained(tmp_path / "base")
+    corpus.tokenizer.save_pretrained(tmp_path / "base")
+    values = tiny_values(tmp_path / "run", family, max_steps=1, logging_steps=1)
+    values["model"] = {"family": family, "init_from": str(tmp_path / "base")}
+    values["tokenizer"] = {"path": str(tmp_path / "base")}
+    recipe = check_recipe(values, "tiny", "tiny.yaml")
+    args = recipe.training_arguments()
+    start = build_model(recipe, corpus.tokenizer, args)
+    assert {parameter.dtype for parameter in start.parameters()} == {torch.float32}
+    TranslationTrainer(start, args, corpus.tokenizer, corpus.encoded["train"], corpus.encoded["validation"]).train()
+    saved = load_file(tmp_path / "run" / "checkpoint-1" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert start.config.dtype == "float32", "as who loads the checkpoint will find it"
+
+
 def test_early_stopping_and_the_best_checkpoint(tmp_path):
     """A learning rate that ruins the model: the first evaluation stays the best one."""
     recipe = tiny_recipe(

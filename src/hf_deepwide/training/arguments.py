@@ -131,13 +131,13 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
         if self.save_total_limit == 1 and self.metric_for_best_model:
             # the parent deletes at the end all but the best, and the run's history and optimizer with them
             raise ValueError(
-                "save_total_limit 1 would keep the best checkpoint alone, and a run goes on from its newest; set it to "
-                "2 or more, or leave it out"
+                "save_total_limit 1 would keep the best checkpoint alone, and a run goes on from its newest; set it "
+                "to 2 or more, or leave it out"
             )
         if self.load_best_model_at_end and self.eval_strategy == "steps" and self.eval_steps != self.save_steps:
             raise ValueError(
-                f"load_best_model_at_end needs each evaluation saved, but eval_steps is {self.eval_steps} (where it is "
-                f"not set, logging_steps) and save_steps {self.save_steps}; set both to one number, or "
+                f"load_best_model_at_end needs each evaluation saved, but eval_steps is {self.eval_steps} (where it "
+                f"is not set, logging_steps) and save_steps {self.save_steps}; set both to one number, or "
                 "load_best_model_at_end: false"
             )
         metric = (self.metric_for_best_model or "loss").removeprefix("eval_")

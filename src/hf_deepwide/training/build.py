@@ -29,6 +29,7 @@ def build_model(
 ) -> PreTrainedModel:
     """The model that a run starts with; its weights, where they are drawn, follow from `args.seed`.
 
+    They are in float32, whatever a base was saved in: autocast rounds what is multiplied, not what Adam adds up.
     Its generation config holds the recipe's beam search, so that every checkpoint translates as it was scored. The
     config of a multilingual model says what each language pair needs (`models/language_pairs.py`).
 

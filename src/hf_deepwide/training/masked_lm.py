@@ -217,4 +217,4 @@ def new_model(
     except (OSError, ValueError, StrictDataclassError) as error:
         raise UserError(f"{recipe.source}: model: {' '.join(str(error).split())}") from error
     check_tokenizer(tokenizer, model.config)
-    return model
+    return model.float()  # as in `build_model`

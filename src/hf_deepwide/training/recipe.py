@@ -10,10 +10,12 @@ All keys are checked before anything is read or trained: a recipe that loads fai
 (files, checkpoints), not on how it is written.
 """
 
+import argparse
 import copy
 import dataclasses
 import difflib
 import re
+import sys
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -213,6 +215,24 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UserError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
 
 
+def parse_script(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """A script's own arguments, and the overrides among them, which may stand before or behind the recipe.
+
+    argparse alone would take the value of an option that it does not know for the recipe.
+    """
+    own, overrides, rest = [], [], sys.argv[1:]
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word.partition("=")[0] in parser._option_string_actions:
+            own.append(word)
+            continue
+        overrides.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            overrides.append(rest.pop(0))
+    script, unknown = parser.parse_known_args(own)
+    return script, overrides + unknown
+
+
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
     """`["--a.b", "1", "--c.d=x"]` to `[("a.b", 1), ("c.d", "x")]`; values are YAML."""
     pairs, rest = [], list(arguments)
@@ -260,6 +280,11 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
     for key in fields:
         _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])
     given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
+    if given.get("dtype") not in (None, "float32"):
+        raise UserError(
+            f"{source}: model.dtype: {given['dtype']!r} is not accepted; weights are trained in float32, and "
+            "training.bf16 says how they are multiplied"
+        )
     try:
         cls(**given)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype
