@@ -77,6 +77,15 @@ def test_a_model_and_its_base_are_trained_for_as_long_as_the_others(name):
             assert sum(epochs) == loaded.overrides["training.num_train_epochs"]
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_warm_up_is_the_same_part_of_every_training(name):
+    parts = {
+        system.name: recipe.values["training"]["warmup_steps"] / recipe.values["training"]["num_train_epochs"]
+        for system, _, recipe in recipes(name)
+    }
+    assert len(set(parts.values())) == 1, parts
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -196,7 +205,7 @@ def test_a_row_is_of_the_studys_seeds_with_the_best_setting(small, folders):
     assert row["bleu"]["mean"] == pytest.approx(np.mean([30.0, 31.5, 33.0]))
     assert row["bleu"]["standard_error"] == pytest.approx(np.std([30.0, 31.5, 33.0], ddof=1) / np.sqrt(3))
     assert row["training_tokens_per_second"] == pytest.approx(3150)
-    assert "| vanilla Transformer | 3.00 M | 31.50 ± 0.87 | 51.50 ± 0.87 |  | 3 | 0.001, 0.1 (2 of 2) |" in text
+    assert "| vanilla Transformer | 3.00 M | 31.50 ± 0.87 | 51.50 ± 0.87 |  |  | 3 | 0.001, 0.1 (2 of 2) |" in text
     assert text.endswith("\n\n| made again | seed | sacreBLEU | in the table |\n|---|---|---|---|\n"
                          "| vanilla Transformer | 4 | 29.00 | 31.50 ± 0.87 |\n")  # fmt: skip
     assert "99" not in text
@@ -206,14 +215,14 @@ def test_a_single_seed_has_no_error(small, folders):
     keep(small, folders, "vanilla", 0, 1)
     summary, text = report.page(small, folders.results)
     assert summary["vanilla"]["bleu"]["standard_error"] is None
-    assert "| 30.00 | 50.00 |  | 1 | 0.001, 0.1 (1 of 2) | 3.00 | 3,000 | 30.0 | 1.0 GiB |" in text
+    assert "| 30.00 | 50.00 |  |  | 1 | 0.001, 0.1 (1 of 2) | 3.00 | 3,000 | 30.0 | 1.0 GiB |" in text
     assert "made again" not in text
 
 
 def test_rows_of_pruned_models(small, folders):
     keep(small, folders, "latent", 0, 1, loss=3.0, pruned=28.0)
     _, text = report.page(small, folders.results)
-    assert "| latent depth, pruned | 2.00 M | 28.00 | 48.00 |  | 1 | layers left: 4 + 3 |" in text
+    assert "| latent depth, pruned | 2.00 M | 28.00 | 48.00 |  |  | 1 | layers left: 4 + 3 |" in text
     keep(small, folders, "latent", 1, 1, loss=2.9)  # better, and still to be pruned
     _, text = report.page(small, folders.results)
     assert "pruned" not in text
@@ -230,7 +239,7 @@ def test_results_of_a_setting_that_is_not_searched_are_not_counted(small, folder
 
 
 def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
-    """Of the translations of both, seed after seed; not made again; and not shown where it is of other runs."""
+    """Of the translations of both by all seeds; not made again; and not shown where it is of other runs."""
     monkeypatch.setattr(report, "plot", lambda *_: None)
     good, bad = REFERENCES, [line.replace("ein", "kein").replace("Hund", "Tier") for line in REFERENCES]
     worse = ["Kein Haus ist da.", *REFERENCES[1:3], "Das Haus stand."]
@@ -238,22 +247,75 @@ def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
         keep(small, folders, "mat", 0, seed, translations=ours)
         keep(small, folders, "vanilla", 0, seed, translations=theirs)
     report.report(small, folders.runs, folders.results)
-    expected = compare_systems([*bad, *good], [*good, *worse], REFERENCES * 2, metrics=["bleu", "chrf"])
+    expected = compare_systems([*bad, *good], [*good, *worse], REFERENCES, metrics=["bleu", "chrf"], runs=2)
     comparison = json.loads((folders.results / "comparison.json").read_text(encoding="utf-8"))
     assert comparison["mat"]["bleu"] == expected["bleu"]
     assert comparison["mat"]["chrf"] == expected["chrf"]
     p = f"{expected['bleu']['p_randomization']:.4f}"
-    assert f"| MAT | 3.00 M | 30.00 ± 0.00 | 50.00 ± 0.00 | {p} | 2 |" in report.page(small, folders.results)[1]
+    row = f"| MAT | 3.00 M | 30.00 ± 0.00 | 50.00 ± 0.00 | +0.00 ± 0.00 | {p} | 2 |"
+    assert row in report.page(small, folders.results)[1]
 
     def again(*args, **kwargs):
         raise AssertionError("compared again")
 
     monkeypatch.setattr(report, "compare_to_baseline", again)
     report.report(small, folders.runs, folders.results)
+    keep(small, folders, "mat", 0, 2, bleu=31.0)  # made once more, with another score
+    assert "p" not in report.page(small, folders.results)[0]["mat"]
+    keep(small, folders, "mat", 0, 2)
+    assert "p" in report.page(small, folders.results)[0]["mat"]
     for seed in (1, 2):  # the baseline's row is now of other runs, whose translations are not here
         keep(small, folders, "vanilla", 1, seed, loss=1.0)
     report.report(small, folders.runs, folders.results)
     assert "p" not in report.page(small, folders.results)[0]["mat"]
+
+
+def test_the_difference_is_taken_seed_by_seed(small, folders):
+    for seed, baseline, ours in ((1, 30.0, 31.0), (2, 34.0, 33.5)):
+        keep(small, folders, "vanilla", 0, seed, bleu=baseline)
+        keep(small, folders, "mat", 0, seed, bleu=ours)
+    keep(small, folders, "vanilla", 0, 10, bleu=90.0)  # a seed that the other has not
+    difference = report.page(small, folders.results)[0]["mat"]["difference"]
+    assert difference["values"] == [1.0, -0.5]
+    assert difference["standard_error"] == pytest.approx(np.std([1.0, -0.5], ddof=1) / np.sqrt(2))
+    assert "difference" not in report.page(small, folders.results)[0]["vanilla"]
+
+
+def test_how_much_of_a_study_is_done_is_said_until_it_is(small, folders):
+    for name in ("vanilla", "mat", "latent"):
+        for setting, loss in ((0, 2.0), (1, 3.0)):
+            keep(small, folders, name, setting, 1, loss=loss)
+    keep(small, folders, "mat", 0, 2)
+    keep(small, folders, "mat", 1, 2)  # of a setting that is not the best
+    words = "The study is not done: 6 of the 6 runs of the search and 1 of the 6 with other seeds are."
+    assert words in report.overview(small, folders.results).replace("\n", " ")
+    for name in ("vanilla", "mat", "latent"):
+        for seed in (2, 10):
+            keep(small, folders, name, 0, seed)
+    assert "not done" not in report.overview(small, folders.results)
+
+
+def test_systems_that_were_still_learning_are_counted(small, folders):
+    keep(small, folders, "vanilla", 0, 1)
+    keep(small, folders, "mat", 0, 1)
+    assert "still" not in report.overview(small, folders.results)
+    file = next((folders.results / "mat").iterdir())
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace('"the last"', '"the checkpoint of step 1120, the best in validation loss"'))
+    words = "Of 1 of these 2 systems the last checkpoint is the best"
+    assert words in report.overview(small, folders.results).replace("\n", " ")
+    file.write_text(text.replace('"the last"', '"the checkpoint of step 112, the best in validation loss"'))
+    assert "still" not in report.overview(small, folders.results)
+
+
+def test_speeds_are_shown_of_the_runs_that_are_in_the_table(small, folders):
+    keep(small, folders, "vanilla", 0, 1, loss=3.0)
+    run = study.run_name(small.systems[0], small.search[0], 1)
+    measured = {"run": run, "training": {"by_baseline": 1.25}, "generation": {"by_baseline": 1.5}}
+    (folders.results / "speed.json").write_text(json.dumps({"systems": {"vanilla": measured}}), encoding="utf-8")
+    assert "| 1.25 x | 1.50 x |" in report.overview(small, folders.results)
+    keep(small, folders, "vanilla", 1, 1, loss=2.0)  # another setting is the best now
+    assert "| vanilla Transformer | 3.00 M | 30.00 |  |  | 1 |  |  |" in report.overview(small, folders.results)
 
 
 def test_there_is_no_p_of_some_of_the_seeds(small, folders):

@@ -81,10 +81,9 @@ def scores(
         lines.append(f"| {' | '.join(cells)} |")
     baseline = summary[study.baseline]["title"] if study.baseline in summary else study.baseline
     return (
-        "Mean and standard error over seeds. p is of approximate randomisation against the baseline, "
-        f"{baseline}, paired over the sentences of all seeds.\n\n"
-        + "\n".join(lines)
-        + f"\n\nThe model of seed {study.seeds[0]}:\n\n"
+        "Mean and standard error over seeds: what another training would change. p is of approximate randomisation "
+        f"against the baseline, {baseline}, a sentence's translations of all seeds together: whether these trained "
+        "models differ on such sentences.\n\n" + "\n".join(lines) + f"\n\nThe model of seed {study.seeds[0]}:\n\n"
     )
 
 
@@ -99,7 +98,8 @@ def training(study: "Study", row: dict[str, Any]) -> str:
     return (
         f"Setting: {setting}, the best in validation loss of the {row['settings_tried']} (of {len(study.search)}) "
         f"that were tried with seed {study.seeds[0]}.\n"
-        f"Of {seeds_of(row['seeds'])}: validation loss {with_error(row['validation_loss'])}; training at "
+        f"Of {seeds_of(row['seeds'])}: validation loss {with_error(row['validation_loss'])} "
+        "(nats a token, label-smoothed); training at "
         f"{row['training_tokens_per_second']:,.0f} target tokens a second, generation of "
         f"{row['generation_sentences_per_second']:.1f} sentences a second, each while other runs shared the machine;\n"
         f"peak memory {row['peak_memory_gib']:.1f} GiB.\n\nThe model of seed {study.seeds[0]}:\n\n"

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import statistics
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,11 @@ def chosen(
     return kept, {name: of_seeds for name, of_seeds in rows.items() if of_seeds}
 
 
+def folder_of(run: dict[str, Any]) -> str:
+    """The name of the folder that a run was written to."""
+    return Path(run["recipe"]["training"]["output_dir"]).name
+
+
 def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
     """The paired tests that were made so far."""
     file = results / "comparison.json"
@@ -114,18 +120,18 @@ def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
 
 
 def compared(study: "Study", rows: dict[str, dict[int, dict]], name: str) -> dict[str, Any]:
-    """The seeds that a system and the baseline both have, and the folders of their runs, the system's first."""
+    """The seeds that a system and the baseline both have, folders and scores of their runs, the system's first."""
     seeds = sorted(rows[name].keys() & rows.get(study.baseline, {}).keys())
-    folders = [
-        [Path(rows[of][seed]["recipe"]["training"]["output_dir"]).name for seed in seeds]
-        for of in (name, study.baseline)
-        if seeds
-    ]
-    return {"seeds": seeds, "runs": folders}
+    runs = [[rows[of][seed] for seed in seeds] for of in (name, study.baseline) if seeds]
+    return {
+        "seeds": seeds,
+        "runs": [[folder_of(run) for run in of_system] for of_system in runs],
+        "scores": [[run["test"][study.metric] for run in of_system] for of_system in runs],
+    }
 
 
 def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, results: Path) -> None:
-    """Test each system against the baseline on the translations of all seeds that both have, one after the other.
+    """Test each system against the baseline on the translations of all seeds that both have.
 
     What was compared before stays: runs are not committed, so that not everyone has all translations.
     """
@@ -146,9 +152,10 @@ def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, result
         tests = compare_to_baseline(
             baseline,
             {name: system},
-            references * len(pair["seeds"]),
+            references,
             lowercase=lowercase,
             metrics=[study.metric, "chrf"],
+            runs=len(pair["seeds"]),
         )
         comparison[name] = {**pair, **tests[name]}
     if comparison:
@@ -186,11 +193,15 @@ def summarise(
         }
         row["settings_tried"] = tried[name]
         pair = compared(study, rows, name)
+        if name != study.baseline and pair["seeds"]:
+            differences = [ours - theirs for ours, theirs in zip(*pair["scores"], strict=True)]
+            row["difference"] = mean_and_error(differences)
         if row["seeds"] == pair["seeds"] and pair.items() <= comparison.get(name, {}).items():
             row["p"] = comparison[name][study.metric]["p_randomization"]
         if pruned:
             row["layers"] = [run["layers"] for run in runs]
         else:
+            row["best_is_last"] = [run["train"]["weights"].startswith(last(run)) for run in runs]
             row["validation_loss"] = mean_and_error([run["train"]["best_validation_loss"] for run in runs])
             row["training_tokens_per_second"] = statistics.mean(run["train"]["tokens_per_second"] for run in runs)
             row["generation_sentences_per_second"] = statistics.mean(
@@ -199,6 +210,11 @@ def summarise(
             row["peak_memory_gib"] = max(run["train"]["peak_memory_bytes"] for run in runs) / 2**30
         summary[name] = row
     return summary
+
+
+def last(run: dict[str, Any]) -> str:
+    """How a run names its last checkpoint."""
+    return f"the checkpoint of step {run['train']['steps']},"
 
 
 def mean_and_error(values: list[float]) -> dict[str, float | None]:
@@ -210,14 +226,14 @@ def mean_and_error(values: list[float]) -> dict[str, float | None]:
 def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
     """The summary as Markdown."""
     lines = [
-        f"| system | parameters | {TITLES[study.metric]} | chrF | p | seeds | learning rate, dropout (settings tried) "
-        "| validation loss | training, target tokens/s | generation, sentences/s | peak memory |",
-        "|---" * 11 + "|",
+        f"| system | parameters | {TITLES[study.metric]} | chrF | difference | p | seeds "
+        "| learning rate, dropout (settings tried) | validation loss | training, target tokens/s "
+        "| generation, sentences/s | peak memory |",
+        "|---" * 12 + "|",
     ]
     for row in summary.values():
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
-        cells += [with_error(row["chrf"])]
-        cells += [f"{row['p']:.4f}" if "p" in row else "", str(len(row["seeds"]))]
+        cells += [with_error(row["chrf"]), *against_baseline(row)]
         if "layers" in row:
             layers = ", ".join(f"{each['encoder']} + {each['decoder']}" for each in row["layers"])
             cells += [f"layers left: {layers}", "", "", "", ""]
@@ -233,29 +249,69 @@ def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "Tokens and sentences a second are the runs' own, with other work beside them; `speed.py` measures speed.",
+        f"Difference in {TITLES[study.metric]} from the baseline: mean and standard error over the seeds that both "
+        "have. p: approximate randomisation, in which a sentence's translations of all seeds are swapped together; it "
+        "speaks of these trained models on such sentences, the standard error of other seeds. Validation loss: nats a "
+        "token, label-smoothed as in training. Tokens and sentences a second are the runs' own, with other work "
+        "beside them; `speed.py` measures speed.",
     ]
     return "\n".join(lines) + "\n"
 
 
+def against_baseline(row: dict[str, Any]) -> list[str]:
+    """Difference, p and number of seeds, as cells."""
+    difference = with_error(row["difference"], sign="+") if "difference" in row else ""
+    return [difference, f"{row['p']:.4f}" if "p" in row else "", str(len(row["seeds"]))]
+
+
 def overview(study: "Study", results: Path) -> str:
     """What the README shows, in Markdown: scores, and the speeds of `speed.py`, beside the baseline's."""
+    everything = load_results(study, results)
+    _, rows = chosen(study, everything)
     summary, _ = page(study, results)
     file = results / "speed.json"
     speeds = json.loads(file.read_text(encoding="utf-8"))["systems"] if file.is_file() else {}
     baseline = next(system.title for system in study.systems if system.name == study.baseline)
     lines = [
-        f"| system | parameters | {TITLES[study.metric]} | p against {baseline} | seeds | speed of training "
-        "| of translation |",
-        "|---" * 7 + "|",
+        f"| system | parameters | {TITLES[study.metric]} | difference from {baseline} | p | seeds "
+        "| speed of training | of translation |",
+        "|---" * 8 + "|",
     ]
     for name, row in summary.items():
         speed = speeds.get(name, {})
+        if speed.get("run") != folder_of(rows[name][study.seeds[0]]):  # of other weights, and other layers left
+            speed = {}
         times = [f"{speed[what]['by_baseline']:.2f} x" if what in speed else "" for what in ("training", "generation")]
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
-        cells += [f"{row['p']:.4f}" if "p" in row else "", str(len(row["seeds"])), *times]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {' | '.join([*cells, *against_baseline(row), *times])} |")
+    words = textwrap.fill(" ".join(state(study, everything, summary)), 119)
+    return "\n".join(lines) + "\n" + (f"\n{words}\n" if words else "")
+
+
+def state(study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]], summary: dict) -> list[str]:
+    """Sentences on how much of the study is done, and whether its models had learnt all that they could."""
+    settings = [key_of(setting) for setting in study.search]
+    best = best_setting(study, everything)
+    search = seeds = 0
+    for system in study.systems:
+        of_system = everything.get(system.name, {})
+        search += sum((setting, study.seeds[0]) in of_system for setting in settings)
+        if system.name in best:
+            seeds += sum((key_of(best[system.name]), seed) in of_system for seed in study.seeds[1:])
+    runs = len(study.systems) * len(settings), len(study.systems) * len(study.seeds[1:])
+    sentences = []
+    if (search, seeds) != runs:
+        sentences.append(
+            f"The study is not done: {search} of the {runs[0]} runs of the search and {seeds} of the {runs[1]} with "
+            "other seeds are."
+        )
+    at_end = [all(row["best_is_last"]) for row in summary.values() if "best_is_last" in row]
+    if any(at_end):
+        sentences.append(
+            f"Of {sum(at_end)} of these {len(at_end)} systems the last checkpoint is the best: they were still "
+            "learning when training ended, and the order may be another after more of it."
+        )
+    return sentences
 
 
 def write_overview(study: "Study", results: Path, readme: Path) -> None:
@@ -267,10 +323,10 @@ def write_overview(study: "Study", results: Path, readme: Path) -> None:
         readme.write_text(text, encoding="utf-8")
 
 
-def with_error(value: dict[str, Any]) -> str:
-    """Mean and standard error."""
+def with_error(value: dict[str, Any], sign: str = "-") -> str:
+    """Mean and standard error; `sign` is that of format specifications."""
     error = value["standard_error"]
-    return f"{value['mean']:.2f}" + (f" ± {error:.2f}" if error is not None else "")
+    return f"{value['mean']:{sign}.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
 def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> str:
@@ -295,9 +351,9 @@ def plot(study: "Study", summary: dict[str, dict[str, Any]], path: Path) -> None
     ranked = sorted(summary.values(), key=lambda row: row[study.metric]["mean"], reverse=True)  # as the legend stands
     for row, marker in zip(ranked, itertools.cycle("osD^vP*X"), strict=False):
         score = row[study.metric]
-        error = score["standard_error"] or 0.0
         label = f"{score['mean']:.1f}  {row['title']}"
-        axis.errorbar(row["parameters"] / 1e6, score["mean"], yerr=error, fmt=marker, capsize=3, label=label)
+        place = row["parameters"] / 1e6, score["mean"]
+        axis.errorbar(*place, yerr=score["standard_error"], fmt=marker, capsize=3, label=label)
     axis.set_xlim(0, 1.2 * max(row["parameters"] for row in ranked) / 1e6)
     axis.set_xlabel("parameters, millions")
     axis.set_ylabel(TITLES[study.metric])

@@ -5,7 +5,8 @@
 The speeds that runs report of themselves were taken while other runs shared the machine. Here each system takes a
 training step (forward, backward, clipping, AdamW; bf16; 256 sentences of 16 tokens, about the corpus's mean) and a
 translation (float32; 32 sentences of 24 tokens, 4 beams, 40 tokens each) in each round; what counts is the median over
-the rounds of the ratio to the baseline in the same round. Needs the runs of the study's first seed.
+the rounds of the ratio to the baseline in the same round. Needs the runs of the study's first seed, each with the
+setting that the search has chosen.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from report import PRUNED
+from report import PRUNED, best_setting, load_results
 from study import HERE, load_study, run_name
 from transformers import AutoModelForSeq2SeqLM
 
@@ -48,10 +49,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_memory()
     study = load_study(args.study)
-    models, pruned = {}, {}
+    results = args.results or HERE / "results" / study.name
+    chosen = best_setting(study, load_results(study, results))
+    models, pruned, runs = {}, {}, {}
     for system in study.systems:
-        run = args.runs / study.name / run_name(system, study.search[0], study.seeds[0])
+        if system.name not in chosen:
+            continue
+        run = args.runs / study.name / run_name(system, chosen[system.name], study.seeds[0])
         if (run / "results.json").is_file():
+            runs[system.name] = runs[f"{PRUNED}{system.name}"] = run.name
             models[system.name] = load_model(AutoModelForSeq2SeqLM, run, attn_implementation="eager")
             if system.prune:
                 pruned[f"{PRUNED}{system.name}"] = prune(models[system.name])
@@ -74,7 +80,8 @@ def main() -> None:
         "torch": torch.__version__,
         "rounds": args.rounds,
         "systems": {
-            name: {
+            name: {"run": runs[name]}
+            | {
                 what: {
                     "tokens_per_second": per_turn[what] / statistics.median(of_system[name]),
                     "by_baseline": statistics.median(
@@ -87,8 +94,6 @@ def main() -> None:
             for name in models | pruned
         },
     }
-    results = args.results or HERE / "results" / study.name
-    results.mkdir(parents=True, exist_ok=True)
     write_whole(results / "speed.json", json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["systems"], indent=1))
 
