@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from hf_deepwide.analysis import gradient_norms
+from hf_deepwide.analysis.figures import run_labels
 from hf_deepwide.analysis.learning_curves import plot_runs
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.checkpoints import load_history
@@ -22,9 +23,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs or checkpoints")
     parser.add_argument("--output", type=Path, required=True, help="folder of the figures; it is made")
     script = parser.parse_args()
-    histories = {folder.name: load_history(folder) for folder in script.runs}
-    if len(histories) < len(script.runs):
-        histories = {str(folder): load_history(folder) for folder in script.runs}
+    labels = run_labels(script.runs)
+    histories = {label: load_history(folder) for label, folder in zip(labels, script.runs, strict=True)}
     try:
         print(plot_runs(histories, script.output / "learning_curves.png"))
     except ValueError as error:

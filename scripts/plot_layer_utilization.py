@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from hf_deepwide.analysis.figures import run_labels
 from hf_deepwide.analysis.layer_utilization import (
     KEY,
     layer_selections,
@@ -38,12 +39,11 @@ def main() -> None:
     disable_progress_bar()
     output = script.output or script.runs[0] / "plots"
     samples, names = {}, None
-    for folder in script.runs:
+    for label, folder in zip(run_labels(script.runs), script.runs, strict=True):
         history, model = load_history(folder), latent_model(folder)
         if names not in (None, posterior_names(model.config)):
             raise UserError(f"{folder} has the posteriors {posterior_names(model.config)}, and others have {names}")
         names = posterior_names(model.config)
-        label = "/".join(folder.resolve().parts[-2:]) if folder.name.startswith("checkpoint-") else folder.name
         print(f"{label}:")
         print_selection(model, names)
         samples[label] = selection_samples(model, script.seed, script.hard)

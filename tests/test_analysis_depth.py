@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from test_training_run import run_script_here
 from tiny_run import SCRIPT
 
 from hf_deepwide.analysis import gradient_norms, layer_utilization
+from hf_deepwide.analysis.figures import run_labels
 from hf_deepwide.analysis.learning_curves import plot_runs
+from hf_deepwide.errors import UserError
 
 NAMES = ["de", "fr", "cs"]
 
@@ -209,6 +213,32 @@ def test_the_scripts(run, tmp_path, capsys):
         "learning_curves.png",
         "gradient_norms.png",
     }
+
+
+def test_runs_of_one_name_are_told_apart(run, tmp_path, capsys):
+    folder, _ = run
+    for seed in ("seed1", "seed2"):
+        shutil.copytree(folder / "checkpoint-2", tmp_path / seed / "latent")
+    runs = [str(tmp_path / seed / "latent") for seed in ("seed1", "seed2")]
+    run_script_here(SCRIPT.parent / "plot_layer_utilization.py", *runs, "--output", str(tmp_path / "plots"))
+    assert re.findall(r"^(\S+):$", capsys.readouterr().out, re.MULTILINE) == ["seed1/latent", "seed2/latent"]
+    drawn = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert drawn == {f"{seed}_latent_layer_utilization.png" for seed in ("seed1", "seed2")} | {"selection_samples.png"}
+
+
+@pytest.mark.parametrize(
+    ("folders", "labels"),
+    [
+        (["a/latent", "a/static"], ["latent", "static"]),
+        (["s1/latent", "s2/latent", "s2/static"], ["s1/latent", "s2/latent", "s2/static"]),
+        (["a/latent", "a/latent/checkpoint-2"], ["latent", "latent/checkpoint-2"]),
+        (["s1/latent/checkpoint-2", "s2/latent/checkpoint-2"], ["s1/latent/checkpoint-2", "s2/latent/checkpoint-2"]),
+    ],
+)
+def test_labels_of_runs(folders, labels):
+    assert run_labels([Path("runs", folder) for folder in folders]) == labels
+    with pytest.raises(UserError, match=f"{folders[0]} is given twice"):
+        run_labels([Path(folders[0]), Path(folders[0], "..", Path(folders[0]).name)])
 
 
 @pytest.mark.parametrize("script", ["plot_layer_utilization.py", "compare_runs.py"])
