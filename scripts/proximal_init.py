@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.registration import FAMILIES
-from hf_deepwide.training.recipe import parse_overrides
+from hf_deepwide.training.recipe import parse_overrides, parse_script
 from hf_deepwide.warm_start import load_base, logit_difference, preserves_function
 
 TOLERANCE = 1e-5  # relative to the largest logit, or to 1
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="folder for the result; it is made")
     parser.add_argument("--family", default="mat", choices=FAMILIES, help="the result's family (default: %(default)s)")
     parser.add_argument("--no_tokenizer", action="store_true", help="do without a tokenizer, where the base has none")
-    script, overrides = parser.parse_known_args()
+    script, overrides = parse_script(parser)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     disable_progress_bar()
     if script.output.exists() and (not script.output.is_dir() or any(script.output.iterdir())):

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.errors import run_script
 from hf_deepwide.training.masked_lm import MaskedLMRecipe, run_masked_lm
-from hf_deepwide.training.recipe import load_recipe
+from hf_deepwide.training.recipe import load_recipe, parse_script
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     )
     parser.add_argument("recipe", help="the recipe, a YAML file")
     parser.add_argument("--overwrite", action="store_true", help="remove what an earlier run left in the folder")
-    script, overrides = parser.parse_known_args()
+    script, overrides = parse_script(parser)
     recipe = load_recipe(script.recipe, overrides, MaskedLMRecipe)
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
     disable_progress_bar()  # of loading and saving weights, which takes no time; training keeps its own

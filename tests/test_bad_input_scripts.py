@@ -205,6 +205,23 @@ def test_arguments(name, workspace, tmp_path, capsys, monkeypatch):
     check(spoil, command, words, workspace, tmp_path, capsys, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("train_translation.py", "--training.max_steps 1 --overwrite no.yaml", "there is no recipe no.yaml"),
+        ("train_translation.py", "--data.root ../data recipe.yaml --data.seed=-1", "data.seed is -1"),
+        ("train_translation.py", "recipe.yaml --data.seed", "--data.seed has no value"),
+        ("train_translation.py", "--data.seed --overwrite recipe.yaml", "--data.seed has no value"),
+        ("train_translation.py", "recipe.yaml other.yaml", "'other.yaml' is no override"),
+        ("train_translation.py", "--data.root ../data", "the following arguments are required: recipe"),
+        ("train_masked_lm.py", "--data.root ../data no.yaml", "there is no recipe no.yaml"),
+        ("proximal_init.py", "--attention_branches 2 --family mat ./no out", "'./no': there is no such folder"),
+    ],
+)
+def test_overrides_may_stand_before_the_recipe(script, arguments, said, workspace, tmp_path, capsys, monkeypatch):
+    check(None, (script, *arguments.split()), [said], workspace, tmp_path, capsys, monkeypatch)
+
+
 def test_every_script_is_called_wrongly():
     called = {command[0] for command in (*LOADERS.values(), *(case[1] for case in ARGUMENTS.values()))}
     called |= {"train_masked_lm.py", "walkthrough.py"}  # in test_bad_input_recipes.py and test_walkthrough.py
