@@ -280,9 +280,11 @@ def test_recipes_of_table_2_have_its_parameters():
         ("data", {"mask_probability": 1.5}, ["data.mask_probability", "1.5"]),
         ("data", {"max_length": 1}, ["data.max_length", "1"]),
         ("data", {"sampling_temperature": 0.5}, ["data.sampling_temperature", "0.5"]),
+        ("data", {"sampling_temperature": float("nan")}, ["data.sampling_temperature", "nan"]),
         ("data", {"train": None}, ["data.train", "not set"]),
         ("data", {"source_lang": "en"}, ["data", "'source_lang'"]),
         ("training", {"predict_with_generate": True}, ["training.predict_with_generate", "nothing is generated"]),
+        ("training", {"dataloader_persistent_workers": True}, ["dataloader_persistent_workers", "each epoch"]),
         ("training", {"label_smoothing_factor": 0.1}, ["training.label_smoothing_factor", "cross-entropy"]),
     ],
 )

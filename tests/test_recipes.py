@@ -166,6 +166,21 @@ def test_training_arguments_that_agree(fields, tmp_path):
     assert check_recipe(values, "tiny", "tiny.yaml").training_arguments().save_strategy
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("save_only_model", True), ("ignore_data_skip", True), ("restore_callback_states_from_checkpoint", False),
+        ("enable_jit_checkpoint", True), ("average_tokens_across_devices", False), ("prediction_loss_only", True),
+        ("eval_accumulation_steps", 2), ("batch_eval_metrics", True), ("include_for_metrics", ["loss"]),
+    ],
+)  # fmt: skip
+def test_what_breaks_a_promise_or_does_nothing_is_refused(key, value, tmp_path):
+    values = tiny_values(tmp_path)
+    values["training"][key] = value
+    with pytest.raises(UserError, match=rf"tiny\.yaml: training\.{key} has no effect here: \w+"):
+        check_recipe(values, "tiny", "tiny.yaml")
+
+
 def test_every_refused_field_exists():
     fields = TranslationTrainingArguments.__dataclass_fields__
     assert not set(REFUSED) - set(fields)

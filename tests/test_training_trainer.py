@@ -161,6 +161,12 @@ def test_each_epoch_has_every_sentence_once_in_another_order(make, corpus):
     assert first != second
 
 
+def test_workers_are_asked_as_the_recipe_says(make):
+    trainer = make("vanilla_transformer", dataloader_num_workers=1, dataloader_prefetch_factor=5)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
+
+
 def test_evaluation_does_not_change_training(make):
     """Dropout's random numbers, and with them the weights, are the same however often validation is looked at."""
     noisy = {"model": {"dropout": 0.2, "drop_branch": 0.3}, "max_steps": 6, "max_tokens": 1024}

@@ -12,7 +12,8 @@ from .depth import DepthArguments
 from .faults import FaultArguments
 from .ranges import check_ranges
 
-# Fields of the parent that would be ignored, or would break token batches, and what to use instead.
+_EVALUATION = "validation is the loss per token and, with predict_with_generate, BLEU; no logits are kept"
+# Fields of the parent that would be ignored, or would break token batches or resuming, and what to use instead.
 REFUSED = {
     "per_device_train_batch_size": "batches are counted in tokens; set training.max_tokens",
     "per_device_eval_batch_size": "batches are counted in tokens; set training.max_tokens or evaluation.max_tokens",
@@ -31,6 +32,22 @@ REFUSED = {
     "do_eval": "set training.eval_strategy",
     "do_predict": "what a run does follows from its recipe",
     "resume_from_checkpoint": "an interrupted run is resumed by itself",
+    "save_only_model": "a run is resumed from its checkpoints, which need the optimizer's state",
+    "ignore_data_skip": "a run is resumed where it was in its data",
+    "restore_callback_states_from_checkpoint": "a run is resumed with what it had counted",
+    "enable_jit_checkpoint": "a run that SIGTERM or Ctrl-C ends always saves",
+    "average_tokens_across_devices": "the loss is always per target token of the whole step",
+    **dict.fromkeys(
+        (
+            "prediction_loss_only",
+            "eval_accumulation_steps",
+            "batch_eval_metrics",
+            "eval_do_concat_batches",
+            "eval_use_gather_object",
+            "include_for_metrics",
+        ),
+        _EVALUATION,
+    ),
     "push_to_hub": "share a finished run with scripts/share.py",
 }
 

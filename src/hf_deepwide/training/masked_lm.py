@@ -7,6 +7,7 @@ translation (`run.py`, `trainer.py`); what differs is here.
 import json
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -62,6 +63,7 @@ class MaskedLMRecipe(Recipe):
         ("predict_with_generate", "generation_num_beams", "generation_every"), "nothing is generated"
     )
     refused["label_smoothing_factor"] = "perplexity is of the plain cross-entropy"
+    refused["dataloader_persistent_workers"] = "masks are drawn anew each epoch, of which workers that stay are not told"
 
     evaluation: None = None
 
@@ -98,17 +100,30 @@ class MaskedLMTrainer(TranslationTrainer):
         """Loss per masked token and its exponential, perplexity: of all sequences, and of each language's."""
         self.callback_handler.eval_dataloader = dataloader
         rows, metrics, sums = dataloader.dataset, {}, []
-        for index, language in enumerate(self.data.languages):
-            chosen = [row for row, at in enumerate(rows["pair"]) if at == index]
-            if chosen:
-                sums.append(self.summed_loss(self.get_eval_dataloader(rows.select(chosen))))
-                metrics[f"{metric_key_prefix}_perplexity_{language}"] = _perplexity(*sums[-1])
+        for language, of_language in self.loaders_by_language(rows, metric_key_prefix):
+            sums.append(self.summed_loss(of_language))
+            metrics[f"{metric_key_prefix}_perplexity_{language}"] = _perplexity(*sums[-1])
         loss, tokens = map(sum, zip(*sums, strict=True))
         metrics |= {
             f"{metric_key_prefix}_loss": loss / tokens,
             f"{metric_key_prefix}_perplexity": _perplexity(loss, tokens),
         }
         return EvalLoopOutput(None, None, metrics, num_samples=len(rows))
+
+    def loaders_by_language(self, rows: Dataset, split: str) -> Iterator[tuple[str, DataLoader]]:
+        """Each language of a split that has sentences there, and these.
+
+        Raises:
+            UserError: there are too few for all processes to have a batch.
+        """
+        for index, language in enumerate(self.data.languages):
+            chosen = [row for row, at in enumerate(rows["pair"]) if at == index]
+            if not chosen:
+                continue
+            try:
+                yield language, self.get_eval_dataloader(rows.select(chosen))
+            except UserError as error:
+                raise UserError(f"{split}, {language}: {error}") from error
 
 
 def _perplexity(loss: float, tokens: float) -> float:
@@ -155,6 +170,8 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
     for split, encoded in splits.items():
         check_lengths(encoded, split, model.config, data)
     trainer = MaskedLMTrainer(model, args, tokenizer, splits["train"], splits["validation"], data=data)
+    for split in [split for split in splits if split != "train"]:
+        list(trainer.loaders_by_language(splits[split], f"data.{split}"))  # says now what is too small
     if checkpoint is None or not is_last(load_state(checkpoint)):
         with refusing_pickles(checkpoint):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -115,6 +115,7 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
                 buffer_size=self.data.shuffle_buffer,
                 rank=args.process_index,
                 world_size=args.world_size,
+                max_length=self.data.max_length,
             )
             self.add_callback(StreamPosition())
             return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(self.data_collator))
@@ -179,6 +180,7 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
             batch_sampler=sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=persistent_workers,
             worker_init_fn=outlive_signals,
