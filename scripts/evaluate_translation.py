@@ -57,6 +57,7 @@ from transformers import (
     HfArgumentParser,
 )
 
+from hf_deepwide.data.arguments import fill_in, split_pair
 from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.averages import ALL, group_means, groups, read_scores, win_ratio
@@ -140,19 +141,12 @@ def main() -> None:
 
 def for_pair(script: ScriptArguments, pair: str) -> ScriptArguments:
     """The arguments with a language pair filled in."""
-    source_lang, _, target_lang = pair.partition("-")
     if not re.fullmatch(r"\w+-\w[\w-]*", pair):  # it becomes part of the names of files
         raise UserError(f"--pairs: {pair!r} is no language pair; write source and target, as in en-de")
-    names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
-    names["sorted_pair"] = "-".join(sorted((source_lang, target_lang)))
-
-    def fill(name: str | None) -> str | None:
-        for place, value in names.items():
-            name = name and name.replace(f"{{{place}}}", value)
-        return name
-
-    files = {name: fill(getattr(script, name)) for name in ("model", "hypotheses", "source", "reference")}
-    files |= {"translations": fill(script.translations), "compare": [fill(system) for system in script.compare]}
+    source_lang, target_lang = split_pair(pair)
+    names = ("model", "hypotheses", "source", "reference", "translations")
+    files = {name: fill_in(getattr(script, name), pair, f"--{name}") for name in names}
+    files["compare"] = [fill_in(system, pair, "--compare") for system in script.compare]
     if script.translations and len(script.pairs) > 1 and files["translations"] == script.translations:
         raise UserError("--translations: several pairs would write one file; put {pair} into its name")
     return replace(script, **files, source_lang=source_lang, target_lang=target_lang, output=None)

@@ -74,6 +74,7 @@ def test_published_scores_have_the_means_that_were_published(system, printed):
         (["en-de", "de-en", "de-fr"], [], ["average", "de-xx", "xx-de"]),
         (["en-de", "fr-cs"], ["de", "cs"], ["average", "average (de cs)"]),
         (["en-de", "en-zh", "de-en"], ["zh"], ["average", "en-xx", "xx-en", "en-xx (zh)"]),
+        (["en-zh-CN", "en-de"], ["zh-CN"], ["average", "average (zh-CN)"]),
     ],
 )
 def test_groups_are_what_the_pairs_allow(pairs, languages, expected):
@@ -179,6 +180,7 @@ def test_the_script_reports_directions_and_win_ratios(run, capsys):
         (["--pairs", *PAIRS, "--win_ratio", "none.tsv"], "there is no file none.tsv"),
         (["--pairs", *PAIRS, "en-de"], "--pairs: en-de is named twice"),
         (["--pairs", *PAIRS, "--compare", "paper", "--win_ratio", "table.tsv"], "rename one of the two"),
+        (["--pairs", "en-de", "--compare", "{lang}.txt"], "--compare: '{lang}.txt' cannot be filled in ('lang')"),
         (["--win_ratio", "table.tsv"], "--win_ratio is of several language pairs"),
         (["--average_languages", "de"], "--average_languages is of several language pairs"),
     ],

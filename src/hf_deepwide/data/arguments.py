@@ -17,8 +17,25 @@ PosteriorsBy = Literal["target", "source", "pair", "none"]
 ROOT_VARIABLE = "HF_DEEPWIDE_DATA"
 
 
+class Places:
+    """The fields `root`, `train`, `validation` and `test` of a section `data`."""
+
+    root: str | None
+
+    def resolve(self, path: str) -> Path:
+        """`path` as given if absolute, else under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""
+        return Path(self.root or os.environ.get(ROOT_VARIABLE) or ".").expanduser() / path
+
+    def location(self, split: Split) -> str:
+        """Where `split` is, or a `UserError` if the recipe does not say."""
+        value = getattr(self, split)
+        if value is None:
+            raise UserError(f"data.{split} is not set: the recipe names no {split} split")
+        return value
+
+
 @dataclass
-class DataArguments:
+class DataArguments(Places):
     """The section `data` of a recipe: where the pairs come from and which of them are trained on.
 
     `train`, `validation` and `test` say where a split is: a prefix (format text: `{prefix}.{lang}`, else
@@ -32,6 +49,8 @@ class DataArguments:
     With `streaming` training pairs are read while they are trained on, and never all in memory. `shuffle_buffer` of
     them are held at a time, sorted by length into batches, and shuffled: the larger, the better both are done. A file
     whose beginning differs from its end should be shuffled beforehand.
+
+    With a tokenizer that has language codes of its own (NLLB, mBART, M2M100) the languages are these.
 
     The filters `max_length` (tokens with `</s>`, either side), `max_length_ratio` (tokens of the longer side
     over those of the shorter), `drop_duplicates` (equal pairs) and empty sides act on the training split
@@ -150,18 +169,11 @@ class DataArguments:
 
     def for_pair(self, pair: str) -> "DataArguments":
         """The section as it would be for one of the `pairs` alone."""
-        source_lang, target_lang = pair.split("-")
-        names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
-        names["sorted_pair"] = "-".join(sorted((source_lang, target_lang)))
-        places = {}
-        for place in ("train", "validation", "test", "name", "config", "source_field", "target_field"):
-            value = getattr(self, place)
-            # not `str.format`, which would also look up attributes, and pad to any width
-            unknown = [found for found in re.findall(r"\{(.*?)\}", value or "") if found not in names]
-            if unknown:
-                accepted = ", ".join(f"{{{name}}}" for name in names)
-                raise UserError(f"data.{place}: {value!r} cannot be filled in ({unknown[0]!r}); accepted: {accepted}")
-            places[place] = value and re.sub(r"\{(\w+)\}", lambda found: names[found[1]], value)
+        source_lang, target_lang = split_pair(pair)
+        places = {
+            place: fill_in(getattr(self, place), pair, f"data.{place}")
+            for place in ("train", "validation", "test", "name", "config", "source_field", "target_field")
+        }
         one = {"pairs": None, "train_only_pairs": [], "posteriors": "none", "sampling_temperature": 1.0}
         return dataclasses.replace(self, **one, **places, source_lang=source_lang, target_lang=target_lang)
 
@@ -175,7 +187,7 @@ class DataArguments:
         """Source and target language of each pair, whether there are several or one."""
         if self.pairs is None:
             return [(self.source_lang, self.target_lang)]
-        return [tuple(pair.split("-")) for pair in self.pairs]
+        return [split_pair(pair) for pair in self.pairs]
 
     @property
     def posterior_names(self) -> list[str]:
@@ -193,16 +205,28 @@ class DataArguments:
         """The field of the target text."""
         return self.target_field or self.target_lang
 
-    def resolve(self, path: str) -> Path:
-        """`path` as given if absolute, else under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""
-        return Path(self.root or os.environ.get(ROOT_VARIABLE) or ".").expanduser() / path
 
-    def location(self, split: Split) -> str:
-        """Where `split` is, or a `UserError` if the recipe does not say."""
-        value = getattr(self, split)
-        if value is None:
-            raise UserError(f"data.{split} is not set: the recipe names no {split} split")
-        return value
+def split_pair(pair: str) -> tuple[str, str]:
+    """Source and target language; of `en-zh-CN` en and zh-CN."""
+    source_lang, _, target_lang = pair.partition("-")
+    return source_lang, target_lang
+
+
+def fill_in(text: str | None, pair: str, where: str) -> str | None:
+    """A text with a language pair in place of its `{pair}`, `{source_lang}`, `{target_lang}` and `{sorted_pair}`.
+
+    Raises:
+        UserError: something else is in braces; `where` opens the message.
+    """
+    source_lang, target_lang = split_pair(pair)
+    names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
+    names["sorted_pair"] = "-".join(sorted((source_lang, target_lang)))
+    # not `str.format`, which would also look up attributes, and pad to any width
+    unknown = [found for found in re.findall(r"\{(.*?)\}", text or "") if found not in names]
+    if unknown:
+        accepted = ", ".join(f"{{{name}}}" for name in names)
+        raise UserError(f"{where}: {text!r} cannot be filled in ({unknown[0]!r}); accepted: {accepted}")
+    return text and re.sub(r"\{(\w+)\}", lambda found: names[found[1]], text)
 
 
 def where_paths_start() -> str:

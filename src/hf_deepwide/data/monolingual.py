@@ -4,7 +4,6 @@ Each line is a sequence of its own. Shape legend: [sentences, length], lengths i
 """
 
 import logging
-import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .arguments import ROOT_VARIABLE, Split
+from .arguments import Places, Split
 from .batches import TranslationCollator
 from .corpora import find_file, read_lines
 
@@ -28,7 +27,7 @@ PosteriorsBy = Literal["language", "none"]
 
 
 @dataclass
-class MonolingualArguments:
+class MonolingualArguments(Places):
     """The section `data` of a recipe for a masked language model.
 
     `train`, `validation` and `test` are prefixes: text in the language `de` is in `{prefix}.de`, else in
@@ -65,7 +64,7 @@ class MonolingualArguments:
             raise UserError(f"data.posteriors is {self.posteriors!r}; accepted: {', '.join(get_args(PosteriorsBy))}")
         if self.max_length < 2:
             raise UserError(f"data.max_length is {self.max_length}; accepted: 2 tokens (a word and </s>) or more")
-        if self.sampling_temperature < 1:
+        if not self.sampling_temperature >= 1:  # so that NaN is refused as well
             raise UserError(f"data.sampling_temperature is {self.sampling_temperature}; accepted: 1 or more, or .inf")
         if not 0 < self.mask_probability < 1:
             raise UserError(f"data.mask_probability is {self.mask_probability}; accepted: between 0 and 1")
@@ -86,10 +85,7 @@ class MonolingualArguments:
         Raises:
             UserError: the recipe does not name the split, or there is no such file.
         """
-        prefix = getattr(self, split)
-        if prefix is None:
-            raise UserError(f"data.{split} is not set: the recipe names no {split} split")
-        return find_file(Path(self.root or os.environ.get(ROOT_VARIABLE) or ".").expanduser() / f"{prefix}.{language}")
+        return find_file(self.resolve(f"{self.location(split)}.{language}"))
 
 
 def read_texts(args: MonolingualArguments, split: Split) -> Iterator[tuple[int, str]]:

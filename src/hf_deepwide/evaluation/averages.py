@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..data.arguments import split_pair
 from ..data.corpora import read_lines
 from ..errors import UserError
 
@@ -30,7 +31,7 @@ def groups(pairs: Sequence[str], languages: Sequence[str] = ()) -> dict[str, lis
     Raises:
         UserError: a language that no pair has on its other side.
     """
-    sides = {pair: pair.split("-") for pair in pairs}
+    sides = {pair: split_pair(pair) for pair in pairs}
     common = set.intersection(*map(set, sides.values())) if len(pairs) > 1 else set()
     hubs = common if len(common) == 1 else set()  # of en-de and de-en each could be the one
     named = {ALL: list(pairs)}
