@@ -18,6 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
 from hf_deepwide.training.preemption import Preemption
+from hf_deepwide.training.recipe import check_recipe
 from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.saving import Saving
 
@@ -210,6 +211,14 @@ def test_damaged_checkpoints_are_set_aside(name, damage, undisturbed, tmp_path, 
     assert name.split(".")[0].split("_")[0] in caplog.text or "random generators" in caplog.text
     assert (tmp_path / "damaged-checkpoint-20").is_dir()
     assert problem(tmp_path / "checkpoint-16") is None
+
+
+def test_a_split_that_is_missing_is_told_before_the_folder_is_made(tmp_path):
+    values = tiny_values(tmp_path / "run")
+    values["data"] = {"format": "text", "root": str(tmp_path), "train": "train"}
+    with pytest.raises(UserError, match=r"^tiny\.yaml: data\.validation is not set"):
+        run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_averaged_weights(tmp_path):

@@ -73,7 +73,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
             something in the data, the tokenizer or the recipe is wrong.
     """
     args = recipe.training_arguments()
-    _check_strategy(recipe, args)
+    _check_data(recipe, args)
     process = PartialState()
     run = recipe.output_dir
     if process.is_main_process:
@@ -110,6 +110,11 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
         evaluation=recipe.evaluation,
         data=recipe.data,
     )
+    if validation is not None:
+        try:
+            trainer.get_eval_dataloader()
+        except UserError as error:
+            raise UserError(f"data.validation: {error}") from error
     if checkpoint is not None and is_last(load_state(checkpoint)):
         logger.info("training had ended at %s", checkpoint.name)
     else:
@@ -212,7 +217,13 @@ def _step(checkpoint: Path) -> str:
     return checkpoint.name.removeprefix("checkpoint-")
 
 
-def _check_strategy(recipe: Recipe, args: TranslationTrainingArguments) -> None:
+def _check_data(recipe: Recipe, args: TranslationTrainingArguments) -> None:
+    """What the sections `data` and `training` ask of each other, before anything is read."""
+    needed = ["train"] if args.eval_strategy == "no" else ["train", "validation"]
+    for split in needed if recipe.data.format != "phrases" else []:
+        if getattr(recipe.data, split) is None:
+            without = ", or set training.eval_strategy: no, load_best_model_at_end: false" * (split != "train")
+            raise UserError(f"{recipe.source}: data.{split} is not set; say where it is{without}")
     if recipe.data.streaming and (args.max_steps <= 0 or "epoch" in (args.eval_strategy, args.save_strategy)):
         raise UserError(
             f"{recipe.source}: data.streaming: a stream has no length, so set training.max_steps, and eval_strategy "
