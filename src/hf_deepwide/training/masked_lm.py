@@ -63,7 +63,7 @@ class MaskedLMRecipe(Recipe):
         ("predict_with_generate", "generation_num_beams", "generation_every"), "nothing is generated"
     )
     refused["label_smoothing_factor"] = "perplexity is of the plain cross-entropy"
-    refused["dataloader_persistent_workers"] = "masks are drawn anew each epoch, of which workers that stay are not told"
+    refused["dataloader_persistent_workers"] = "masks are drawn anew each epoch; workers that stay do not know"
 
     evaluation: None = None
 
