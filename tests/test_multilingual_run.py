@@ -21,7 +21,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.training.build import build_model
 from hf_deepwide.training.checkpoints import checkpoints
-from hf_deepwide.training.model_card import write_model_card
+from hf_deepwide.training.model_card import card_of_results, write_model_card
 from hf_deepwide.training.recipe import check_recipe
 from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
@@ -70,6 +70,24 @@ def test_scores_are_those_of_each_pair(finished):
     for metric, mean in test["average"].items():
         assert mean == pytest.approx(sum(test["pairs"][pair][metric] for pair in PAIRS) / 2)
     assert not (run / "translations.txt").exists()
+
+
+def test_the_card_shows_a_pair_that_was_evaluated(finished, tmp_path):
+    _, results = finished
+    test = {**results["test"], "pairs": {"en-de": results["test"]["pairs"]["en-de"]}}
+    one_way = recipe(tmp_path, data={"train_only_pairs": ["de-en"]})
+    card = write_model_card(tmp_path, one_way, results | {"test": test}, [("one dog", "ein Hund", "ein Hund")])
+    assert 'translator("one dog", src_lang="en", tgt_lang="de")' in card.read_text(encoding="utf-8")
+
+
+def test_a_card_without_a_folder_needs_a_name(finished):
+    _, results = finished
+    values = results["recipe"]
+    training = {key: value for key, value in values["training"].items() if key != "output_dir"}
+    unnamed = results | {"recipe": values | {"training": training}}
+    assert "# ours\n" in card_of_results(unnamed, "ours")
+    with pytest.raises(UserError, match="give a name, as the recipe in the results sets no training"):
+        card_of_results(unnamed)
 
 
 def test_translations_are_the_models(finished):

@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..data.arguments import split_pair
+from ..errors import UserError
 from .recipe import Recipe, check_recipe
 
 PAPERS = {
@@ -40,9 +42,15 @@ def card_of_results(results: dict[str, Any], name: str | None = None) -> str:
     """A run's card from its `results.json` alone, for a place where its folder is not.
 
     It holds no sentence of the corpus, and no learning curves. The model is called `name`, or as its folder.
+
+    Raises:
+        UserError: neither is known.
     """
     values = results["recipe"]
-    name = name or Path(values["training"]["output_dir"]).name
+    folder = values["training"].get("output_dir")
+    if name is None and folder is None:
+        raise UserError("card_of_results: give a name, as the recipe in the results sets no training.output_dir")
+    name = name or Path(folder).name
     recipe = check_recipe(copy.deepcopy(values), name, name)
     return str(_fill(recipe, results, recipe.output_dir))
 
@@ -79,6 +87,7 @@ def _fill(
             evaluation=recipe.evaluation,
             results=results,
             samples=samples,
+            sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
             recipe=yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True).strip(),
         )
 
