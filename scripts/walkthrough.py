@@ -61,11 +61,11 @@ folder, source_lang, target_lang = script.folder, script.source_lang, script.tar
 
 def write_lines(path: Path, lines: list[str]) -> None:
     """Write one sentence a line; a file that holds something else is not replaced."""
-    text = "".join(f"{line}\n" for line in lines)
-    if path.is_file() and path.read_text(encoding="utf-8") != text:
+    text = "".join(f"{line}\n" for line in lines).encode()
+    if path.is_file() and path.read_bytes() != text:
         raise UserError(f"{path} is of other data; give another --folder, or remove {folder}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    path.write_bytes(text)
 
 
 # %% [markdown]

@@ -82,6 +82,14 @@ def test_mistakes_in_the_files_are_told_before_anything_is_trained(walk, source,
     assert not Path("runs").exists()
 
 
+def test_a_stray_carriage_return_is_no_other_data(walk):
+    Path("de.txt").write_bytes(b"".join(b"a \r b %d\n" % number for number in range(60)))
+    Path("en.txt").write_bytes(b"".join(b"c %d\n" % number for number in range(60)))
+    for _ in range(2):
+        with pytest.raises(UserError, match="unknown key 'foo'"):  # which comes when the data are written
+            walk("--source", "de.txt", "--target", "en.txt", "--training.foo", "1")
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "told"),
     [
