@@ -174,7 +174,7 @@ def test_largest_batches_are_split_for_the_multiple():
 
 
 def test_sampler_mistakes():
-    with pytest.raises(UserError, match=r"pair 1 has 30 source and 41 target tokens, 48 when padded .* 40"):
+    with pytest.raises(UserError, match=r"the longest pair has 30 source and 41 target tokens, 48 when padded .* 40"):
         TokenBatchSampler([3, 30], [3, 41], 40, seed=0)
     with pytest.raises(UserError, match="2 pairs cannot make a multiple of 3 batches"):
         TokenBatchSampler([3, 3], [3, 3], 40, seed=0, batch_multiple=3)

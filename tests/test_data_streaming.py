@@ -237,6 +237,15 @@ def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     assert [name for name in finals[0] if not torch.equal(finals[0][name], finals[1][name])] == []
 
 
+def test_pairs_that_no_batch_could_hold_are_told_before_the_first_step(corpus, tmp_path):
+    """Not when one turns up in the stream; lengths are as padded."""
+    values = tiny_values(tmp_path / "run", max_tokens=96, eval_strategy="no", load_best_model_at_end=False)
+    values["data"] = {"root": str(corpus), "train": "train", "streaming": True, "max_length": 97}
+    with pytest.raises(UserError, match=r"data.max_length 97 tokens, 104 when padded .* training.max_tokens 96"):
+        run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    assert StreamBatches([], 96, seed=1, max_length=96)
+
+
 def test_the_loader_of_a_resumed_stream_collates_nothing_for_what_was_seen(corpus):
     args = arguments(corpus, "text")
     batches = StreamBatches(

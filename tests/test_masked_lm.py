@@ -16,7 +16,13 @@ from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM
 from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.masked_lm import MaskedLMRecipe, new_model, run_masked_lm
+from hf_deepwide.training.masked_lm import (
+    MaskedLMRecipe,
+    MaskedLMTrainer,
+    MaskedLMTrainingArguments,
+    new_model,
+    run_masked_lm,
+)
 from hf_deepwide.training.recipe import check_recipe, load_recipe
 
 RECIPES = sorted((SCRIPT.parent / "recipes" / "masked_lm").glob("*.yaml"))
@@ -303,3 +309,18 @@ def test_files_that_are_missing(data, tmp_path):
     with pytest.raises(UserError, match=r"data\.test is not set"):
         next(read_texts(MonolingualArguments(["en"], "train", "heldout", root=str(data)), "test"))
     assert not list(Path(tmp_path).iterdir())
+
+
+@pytest.mark.parametrize(("split", "told"), [("validation", "data.validation, de"), ("test", "data.test, de")])
+def test_a_language_with_too_little_text_for_the_processes_is_told_before_training(
+    split, told, data, tmp_path, monkeypatch
+):
+    (tmp_path / "few.en").write_text("one\ntwo\n" * 10, encoding="utf-8")
+    (tmp_path / "few.de").write_text("eins\n", encoding="utf-8")
+    wrong = values(data, tmp_path / "run")
+    wrong["data"][split] = str(tmp_path / "few")
+    recipe = check_recipe(wrong, "tiny", "tiny.yaml", MaskedLMRecipe)
+    monkeypatch.setattr(MaskedLMTrainingArguments, "world_size", 8)
+    monkeypatch.setattr(MaskedLMTrainer, "train", lambda *_, **__: pytest.fail("it was trained"))
+    with pytest.raises(UserError, match=f"^{told}: 1 pair cannot make a multiple of 8 batches"):
+        run_masked_lm(recipe)

@@ -199,13 +199,13 @@ class TokenBatchSampler:
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
-        source = _round_up(np.asarray(source_lengths, dtype=np.int64), length_multiple)
-        target = _round_up(np.asarray(target_lengths, dtype=np.int64), length_multiple)
+        source = round_up(np.asarray(source_lengths, dtype=np.int64), length_multiple)
+        target = round_up(np.asarray(target_lengths, dtype=np.int64), length_multiple)
         width = np.maximum(source, target)
         if width.max() > max_tokens:
             row = int(width.argmax())
             raise UserError(
-                f"pair {row} has {source_lengths[row]} source and {target_lengths[row]} target tokens, "
+                f"the longest pair has {source_lengths[row]} source and {target_lengths[row]} target tokens, "
                 f"{width[row]} when padded to a multiple of {length_multiple}: more than training.max_tokens "
                 f"{max_tokens}. Raise max_tokens or lower data.max_length"
             )
@@ -239,7 +239,8 @@ class TokenBatchSampler:
             yield order[start:end].tolist()
 
 
-def _round_up(lengths: np.ndarray, multiple: int) -> np.ndarray:
+def round_up(lengths: np.ndarray | int, multiple: int) -> np.ndarray | int:
+    """Lengths as they are padded."""
     return -(-lengths // multiple) * multiple
 
 
@@ -260,8 +261,8 @@ def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[
     missing = -len(batches) % batch_multiple
     if len(batches) + missing > len(width):
         raise UserError(
-            f"{len(width)} pairs cannot make a multiple of {batch_multiple} batches, one for each process and "
-            "accumulation step"
+            f"{len(width)} pair{'s' * (len(width) > 1)} cannot make a multiple of {batch_multiple} batches, one for "
+            "each process and accumulation step; give more data, or use fewer of these"
         )
     heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences
     heapq.heapify(heap)

@@ -10,7 +10,7 @@ import torch
 from datasets import IterableDataset
 
 from ..errors import UserError
-from .batches import TokenBatchSampler
+from .batches import TokenBatchSampler, round_up
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,10 @@ class StreamBatches(torch.utils.data.IterableDataset):
         max_tokens, seed, length_multiple: as for `TokenBatchSampler`.
         buffer_size: pairs that are held and sorted at a time.
         rank, world_size: this process and how many there are.
+        max_length: tokens of the longest side that `dataset` lets through, where that is known.
+
+    Raises:
+        UserError: a pair that long would exceed `max_tokens`.
 
     """
 
@@ -45,7 +49,14 @@ class StreamBatches(torch.utils.data.IterableDataset):
         length_multiple: int = 8,
         rank: int = 0,
         world_size: int = 1,
+        max_length: int | None = None,
     ):
+        if max_length is not None and (width := round_up(max_length, length_multiple)) > max_tokens:
+            raise UserError(
+                f"data.streaming: a pair can have data.max_length {max_length} tokens, {width} when padded to a "
+                f"multiple of {length_multiple}: more than training.max_tokens {max_tokens}. Raise max_tokens or "
+                "lower max_length"
+            )
         self.dataset = dataset
         self.max_tokens = max_tokens
         self.seed = seed
