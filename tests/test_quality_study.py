@@ -184,13 +184,31 @@ def keep(of_study, folders, system, setting, seed, translations=None, pruned=Non
 
 
 def test_the_best_setting_is_that_of_the_first_seed_among_those_tried(small, folders):
+    def best():
+        return report.best_setting(small, report.load_results(small, folders.results), small.search)
+
     keep(small, folders, "vanilla", 0, 1, loss=3.0)
-    assert report.best_setting(small, report.load_results(small, folders.results)) == {"vanilla": small.search[0]}
+    assert best() == {"vanilla": small.search[0]}
     keep(small, folders, "vanilla", 1, 1, loss=2.9)
     keep(small, folders, "vanilla", 0, 2, loss=2.0)  # of another seed
     keep(small, folders, "mat", 0, 2)  # not tried with the first seed
-    assert report.best_setting(small, report.load_results(small, folders.results)) == {"vanilla": small.search[1]}
+    assert best() == {"vanilla": small.search[1]}
     assert list(report.page(small, folders.results)[0]) == ["vanilla"]
+
+
+def test_rows_are_of_settings_that_all_systems_were_tried_with(small, folders):
+    """While the search goes on, a system that is ahead in it has no more settings to choose from than the others."""
+    keep(small, folders, "vanilla", 0, 1, bleu=30.0, loss=3.0)
+    keep(small, folders, "vanilla", 1, 1, bleu=35.0, loss=2.0)
+    keep(small, folders, "mat", 0, 1, loss=3.0)
+    summary, _ = report.page(small, folders.results)
+    assert summary["vanilla"]["bleu"]["mean"] == 30.0
+    assert summary["vanilla"]["settings_tried"] == summary["mat"]["settings_tried"] == 1
+    keep(small, folders, "mat", 1, 1, loss=4.0)
+    summary, _ = report.page(small, folders.results)
+    assert summary["vanilla"]["bleu"]["mean"] == 35.0
+    assert summary["mat"]["setting"]["learning rate"] == small.search[0]["training.learning_rate"]
+    assert summary["vanilla"]["settings_tried"] == summary["mat"]["settings_tried"] == 2
 
 
 def test_a_row_is_of_the_studys_seeds_with_the_best_setting(small, folders):
@@ -264,6 +282,7 @@ def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
     assert "p" not in report.page(small, folders.results)[0]["mat"]
     keep(small, folders, "mat", 0, 2)
     assert "p" in report.page(small, folders.results)[0]["mat"]
+    keep(small, folders, "mat", 1, 1, loss=9.0)
     for seed in (1, 2):  # the baseline's row is now of other runs, whose translations are not here
         keep(small, folders, "vanilla", 1, seed, loss=1.0)
     report.report(small, folders.runs, folders.results)

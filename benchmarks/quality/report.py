@@ -35,8 +35,7 @@ def page(study: "Study", results: Path) -> tuple[dict[str, dict[str, Any]], str]
     """Of the files in `results` alone, the summary, and the table in Markdown."""
     everything = load_results(study, results)
     kept, rows = chosen(study, everything)
-    tried = {name: sum(seed == study.seeds[0] for _, seed in of_system) for name, of_system in everything.items()}
-    summary = summarise(study, rows, tried, load_comparison(results))
+    summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
     return summary, table(study, summary) + repetitions(study, kept, summary)
 
 
@@ -74,12 +73,22 @@ def load_results(study: "Study", results: Path) -> dict[str, dict[tuple[tuple, i
     return kept
 
 
-def best_setting(study: "Study", kept: dict[str, dict[tuple[tuple, int], dict]]) -> dict[str, dict[str, Any]]:
-    """System to the setting with the best validation loss of those that were tried with the first seed."""
+def tried_by_all(study: "Study", kept: dict[str, dict[tuple[tuple, int], dict]]) -> list[dict[str, Any]]:
+    """The settings that every system with results was tried with: while the search goes on, none is ahead in it."""
+    first = study.seeds[0]
+    systems = [kept.get(system.name, {}) for system in study.systems]
+    started = [of_system for of_system in systems if any(seed == first for _, seed in of_system)]
+    return [setting for setting in study.search if all((key_of(setting), first) in tried for tried in started)]
+
+
+def best_setting(
+    study: "Study", kept: dict[str, dict[tuple[tuple, int], dict]], settings: list[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """System to that of the settings with the best validation loss, among those tried with the first seed."""
     best = {}
     for system in study.systems:
         of_system = kept.get(system.name, {})
-        tried = [setting for setting in study.search if (key_of(setting), study.seeds[0]) in of_system]
+        tried = [setting for setting in settings if (key_of(setting), study.seeds[0]) in of_system]
         if tried:
             losses = [of_system[key_of(setting), study.seeds[0]]["train"]["best_validation_loss"] for setting in tried]
             best[system.name] = tried[losses.index(min(losses))]
@@ -93,7 +102,7 @@ def chosen(
 
     Left out is what has no such run yet, as a model that is still to be pruned, though others of its system were.
     """
-    settings = best_setting(study, everything)
+    settings = best_setting(study, everything, tried_by_all(study, everything))
     kept = {
         name: {
             seed: of_system[setting, seed]
@@ -173,7 +182,7 @@ def test_references(study: "Study") -> tuple[list[str], bool]:
 def summarise(
     study: "Study",
     rows: dict[str, dict[int, dict]],
-    tried: dict[str, int],
+    tried: int,
     comparison: dict[str, dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """One row a system: means over seeds, standard errors, p against the baseline, the setting that was chosen."""
@@ -191,7 +200,7 @@ def summarise(
             "learning rate": runs[0]["recipe"]["training"]["learning_rate"],
             "dropout": runs[0]["recipe"]["model"]["dropout"],
         }
-        row["settings_tried"] = tried[name]
+        row["settings_tried"] = tried
         pair = compared(study, rows, name)
         if name != study.baseline and pair["seeds"]:
             differences = [ours - theirs for ours, theirs in zip(*pair["scores"], strict=True)]
@@ -291,7 +300,7 @@ def overview(study: "Study", results: Path) -> str:
 def state(study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]], summary: dict) -> list[str]:
     """Sentences on how much of the study is done, and whether its models had learnt all that they could."""
     settings = [key_of(setting) for setting in study.search]
-    best = best_setting(study, everything)
+    best = best_setting(study, everything, study.search)
     search = seeds = 0
     for system in study.systems:
         of_system = everything.get(system.name, {})

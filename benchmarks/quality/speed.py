@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from report import PRUNED, best_setting, load_results
+from report import PRUNED, best_setting, load_results, tried_by_all
 from study import HERE, load_study, run_name
 from transformers import AutoModelForSeq2SeqLM
 
@@ -50,7 +50,8 @@ def main() -> None:
     keep_memory()
     study = load_study(args.study)
     results = args.results or HERE / "results" / study.name
-    chosen = best_setting(study, load_results(study, results))
+    kept = load_results(study, results)
+    chosen = best_setting(study, kept, tried_by_all(study, kept))
     models, pruned, runs = {}, {}, {}
     for system in study.systems:
         if system.name not in chosen:

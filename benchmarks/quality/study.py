@@ -249,7 +249,7 @@ def make_study(study: Study, systems: list[System], seeds: list[int] | None, job
 
         search = [(system, setting, first) for setting in study.search for system in systems]
         make([run for run in search if (key_of(run[1]), first) not in known.get(run[0].name, {})])
-        best = best_setting(study, load_results(study, folders.results))
+        best = best_setting(study, load_results(study, folders.results), study.search)
         make([(system, best[system.name], seed) for seed in others for system in systems])
 
 
