@@ -53,17 +53,16 @@ def encode(
     """
 
     settings = list(translation_pairs(args, tokenizer).values())
-    told = {"decoder_start": "decoder_start_token_id", "posterior": "posterior"}
-    told = {column: key for column, key in told.items() if settings and key in settings[0]}
-    features = Features({**ENCODED, **({name: Value("int32") for name in ("pair", *told)} if settings else {})})
+    of_pairs = {"pair": list(range(len(settings)))} if settings else {}  # column: what it is of each pair
+    for column, key in (("decoder_start", "decoder_start_token_id"), ("posterior", "posterior")):
+        if any(key in of_pair for of_pair in settings):
+            of_pairs[column] = [of_pair[key] for of_pair in settings]
+    features = Features({**ENCODED, **dict.fromkeys(of_pairs, Value("int32"))})
 
     def tokenize(rows: dict) -> dict:
-        texts, languages = rows["source"], {}
+        texts, pairs = rows["source"], rows["pair"] if settings else []
         if settings:
-            pairs = [settings[pair] for pair in rows["pair"]]
-            texts = [with_tag(text, pair.get("tag")) for text, pair in zip(texts, pairs, strict=True)]
-            languages = {column: [pair[key] for pair in pairs] for column, key in told.items()}
-            languages["pair"] = rows["pair"]
+            texts = [with_tag(text, settings[pair].get("tag")) for text, pair in zip(texts, pairs, strict=True)]
         encoded = tokenizer(texts, text_target=rows["target"], return_attention_mask=False, verbose=False)
         source, target = encoded["input_ids"], encoded["labels"]
         return {
@@ -71,7 +70,7 @@ def encode(
             "labels": target,
             "source_length": [len(ids) for ids in source],
             "target_length": [len(ids) for ids in target],
-            **languages,
+            **{column: [values[pair] for pair in pairs] for column, values in of_pairs.items()},
         }
 
     keep = LengthFilter(args)
