@@ -9,7 +9,8 @@ family's config can be given by name where they leave the base's function as it 
     python scripts/proximal_init.py Helsinki-NLP/opus-mt-en-de runs/ours --family vanilla_transformer
 
 The output is a checkpoint with the base's generation config and tokenizer, for `from_pretrained`, `pipeline` and
-`init_from` of a recipe. It is read back and its logits on a random batch are compared with the base's, in float32.
+`init_from` of a recipe, whose source_lang and target_lang are then the codes of an mBART's, M2M100's or NLLB's
+tokenizer (deu_Latn). It is read back and its logits on a random batch are compared with the base's, in float32.
 """
 
 import argparse
