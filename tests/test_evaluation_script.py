@@ -82,11 +82,11 @@ def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
 def test_a_tokenizer_that_is_not_installed_is_told_before_translating(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "MeCab", None)
     monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
-    auto = ["--tokenize", "auto", "--target_lang", "ja", "--translations", "out.txt"]
+    monkeypatch.setattr("hf_deepwide.evaluation.translate.translate", lambda *_, **__: pytest.fail("it translated"))
+    auto = ["--tokenize", "auto", "--target_lang", "ja"]
     with pytest.raises(SystemExit):
         run("--model", "checkpoint", "--source", "sources.txt", *SEARCH, *auto)
     assert "error: tokenize: auto (target language ja): " in capsys.readouterr().err
-    assert not Path("out.txt").exists()
 
 
 def test_compares_systems(run, capsys):
