@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from tiny_run import tiny_recipe, tiny_values
-from transformers import TrainerCallback
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, TOKENIZER_MAPPING, TrainerCallback
 
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
@@ -356,6 +356,18 @@ def test_checkpoints_of_different_models_have_no_mean(other, words, tmp_path):
     for word in [str(one), str(two), *words]:
         assert word in str(error.value)
     assert not (tmp_path / "mean").exists()
+
+
+def test_the_mean_comes_with_its_tokenizer_whatever_that_is(tmp_path):
+    """All files that the tokenizers of Transformers' encoder-decoders are made of, and none of training's."""
+    tokenizers = [TOKENIZER_MAPPING.get(config, None) for config in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING]
+    names = {name for each in filter(None, tokenizers) for name in each.vocab_files_names.values()}
+    assert names >= {"sentencepiece.bpe.model", "target_vocab.json", "merges.txt", "source.spm", "tokenizer.json"}
+    folder = checkpoint(tmp_path / "one", weight=torch.ones(2))
+    for name in (*names, "optimizer.pt", "trainer_state.json"):
+        (folder / name).touch()
+    mean = average_checkpoints([folder], tmp_path / "mean")
+    assert {path.name for path in mean.iterdir()} == {*names, "config.json", "model.safetensors"}
 
 
 def test_there_must_be_something_to_average(tmp_path):

@@ -15,8 +15,29 @@ from .durable import publish, why_not_written
 
 logger = logging.getLogger(__name__)
 
-# What `save_pretrained` writes beside the weights; a training checkpoint's other files stay behind.
-SIDE_FILES = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "*.spm", "vocab.json")
+# What `save_pretrained` writes beside the weights, whatever the tokenizer; a training checkpoint's other files stay
+# behind.
+SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "source.spm",
+    "target.spm",
+    "vocab.json",
+    "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
+    "vocab.txt",
+    "merges.txt",
+    "prophetnet.tokenizer",
+)
 
 
 def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -> Path:
@@ -56,9 +77,9 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     drafts = {}
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for path in (path for pattern in SIDE_FILES for path in folders[-1].glob(pattern)):
-            drafts[output / path.name] = output / f".{path.name}"
-            shutil.copyfile(path, drafts[output / path.name])
+        for name in (name for name in SIDE_FILES if (folders[-1] / name).is_file()):
+            drafts[output / name] = output / f".{name}"
+            shutil.copyfile(folders[-1] / name, drafts[output / name])
         drafts[output / WEIGHTS] = output / f".{WEIGHTS}"
         save_file(mean, drafts[output / WEIGHTS], metadata={"format": "pt"})
         for final, draft in drafts.items():
