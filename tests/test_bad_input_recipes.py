@@ -249,19 +249,37 @@ def test_tokenizers(name, workspace, tmp_path, capsys, monkeypatch):
 
 # What a folder of a run may hold
 
+MARK = '{"hf_deepwide": "0.1"}'
 RUNS = {
     "finished": (
-        lambda at: (at.put("run/recipe.yaml", "{}"), at.put("run/results.json", "{}")), ["run holds a finished run"],
+        lambda at: (at.put("run/run.json", MARK), at.put("run/results.json", "{}")), ["run holds a finished run"],
     ),
     "of another recipe": (
-        lambda at: (at.put("run/recipe.yaml", "training: {seed: 7}"), at.put("run/checkpoint-2/x", "")),
+        lambda at: [at.put(f"run/{name}", text) for name, text in
+                    (("run.json", MARK), ("recipe.yaml", "training: {seed: 7}"), ("checkpoint-2/x", ""))],
         ["unfinished run of another recipe", "training.seed: 7, now not set"],
     ),
     "of a damaged recipe": (
-        lambda at: (at.put("run/recipe.yaml", "{"), at.put("run/checkpoint-2/x", "")), ["run/recipe.yaml, line 1"],
+        lambda at: [at.put(f"run/{name}", text) for name, text in
+                    (("run.json", MARK), ("recipe.yaml", "{"), ("checkpoint-2/x", ""))],
+        ["run/recipe.yaml, line 1"],
     ),
     "of no recipe": (
-        lambda at: (at.put("run/recipe.yaml", "[]"), at.put("run/checkpoint-2/x", "")), ["recipe.yaml is no recipe"],
+        lambda at: [at.put(f"run/{name}", text) for name, text in
+                    (("run.json", MARK), ("recipe.yaml", "[]"), ("checkpoint-2/x", ""))],
+        ["recipe.yaml is no recipe"],
+    ),
+    "of no run": (
+        lambda at: (at.put("run/recipe.yaml", "# mine\n{}"), at.put("run/checkpoint-2/x", "")),
+        ["run is not empty and holds no run"],
+    ),
+    "with another's mark": (
+        lambda at: (at.put("run/run.json", "{}"), at.put("run/results.json", "{}")),
+        ["run is not empty and holds no run"],
+    ),
+    "that is the recipe's own": (
+        lambda at: at.put("recipe.yaml", "# mine\n" + (at.folder / "recipe.yaml").read_text()),
+        ["training.output_dir: . is not empty and holds no run"],
     ),
 }  # fmt: skip
 
@@ -269,7 +287,8 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_folders_of_runs(name, workspace, tmp_path, capsys, monkeypatch):
     spoil, words = RUNS[name]
-    check((spoil, [], words), workspace, tmp_path, capsys, monkeypatch)
+    own = ["--training.output_dir=.", "--overwrite"] if "own" in name else []
+    check((spoil, own, words), workspace, tmp_path, capsys, monkeypatch)
 
 
 MASKED_LM = {

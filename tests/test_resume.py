@@ -26,7 +26,8 @@ KILLS = [
     ("optimizer half written", 7, "checkpoint-8 was being saved when the run was interrupted"),
     ("old checkpoint half deleted", 2, "resuming from checkpoint-16"),
     ("recipe or results not yet named", 1, "training loss"),
-    ("recipe or results not yet named", 3, "training had ended at checkpoint-20"),
+    ("recipe or results not yet named", 2, "training loss"),
+    ("recipe or results not yet named", 4, "training had ended at checkpoint-20"),
 ]
 
 
@@ -116,6 +117,8 @@ def test_two_processes(blow, left, runs, case, tmp_path):
     assert codes == [143, 143] if left else codes[blow.rank] == -signal.SIGKILL, output
     assert_whole(run)
     assert left is None or last_checkpoint(run).name == left
+    codes, output = runs.run(recipe)
+    assert (codes, "batches_per_update: 2, now 1" in output) == ([2], True), output
     codes, output = runs.run(recipe, processes=2)
     assert codes == [0, 0], output
     assert difference(run, reference) == []

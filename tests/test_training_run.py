@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from tiny_run import SCRIPT, tiny_recipe, tiny_values, write_recipe
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
@@ -18,8 +19,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
 from hf_deepwide.training.preemption import Preemption
-from hf_deepwide.training.recipe import check_recipe
-from hf_deepwide.training.run import run_recipe
+from hf_deepwide.training.recipe import check_recipe, load_recipe, read_mark
+from hf_deepwide.training.run import open_run, run_recipe
 from hf_deepwide.training.saving import Saving
 
 OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
@@ -121,6 +122,92 @@ def test_another_recipe_does_not_resume(undisturbed, tmp_path):
         run_recipe(tiny_recipe(tmp_path), overwrite=True)
 
 
+def test_a_kept_recipe_is_of_its_run(undisturbed, tmp_path):
+    """It goes on where it lies, also if that was moved, and under the run's name; a copy is a recipe as others."""
+    run = tmp_path / "moved"
+    shutil.copytree(undisturbed[0], run)
+    for name in ("results.json", "README.md"):
+        (run / name).unlink()
+    recipe = load_recipe(run / "recipe.yaml")
+    assert (recipe.name, recipe.output_dir) == ("tiny", run)
+    assert load_recipe(run / "recipe.yaml", ["--training.output_dir", "other"]).output_dir == Path("other")
+    mark = read_mark(run) | {"attention": "another machine's"}
+    (run / "run.json").write_text(json.dumps(mark), encoding="utf-8")
+    assert run_recipe(recipe)["train"] == undisturbed[1]["train"] | {"attention": "another machine's"}
+    assert "model-index:\n- name: tiny\n" in (run / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "copy").mkdir()
+    shutil.copy(run / "recipe.yaml", tmp_path / "copy")
+    assert load_recipe(tmp_path / "copy" / "recipe.yaml").name == "recipe"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("text", ["# mine\n{}", yaml.safe_dump(tiny_values(Path("run")))])
+def test_a_recipe_in_the_output_folder_is_not_taken_for_a_runs(text, overwrite, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "translations.txt").touch()
+    recipe = tiny_recipe(tmp_path)
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        open_run(recipe, recipe.training_arguments(), overwrite)
+    assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "translations.txt"}
+    assert (tmp_path / "recipe.yaml").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(older, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed[0], run)
+    (run / "faults" / "step-3").mkdir(parents=True)
+    (run / "damaged-checkpoint-3").mkdir()
+    for name in ("source.spm", "vocab.json", "merges.txt", "translations.de-en.txt", "runs/now/events.out.tfevents.1"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    mine = {"notes.txt", "my.model", "plots/mine.png", "runs/other/recipe.yaml", "checkpoint-old/x", "faults/notes"}
+    for name in mine:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    if older:
+        (run / "run.json").unlink()
+    recipe = tiny_recipe(run, seed=9)
+    open_run(recipe, recipe.training_arguments(), overwrite=True)
+    left = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert left == {"run.json", "recipe.yaml", *mine}
+    assert not (run / "runs" / "now").exists()
+
+
+def unfinished(undisturbed, run: Path, **mark) -> None:
+    """A copy of the run that was stopped at step 16, with changes in its mark."""
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    shutil.rmtree(run / "checkpoint-20")
+    (run / "run.json").write_text(json.dumps(read_mark(run) | mark), encoding="utf-8")
+
+
+@pytest.mark.parametrize("mark", [{"batches_per_update": 2}, {"precision": "fp16 autocast"}, {"attention": "flash"}])
+def test_a_run_does_not_go_on_otherwise_than_it_began(mark, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    unfinished(undisturbed, run, **mark)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    recipe = tiny_recipe(run, **OPTIONS)
+    ((name, value),) = mark.items()
+    with pytest.raises(UserError, match=rf"would go on otherwise than it began \({name}: {value}, now .*\)\. Start"):
+        open_run(recipe, recipe.training_arguments(), overwrite=False)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    shutil.copytree(undisturbed[0] / "checkpoint-20", run / "checkpoint-20")  # training has ended: the rest may
+    open_run(recipe, recipe.training_arguments(), overwrite=False)
+    assert read_mark(run)[name] == value
+
+
+def test_what_comes_out_the_same_may_be_written_otherwise(undisturbed, tmp_path):
+    """One process in place of two, with twice the accumulation; and what was automatic."""
+    run = tmp_path / "run"
+    unfinished(undisturbed, run, processes=2, batches_per_update=2)
+    args = tiny_recipe(run, **OPTIONS).training_arguments()
+    same = {"bf16": args.bf16, "attn_implementation": args.attn_implementation, "gradient_accumulation_steps": 2}
+    recipe = tiny_recipe(run, **OPTIONS, **same)
+    open_run(recipe, recipe.training_arguments(), overwrite=False)
+    assert [read_mark(run)[name] for name in ("processes", "batches_per_update")] == [1, 2]
+
+
 def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
     reference, results = undisturbed
     run = tmp_path / "run"
@@ -165,10 +252,11 @@ def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog
 
 @pytest.mark.parametrize("newest", [16, 20])
 def test_a_run_of_an_older_version_goes_on(newest, undisturbed, tmp_path):
-    """One that did not count all that is counted now."""
+    """One that did not count all that is counted now, and left no mark."""
     run, later = tmp_path / "run", ("data_seconds", "peak_memory_bytes")
     shutil.copytree(undisturbed[0], run)
     (run / "results.json").unlink()
+    (run / "run.json").unlink()
     for checkpoint in checkpoints(run):
         file = checkpoint / "trainer_state.json"
         state = json.loads(file.read_text(encoding="utf-8"))

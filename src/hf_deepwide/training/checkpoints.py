@@ -87,8 +87,13 @@ def check_best(checkpoint: Path) -> None:
         )
 
 
+def newest_whole(run: Path) -> Path | None:
+    """The newest checkpoint from which training can be resumed exactly, or None; nothing is set aside."""
+    return next((path for path in reversed(checkpoints(run, REGULAR, INTERRUPTED)) if problem(path) is None), None)
+
+
 def last_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint from which training can be resumed exactly, or None.
+    """As `newest_whole`, and the folder is tidied.
 
     Damaged ones that are newer are set aside as `damaged-checkpoint-…`, with a warning that says what is wrong
     with them, so that they take no part in the rotation of old checkpoints. What an interrupted save has left is

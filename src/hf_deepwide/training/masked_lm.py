@@ -145,7 +145,7 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
     args, data = recipe.training_arguments(), recipe.data
     process, run = PartialState(), recipe.output_dir
     if process.is_main_process:
-        open_run(recipe, overwrite)
+        open_run(recipe, args, overwrite)
         last_checkpoint(run)  # sets damaged ones aside before the other processes look
     else:
         disable_progress_bars()
@@ -197,7 +197,7 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
     results = {
         **perplexities,
         "parameters": model.num_parameters(),
-        "train": training_facts(state, args, weights),
+        "train": training_facts(run, state, weights),
         "recipe": recipe.values,
         "versions": versions(),
         "machine": machine(),

@@ -14,6 +14,7 @@ import argparse
 import copy
 import dataclasses
 import difflib
+import json
 import re
 import sys
 import types
@@ -36,6 +37,10 @@ from .arguments import REFUSED, TranslationTrainingArguments
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
 NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
+
+
+# In the folder of a run: what it was started with, and what tells that the folder is a run's, which only we write.
+RECIPE, MARK = "recipe.yaml", "run.json"
 
 
 class RecipeLoader(yaml.SafeLoader):
@@ -136,6 +141,8 @@ class Recipe:
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Recipe] = Recipe) -> Recipe:
     """Read a recipe of a kind and apply overrides, given as on the command line: `--training.max_steps 100 …`.
 
+    The one that a run has kept is of that run: it has its name, and goes on where it lies.
+
     Raises:
         UserError: no such file; not YAML; an unknown section or key (names the nearest one); a value of a wrong
             type or out of range. Each message starts with the file (or the override) and the key's dotted path.
@@ -156,13 +163,17 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
         if keys is not None and not isinstance(keys, dict):
             raise UserError(f"{path}: {section}: a section is a mapping of keys to values, not {keys!r}")
     values = {section: dict(values.get(section) or {}) for section in kind.sections}
+    name, mark = path.stem, read_mark(path.parent) if path.name == RECIPE else None
+    if mark is not None:
+        name = mark.get("name", path.absolute().parent.name)
+        values["training"]["output_dir"] = str(path.parent)
     for key, value in parse_overrides(overrides):
-        section, _, name = key.partition(".")
+        section, _, field = key.partition(".")
         _check_name(f"--{key}", "section", section, kind.sections)
-        if not name or "." in name:
+        if not field or "." in field:
             raise UserError(f"--{key}: an override names a section and a key, as in --training.max_steps 100")
-        values[section][name] = value
-    return check_recipe(values, path.stem, str(path), kind)
+        values[section][field] = value
+    return check_recipe(values, name, str(path), kind)
 
 
 def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
@@ -202,6 +213,28 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
             except UserError as error:
                 raise UserError(f"{source}: evaluation.{error}") from None
     return kind(name, source, values, **sections)
+
+
+def read_mark(folder: Path) -> dict[str, Any] | None:
+    """What a run says of itself in `run.json`, or None if the folder is no run's.
+
+    {} if an older version made it, which left no mark, but checkpoints or results and a recipe without a comment.
+    """
+    try:
+        if (folder / MARK).is_file():
+            mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
+            return mark if isinstance(mark, dict) and "hf_deepwide" in mark else None
+        if (folder / "results.json").is_file() or any(folder.glob("checkpoint-*/trainer_state.json")):
+            text = (folder / RECIPE).read_text(encoding="utf-8")
+            return {} if to_yaml(parse_yaml(text, RECIPE)) == text else None
+    except (OSError, ValueError):  # what is there is not ours
+        pass
+    return None
+
+
+def to_yaml(values: Any) -> str:
+    """A recipe's values as they are kept."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -249,12 +282,14 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def differences(ours: dict[str, dict], theirs: dict[str, dict]) -> list[str]:
-    """Dotted keys in which two recipes' values differ, with both values; see `NO_DIFFERENCE`."""
+def differences(
+    ours: dict[str, dict], theirs: dict[str, dict], apart_from: Iterable[str] = NO_DIFFERENCE
+) -> list[str]:
+    """Dotted keys in which two recipes' values differ, with both values, apart from some of the section training."""
     lines = []
     for section in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(section, {}), theirs.get(section, {})
-        for key in sorted({*a, *b} - (NO_DIFFERENCE if section == "training" else set())):
+        for key in sorted({*a, *b} - ({*apart_from} if section == "training" else set())):
             if key not in a or key not in b or a[key] != b[key]:
                 shown = [repr(side[key]) if key in side else "not set" for side in (a, b)]
                 lines.append(f"{section}.{key}: {shown[0]}, now {shown[1]}")

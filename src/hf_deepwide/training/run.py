@@ -1,7 +1,7 @@
 """One run from raw text to a scored model with its card: what `scripts/train_translation.py` does.
 
-A run lives in one folder. `recipe.yaml` says what it is, `checkpoint-*` how far it has come, and `results.json`,
-written last, that it is finished.
+A run lives in one folder. `run.json` says that it is one, and how it is run, `recipe.yaml` what it is, `checkpoint-*`
+how far it has come, and `results.json`, written last, that it is finished.
 """
 
 import json
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset, disable_progress_bars
 from transformers import (
@@ -33,31 +32,35 @@ from ..data.tokenizer import load_or_train, training_texts
 from ..errors import UserError
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from .arguments import TranslationTrainingArguments
-from .averaging import average_checkpoints
+from .averaging import SIDE_FILES, average_checkpoints
 from .build import build_model
 from .callbacks import Throughput
 from .checkpoints import (
     INTERRUPTED,
     REGULAR,
+    WEIGHTS,
     check_best,
     checkpoints,
     forget_interrupted,
     is_last,
     last_checkpoint,
     load_state,
+    newest_whole,
 )
 from .durable import STAGING, remove, write_whole
 from .faults import FAULTS
 from .memory import keep_memory
 from .model_card import write_model_card
 from .plots import plot_learning_curves
-from .recipe import Recipe, differences, parse_yaml
+from .recipe import MARK, NO_DIFFERENCE, RECIPE, Recipe, differences, parse_yaml, read_mark, to_yaml
 from .scoring import by_pair, translate_and_score
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
 
-RECIPE, RESULTS, TRANSLATIONS, CURVES = "recipe.yaml", "results.json", "translations.txt", "plots/learning_curves.png"
+RESULTS, TRANSLATIONS, CURVES = "results.json", "translations.txt", "plots/learning_curves.png"
+# Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).
+RESOLVED = {"gradient_accumulation_steps", "bf16", "fp16", "attn_implementation"}
 STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
 SAMPLES = 5  # test sentences in the model card
 
@@ -77,7 +80,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     process = PartialState()
     run = recipe.output_dir
     if process.is_main_process:
-        open_run(recipe, overwrite)
+        open_run(recipe, args, overwrite)
         last_checkpoint(run)  # sets damaged ones aside before the other processes look
     else:
         disable_progress_bars()
@@ -134,7 +137,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     trainer.model = model.to(args.device)
     results = {
         "parameters": model.num_parameters(),
-        "train": training_facts(state, args, weights),
+        "train": training_facts(run, state, weights),
         "recipe": recipe.values,
         "versions": versions(),
         "machine": machine(),
@@ -163,36 +166,66 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     return results
 
 
-def open_run(recipe: Recipe, overwrite: bool) -> None:
-    """Make the folder of a run, or see that going on in it is right; leave the recipe in it.
+def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool) -> None:
+    """Make the folder of a run, or see that going on in it is right; leave its mark and the recipe in it.
 
     With `overwrite` what an earlier run wrote is removed. A folder that is not a run's is never touched.
     """
     run = recipe.output_dir
     if run.exists() and not run.is_dir():
         raise UserError(f"training.output_dir: {run} is a file")
-    kept = run / RECIPE
-    others = [path for path in run.iterdir() if path.name != f".{RECIPE}"] if run.is_dir() else []  # that is a draft
-    if others and not kept.is_file():
+    mark, now = read_mark(run), {**resolved(args), "name": recipe.name}
+    drafts = (f".{MARK}", f".{RECIPE}")
+    if mark is None and run.is_dir() and any(path.name not in drafts for path in run.iterdir()):
         raise UserError(f"training.output_dir: {run} is not empty and holds no run; give another folder")
-    if kept.is_file() and overwrite:
+    if mark is not None and overwrite:
+        _write_mark(run, now)  # an older version left none
         _clear(run)
     if (run / RESULTS).is_file():
         raise UserError(
             f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it"
         )
-    if kept.is_file() and checkpoints(run, REGULAR, INTERRUPTED):
-        earlier = parse_yaml(kept.read_text(encoding="utf-8"), str(kept))
+    if checkpoints(run, REGULAR, INTERRUPTED):
+        kept, newest = run / RECIPE, newest_whole(run)
+        earlier = parse_yaml(kept.read_text(encoding="utf-8"), str(kept)) if kept.is_file() else None
         if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
             raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
-        changes = differences(earlier, recipe.values)
+        ended = newest is not None and is_last(load_state(newest))
+        known = newest is not None and not ended and mark.keys() >= now.keys()
+        changes = differences(earlier, recipe.values, NO_DIFFERENCE | RESOLVED if known else NO_DIFFERENCE)
         if changes:
             raise UserError(
                 f"{run} holds an unfinished run of another recipe ({'; '.join(changes)}). Resume it with its own "
                 f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
             )
+        compared = ("batches_per_update", "precision", "attention") if known else ()
+        changes = [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]
+        if changes:
+            raise UserError(
+                f"{run} holds an unfinished run that would go on otherwise than it began ({'; '.join(changes)}). "
+                "Start as many processes, or set training.gradient_accumulation_steps, bf16 and attn_implementation "
+                "such that nothing changes; or give another training.output_dir, or --overwrite to start afresh"
+            )
+        if ended:
+            now |= mark
     run.mkdir(parents=True, exist_ok=True)
-    write_whole(kept, yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True))
+    _write_mark(run, now)
+    write_whole(run / RECIPE, to_yaml(recipe.values))
+
+
+def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
+    """What a run trains depends on this, too, which follows from how it is started, and where."""
+    return {
+        "hf_deepwide": version("hf_deepwide"),
+        "processes": args.world_size,
+        "batches_per_update": args.world_size * args.gradient_accumulation_steps,
+        "precision": f"{args.mixed_precision} autocast" if args.mixed_precision != "no" else "float32",
+        "attention": args.attn_implementation,
+    }
+
+
+def _write_mark(run: Path, mark: dict[str, Any]) -> None:
+    write_whole(run / MARK, json.dumps(mark, indent=2, ensure_ascii=False) + "\n")
 
 
 def final_checkpoints(run: Path, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
@@ -253,8 +286,9 @@ def _in_memory(dataset: Dataset | IterableDataset) -> Dataset:
     return Dataset.from_list(list(dataset)) if isinstance(dataset, IterableDataset) else dataset
 
 
-def training_facts(state: TrainerState, args: TranslationTrainingArguments, weights: str) -> dict[str, Any]:
+def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, Any]:
     """What `results.json` says of how the final weights came about."""
+    mark = read_mark(run)  # as it was trained, perhaps not on this machine
     counted = Throughput(**state.stateful_callbacks["Throughput"]["args"])
     # a run that an older version of this library began may not have counted them
     later = {"data_share": counted.data_seconds / counted.seconds, "peak_memory_bytes": counted.peak_memory_bytes}
@@ -273,9 +307,7 @@ def training_facts(state: TrainerState, args: TranslationTrainingArguments, weig
         **{name: value for name, value in later.items() if value},
         **best,
         "weights": weights,
-        "precision": f"{args.mixed_precision} autocast" if args.mixed_precision != "no" else "float32",
-        "attention": args.attn_implementation,
-        "processes": args.world_size,
+        **{name: mark[name] for name in ("precision", "attention", "processes")},
     }
 
 
@@ -297,20 +329,16 @@ def machine() -> dict[str, Any]:
 
 
 def _clear(run: Path) -> None:
-    """Remove what a run writes, and nothing else: first what says that it is finished, last that it is a run."""
+    """Remove what a run writes, and nothing else, but its mark: first what says that it is finished."""
     (run / RESULTS).unlink(missing_ok=True)
     shutil.rmtree(run / STAGING, ignore_errors=True)
-    kinds = [f"{damaged}{kind}-*" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
-    for pattern in (*kinds, FAULTS, "plots", "runs"):  # the last is TensorBoard's
-        for folder in run.glob(pattern):
-            remove(folder)
-    for pattern in (
-        "translations*.txt",
-        "README.md",
-        "model.safetensors",
-        "*config.json",
-        "tokenizer*",
-        RECIPE,
-    ):
-        for file in run.glob(pattern):
-            file.unlink()
+    kinds = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
+    for folder in (*checkpoints(run, *kinds), *checkpoints(run / FAULTS, "step")):
+        remove(folder)
+    of_tensorboard = run.glob("runs/*/events.out.tfevents.*")
+    names = (RECIPE, TRANSLATIONS, "README.md", WEIGHTS, *SIDE_FILES, CURVES, PATH_WEIGHTS)
+    for file in (*(run / name for name in names), *run.glob("translations.*-*.txt"), *of_tensorboard):
+        file.unlink(missing_ok=True)
+    for folder in (*run.glob("runs/*"), run / "runs", run / "plots", run / FAULTS):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
