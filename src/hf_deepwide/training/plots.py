@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from ..analysis.figures import new_figure, save
 
 PANELS = (
     # title of the axis, (key of the log, label), logarithmic
@@ -25,9 +24,8 @@ def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Pat
     """
     panels = [panel for panel in PANELS if any(_series(history, key)[0] for key, _ in panel[1])]
     panels = panels or PANELS[-1:]  # of a run that ended before its first log, an empty one
-    figure = Figure(figsize=(7, 1 + 2.2 * len(panels)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    figure, axes = new_figure(len(panels), 1, panel=(5.8, 2.2), sharex=True)
+    axes = axes[:, 0]
     pairs = sorted({key for entry in history for key in entry if key.startswith("eval_bleu_")})
     for axis, (name, lines, logarithmic) in zip(axes, panels, strict=True):
         if name == "BLEU" and pairs:
@@ -44,9 +42,7 @@ def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Pat
             axis.legend(frameon=False)
     axes[0].set_title(title)
     axes[-1].set_xlabel("step")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)
 
 
 def _series(history: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
