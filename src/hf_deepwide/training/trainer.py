@@ -40,6 +40,14 @@ from .stream_position import StreamPosition, collate_stream
 logger = logging.getLogger(__name__)
 
 
+# A method that several of these parts have begins in TranslationTrainer, and each calls that of the next, from left to
+# right, in or before its own work:
+#   training_step   FaultGuard, DepthTraining, Trainer. On the way back: gradients are there, DepthTraining takes those
+#                   of posteriors away that are not to move, and FaultGuard judges what the optimizer would be given.
+#   log             all of them. The speed is added first. ShardedTraining gathers whole weights around the rest, as
+#                   DepthTraining looks into the model; FaultGuard sets the loss right before Trainer keeps it.
+#   evaluate        TranslationTrainer puts the random generators aside, ShardedTraining gathers weights within.
+#   compute_loss    TranslationTrainer says how, ShardedTraining under which precision.
 class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq2SeqTrainer):
     """Trains any encoder-decoder model on encoded pairs.
 
