@@ -5,7 +5,7 @@ Which variant is the default, on Multi30k (6 + 6 layers of d 128, five epochs) a
     SMALL="--model.d_model 128 --model.encoder_ffn_dim 512 --model.decoder_ffn_dim 512
            --training.predict_with_generate false"
     OPEN="$SMALL --model.encoder_layers 6 --model.decoder_layers 6 --training.num_train_epochs 5
-          --training.warmup_steps 200 --training.save_total_limit 1 --data.test null"
+          --training.warmup_steps 200 --training.save_total_limit 2 --data.test null"
     python scripts/train_translation.py scripts/recipes/multi30k_en_de_dwlstm.yaml $OPEN VARIANT \
         --training.output_dir runs/multi30k_en_de_dwlstm_NAME
     python scripts/train_translation.py scripts/recipes/quickstart.yaml --model.family depthwise_lstm \

@@ -10,7 +10,7 @@ Any key of the recipe can be set on the command line by its dotted name; values 
 
 An interrupted run goes on where it was when the same command is given again. A finished run is not touched unless
 --overwrite is given. The run's folder holds what `AutoModelForMaskedLM` and `pipeline("fill-mask")` load, results.json
-(perplexity on held-out text, of each language and of all), plots/, recipe.yaml and the checkpoints.
+(perplexity on held-out text, of each language and of all), plots/, recipe.yaml, run.json and the checkpoints.
 """
 
 import argparse

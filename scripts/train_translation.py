@@ -15,7 +15,7 @@ Several processes, each with its own GPU or share of the cores:
 An interrupted run goes on where it was when the same command is given again, and ends with the same weights as
 one that was left alone. A finished run is not touched unless --overwrite is given. The run's folder
 (training.output_dir, by default runs/<name of the recipe>) holds what `from_pretrained` and `pipeline` load, and
-README.md, results.json, translations.txt, plots/, recipe.yaml and the checkpoints.
+README.md, results.json, translations.txt, plots/, recipe.yaml, run.json and the checkpoints.
 """
 
 import argparse
