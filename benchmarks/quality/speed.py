@@ -1,6 +1,6 @@
 """Speed of a study's trained models beside its baseline: all in one process, taking turns.
 
-    python benchmarks/quality/speed.py benchmarks/quality/multi30k.yaml --threads 1 --rounds 5
+    python benchmarks/quality/speed.py benchmarks/quality/multi30k.yaml --threads 1
 
 The speeds that runs report of themselves were taken while other runs shared the machine. Here each system takes a
 training step (forward, backward, clipping, AdamW; bf16; 256 sentences of 16 tokens, about the corpus's mean) and a
