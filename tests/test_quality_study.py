@@ -337,6 +337,22 @@ def test_speeds_are_shown_of_the_runs_that_are_in_the_table(small, folders):
     assert "| vanilla Transformer | 3.00 M | 30.00 |  |  | 1 |  |  |" in report.overview(small, folders.results)
 
 
+def test_runs_that_end_while_a_page_is_written_are_on_the_next(small, folders, monkeypatch):
+    keep(small, folders, "vanilla", 0, 1)
+    load = report.load_results
+
+    def load_and_end(*args):
+        loaded = load(*args)
+        keep(small, folders, "mat", 0, 1)
+        return loaded
+
+    monkeypatch.setattr(report, "load_results", load_and_end)
+    monkeypatch.setattr(cards, "load_results", load_and_end)
+    assert "MAT" not in report.overview(small, folders.results)
+    (folders.results / "mat" / f"{study.run_name(small.systems[1], small.search[0], 1)}.json").unlink()
+    assert list(cards.model_cards(small, folders.results)) == ["quality_small_vanilla.md"]
+
+
 def test_there_is_no_p_of_some_of_the_seeds(small, folders):
     for seed in (1, 2):
         keep(small, folders, "vanilla", 0, seed)

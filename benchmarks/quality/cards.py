@@ -27,8 +27,9 @@ def model_cards(study: "Study", results: Path) -> dict[str, str]:
     """Name of the file to card, in Markdown."""
     if study.corpus is None:
         return {}
-    _, rows = chosen(study, load_results(study, results))
-    summary, _ = page(study, results)
+    everything = load_results(study, results)
+    _, rows = chosen(study, everything)
+    summary, _ = page(study, results, everything)
     cards = {}
     for system in study.systems:
         if system.name in summary:

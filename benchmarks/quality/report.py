@@ -21,9 +21,10 @@ TITLES = {"bleu": "sacreBLEU", "multi_bleu": "multi-bleu"}
 
 def report(study: "Study", runs: Path, results: Path) -> str:
     """Compare, draw, write; returns the table, in Markdown."""
-    _, rows = chosen(study, load_results(study, results))
+    everything = load_results(study, results)
+    _, rows = chosen(study, everything)
     compare(study, rows, runs, results)
-    summary, text = page(study, results)
+    summary, text = page(study, results, everything)
     (results / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     (results / "table.md").write_text(text, encoding="utf-8")
     if summary:
@@ -31,9 +32,15 @@ def report(study: "Study", runs: Path, results: Path) -> str:
     return text
 
 
-def page(study: "Study", results: Path) -> tuple[dict[str, dict[str, Any]], str]:
-    """Of the files in `results` alone, the summary, and the table in Markdown."""
-    everything = load_results(study, results)
+def page(
+    study: "Study", results: Path, everything: dict[str, dict[tuple[tuple, int], dict]] | None = None
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Of the files in `results` alone, the summary, and the table in Markdown.
+
+    `everything` is what was loaded of them already: runs that end meanwhile would be in one half of a page only.
+    """
+    if everything is None:
+        everything = load_results(study, results)
     kept, rows = chosen(study, everything)
     summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
     return summary, table(study, summary) + repetitions(study, kept, summary)
@@ -277,7 +284,7 @@ def overview(study: "Study", results: Path) -> str:
     """What the README shows, in Markdown: scores, and the speeds of `speed.py`, beside the baseline's."""
     everything = load_results(study, results)
     _, rows = chosen(study, everything)
-    summary, _ = page(study, results)
+    summary, _ = page(study, results, everything)
     file = results / "speed.json"
     speeds = json.loads(file.read_text(encoding="utf-8"))["systems"] if file.is_file() else {}
     baseline = next(system.title for system in study.systems if system.name == study.baseline)
