@@ -186,31 +186,41 @@ def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool
             f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it"
         )
     if checkpoints(run, REGULAR, INTERRUPTED):
-        kept, newest = run / RECIPE, newest_whole(run)
-        earlier = parse_yaml(kept.read_text(encoding="utf-8"), str(kept)) if kept.is_file() else None
-        if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
-            raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
+        newest = newest_whole(run)
         ended = newest is not None and is_last(load_state(newest))
         known = newest is not None and not ended and mark.keys() >= now.keys()
-        changes = differences(earlier, recipe.values, NO_DIFFERENCE | RESOLVED if known else NO_DIFFERENCE)
-        if changes:
-            raise UserError(
-                f"{run} holds an unfinished run of another recipe ({'; '.join(changes)}). Resume it with its own "
-                f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
-            )
-        compared = ("batches_per_update", "precision", "attention") if known else ()
-        changes = [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]
-        if changes:
-            raise UserError(
-                f"{run} holds an unfinished run that would go on otherwise than it began ({'; '.join(changes)}). "
-                "Start as many processes, or set training.gradient_accumulation_steps, bf16 and attn_implementation "
-                "such that nothing changes; or give another training.output_dir, or --overwrite to start afresh"
-            )
+        _refuse_another_recipe(recipe, NO_DIFFERENCE | RESOLVED if known else NO_DIFFERENCE)
+        if known:
+            _refuse_another_start(run, mark, now)
         if ended:
             now |= mark
     run.mkdir(parents=True, exist_ok=True)
     _write_mark(run, now)
     write_whole(run / RECIPE, to_yaml(recipe.values))
+
+
+def _refuse_another_recipe(recipe: Recipe, apart_from: set[str]) -> None:
+    """An unfinished run goes on by the recipe that it began with, `apart_from` some keys of the section training."""
+    kept = recipe.output_dir / RECIPE
+    earlier = parse_yaml(kept.read_text(encoding="utf-8"), str(kept)) if kept.is_file() else None
+    if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
+        raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
+    if changes := differences(earlier, recipe.values, apart_from):
+        raise UserError(
+            f"{kept.parent} holds an unfinished run of another recipe ({'; '.join(changes)}). Resume it with its own "
+            f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
+        )
+
+
+def _refuse_another_start(run: Path, mark: dict[str, Any], now: dict[str, Any]) -> None:
+    """An unfinished run goes on with as many batches an update, as precise, and with the attention it began with."""
+    compared = ("batches_per_update", "precision", "attention")
+    if changes := [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]:
+        raise UserError(
+            f"{run} holds an unfinished run that would go on otherwise than it began ({'; '.join(changes)}). "
+            "Start as many processes, or set training.gradient_accumulation_steps, bf16 and attn_implementation "
+            "such that nothing changes; or give another training.output_dir, or --overwrite to start afresh"
+        )
 
 
 def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
