@@ -5,7 +5,10 @@ A new family adds a row to `CASES`. Sizes differ between encoder and decoder on 
 
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedModel
 
 from hf_deepwide.registration import FAMILIES
@@ -171,3 +174,9 @@ def pair(
     """A source batch and its labels, -100 where there is none."""
     labels, mask = tokens(target_lengths, seed + 100)
     return {**source(source_lengths, seed), "labels": labels.masked_fill(mask == 0, -100)}
+
+
+def needs_transformers(version: str, what: str) -> None:
+    """Skip a test of what the Transformers that is installed, an older one that we accept, cannot do for any model."""
+    if Version(transformers.__version__) < Version(version):
+        pytest.skip(f"{what} needs Transformers {version}")
