@@ -235,7 +235,12 @@ for metric, tested in comparison.items():
 # The learning curves, side by side. Steps of the MAT are counted from its start.
 
 # %%
-print(plot_runs({run: load_history(folder / run) for run in results}, folder / "learning_curves.png"))
+curves = plot_runs({run: load_history(folder / run) for run in results}, folder / "learning_curves.png")
+print(curves)
+if "ipykernel" in sys.modules:
+    from IPython.display import Image, display
+
+    display(Image(filename=curves))
 
 # %% [markdown]
 # ## Translate
