@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from accelerate import PartialState
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from torch.utils.data import DataLoader
 from transformers import (
@@ -28,15 +28,13 @@ from ..data.batches import check_lengths
 from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..errors import UserError
-from ..loading import load_model, load_tokenizer, refusing_pickles
+from ..loading import load_model, load_tokenizer
 from ..registration import FAMILIES
 from .arguments import REFUSED, TranslationTrainingArguments
-from .averaging import average_checkpoints
-from .checkpoints import checkpoints, forget_interrupted, is_last, last_checkpoint, load_state
-from .memory import keep_memory
+from .checkpoints import forget_interrupted
 from .plots import plot_learning_curves
 from .recipe import Recipe
-from .run import CURVES, RESULTS, final_checkpoints, machine, open_run, training_facts, versions, write_whole
+from .run import CURVES, RESULTS, begin, machine, train_to_the_end, training_facts, versions, write_whole
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
@@ -143,17 +141,8 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
             in the data, the tokenizer or the recipe is wrong.
     """
     args, data = recipe.training_arguments(), recipe.data
-    process, run = PartialState(), recipe.output_dir
-    if process.is_main_process:
-        open_run(recipe, args, overwrite)
-        last_checkpoint(run)  # sets damaged ones aside before the other processes look
-    else:
-        disable_progress_bars()
-    process.wait_for_everyone()
-    checkpoint = last_checkpoint(run)
-    if args.keep_memory:
-        keep_memory()
-
+    run, process = recipe.output_dir, PartialState()
+    checkpoint = begin(recipe, args, overwrite, process)
     if checkpoint is None and process.is_main_process:
         tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")))
         if tokenizer.mask_token is None:
@@ -172,16 +161,7 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
     trainer = MaskedLMTrainer(model, args, tokenizer, splits["train"], splits["validation"], data=data)
     for split in [split for split in splits if split != "train"]:
         list(trainer.loaders_by_language(splits[split], f"data.{split}"))  # says now what is too small
-    if checkpoint is None or not is_last(load_state(checkpoint)):
-        with refusing_pickles(checkpoint):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    process.wait_for_everyone()
-
-    state = load_state(checkpoints(run)[-1])
-    chosen, weights = final_checkpoints(run, state, args)
-    if process.is_main_process:
-        average_checkpoints(chosen, run)
-    process.wait_for_everyone()
+    state, weights = train_to_the_end(trainer, checkpoint, run, process)
     # read back from the folder, as everybody else will
     model = load_model(AutoModelForMaskedLM, run, attn_implementation=args.attn_implementation)
     trainer.model = trainer.model_wrapped = model.to(args.device)

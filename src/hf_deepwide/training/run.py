@@ -77,18 +77,8 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
     """
     args = recipe.training_arguments()
     _check_data(recipe, args)
-    process = PartialState()
-    run = recipe.output_dir
-    if process.is_main_process:
-        open_run(recipe, args, overwrite)
-        last_checkpoint(run)  # sets damaged ones aside before the other processes look
-    else:
-        disable_progress_bars()
-    process.wait_for_everyone()
-    checkpoint = last_checkpoint(run)
-    if args.keep_memory:
-        keep_memory()
-
+    run, process = recipe.output_dir, PartialState()
+    checkpoint = begin(recipe, args, overwrite, process)
     train_texts = load_parallel(recipe.data, "train")
     tokenizer = _tokenizer(recipe, train_texts, checkpoint, process)
     train_dataset = encode(train_texts, tokenizer, recipe.data, filter=True)
@@ -118,20 +108,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
             trainer.get_eval_dataloader()
         except UserError as error:
             raise UserError(f"data.validation: {error}") from error
-    if checkpoint is not None and is_last(load_state(checkpoint)):
-        logger.info("training had ended at %s", checkpoint.name)
-    else:
-        if checkpoint is not None:
-            logger.info("resuming from %s", checkpoint.name)
-        with refusing_pickles(checkpoint):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    process.wait_for_everyone()
-
-    state = load_state(checkpoints(run)[-1])
-    chosen, weights = final_checkpoints(run, state, args)
-    if process.is_main_process:
-        average_checkpoints(chosen, run)
-    process.wait_for_everyone()
+    state, weights = train_to_the_end(trainer, checkpoint, run, process)
     # read back from the folder, as everybody else will
     model = load_model(AutoModelForSeq2SeqLM, run, attn_implementation=args.attn_implementation)
     trainer.model = model.to(args.device)
@@ -164,6 +141,43 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
         forget_interrupted(run)
     process.wait_for_everyone()
     return results
+
+
+def begin(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool, process: PartialState) -> Path | None:
+    """Open the folder of a run; returns the checkpoint that it goes on from, if there is one."""
+    if process.is_main_process:
+        open_run(recipe, args, overwrite)
+        last_checkpoint(recipe.output_dir)  # sets damaged ones aside before the other processes look
+    else:
+        disable_progress_bars()
+    process.wait_for_everyone()
+    if args.keep_memory:
+        keep_memory()
+    return last_checkpoint(recipe.output_dir)
+
+
+def train_to_the_end(
+    trainer: TranslationTrainer, checkpoint: Path | None, run: Path, process: PartialState
+) -> tuple[TrainerState, str]:
+    """Train from a checkpoint or from the start, and write the final weights to the run's folder.
+
+    Returns:
+        The trainer's state at the end, and what to call the weights.
+    """
+    if checkpoint is not None and is_last(load_state(checkpoint)):
+        logger.info("training had ended at %s", checkpoint.name)
+    else:
+        if checkpoint is not None:
+            logger.info("resuming from %s", checkpoint.name)
+        with refusing_pickles(checkpoint):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    process.wait_for_everyone()
+    state = load_state(checkpoints(run)[-1])
+    chosen, weights = final_checkpoints(run, state, trainer.args)
+    if process.is_main_process:
+        average_checkpoints(chosen, run)
+    process.wait_for_everyone()
+    return state, weights
 
 
 def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool) -> None:
