@@ -1,5 +1,6 @@
 """The quality study: committed studies keep their word, made-up results make the right pages, no run is made twice."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from hf_deepwide.evaluation.significance import compare_systems
 
 FOLDER = study.HERE
 STUDIES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
-EQUAL = [name for name in STUDIES if name != "ablations"]  # whose rows differ in parameters, and say so
+EQUAL = [name for name in STUDIES if not name.startswith("ablation_")]  # whose rows may differ, and say so
 SOURCES = ["A dog.", "Two dogs run.", "A man sleeps.", "The red house."]
 REFERENCES = ["Ein kleiner Hund ist da.", "Zwei Hunde laufen jetzt.", "Ein Mann schläft dort.", "Das rote Haus steht."]
 
@@ -245,6 +246,33 @@ def test_rows_of_pruned_models(small, folders):
     _, text = report.page(small, folders.results)
     assert "pruned" not in text
     assert "| 0.002, 0.1 (2 of 2) |" in text
+
+
+def test_a_grid_shows_the_scores_by_two_keys_of_the_model(small, folders):
+    """A row for each value of the first, a column for each of the second; a system with a base is no part of it."""
+    assert report.grid(small, {}, {}) == ""
+    mats = [
+        study.System(
+            f"mat_{branches}_{rate}", f"{branches}, {rate}", {"attention_branches": branches, "drop_branch": rate}
+        )
+        for branches, rate in ((1, 0.0), (1, 0.1), (2, 0.0))
+    ]
+    proximal = dataclasses.replace(mats[2], name="proximal", base=small.systems[0])
+    model = {**small.model, "family": "mat"}
+    small = dataclasses.replace(
+        small, model=model, grid=("attention_branches", "drop_branch"), baseline="mat_1_0.0", systems=[*mats, proximal]
+    )
+    assert "attention" not in report.overview(small, folders.results)
+    for system, bleu in (("mat_1_0.0", 31.0), ("mat_2_0.0", 32.0), ("proximal", 35.0), ("mat_1_0.1", 33.0)):
+        keep(small, folders, system, 0, 1, bleu=bleu)
+    keep(small, folders, "mat_1_0.1", 0, 2, bleu=34.0)
+    expected = (
+        "\n\n| sacreBLEU: attention branches, by drop branch | 0.0 | 0.1 |\n|---|---|---|\n"
+        "| 1 | 31.00 | 33.50 ± 0.50 |\n| 2 | 32.00 |  |\n"
+    )
+    assert report.page(small, folders.results)[1].endswith(expected)
+    assert expected in report.overview(small, folders.results)
+    assert "speed" not in report.overview(small, folders.results)  # it was not measured
 
 
 def test_results_of_a_setting_that_is_not_searched_are_not_counted(small, folders):

@@ -321,7 +321,7 @@ def test_a_run_of_a_study_is_of_its_recipe(name):
 
 
 TITLES = {  # what a title says, and the keys of the recipe that say so
-    r"(\d+) branches": ["attention_branches"],
+    r"(\d+) branch(?:es)?": ["attention_branches"],
     r"drop-branch ([\d.]+)": ["drop_branch"],
     r"(\d+) paths": ["encoder_paths"],
     r"(\d+) encoder layers": ["encoder_layers"],

@@ -43,7 +43,7 @@ def page(
         everything = load_results(study, results)
     kept, rows = chosen(study, everything)
     summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
-    return summary, table(study, summary) + repetitions(study, kept, summary)
+    return summary, table(study, summary) + grid(study, rows, summary) + repetitions(study, kept, summary)
 
 
 def trained(name: str) -> str:
@@ -274,6 +274,23 @@ def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def grid(study: "Study", rows: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> str:
+    """The scores by two keys of the model, where the study asks for it; a system with a base is no part of it."""
+    if study.grid is None:
+        return ""
+    cells = {}
+    for system in study.systems:
+        if system.name in rows and system.base is None:
+            model = rows[system.name][study.seeds[0]]["recipe"]["model"]
+            cells[tuple(model[key] for key in study.grid)] = with_error(summary[system.name][study.metric])
+    by, across = ([*dict.fromkeys(values)] for values in zip(*cells, strict=True)) if cells else ([], [])
+    names = [key.replace("_", " ") for key in study.grid]
+    lines = ["", f"| {TITLES[study.metric]}: {names[0]}, by {names[1]} | {' | '.join(map(str, across))} |"]
+    lines.append("|---" * (1 + len(across)) + "|")
+    lines += [f"| {row} | {' | '.join(cells.get((row, column), '') for column in across)} |" for row in by]
+    return "\n".join(lines) + "\n" if cells else ""
+
+
 def against_baseline(row: dict[str, Any]) -> list[str]:
     """Difference, p and number of seeds, as cells."""
     difference = with_error(row["difference"], sign="+") if "difference" in row else ""
@@ -288,20 +305,19 @@ def overview(study: "Study", results: Path) -> str:
     file = results / "speed.json"
     speeds = json.loads(file.read_text(encoding="utf-8"))["systems"] if file.is_file() else {}
     baseline = next(system.title for system in study.systems if system.name == study.baseline)
-    lines = [
-        f"| system | parameters | {TITLES[study.metric]} | difference from {baseline} | p | seeds "
-        "| speed of training | of translation |",
-        "|---" * 8 + "|",
-    ]
+    head = ["system", "parameters", TITLES[study.metric], f"difference from {baseline}", "p", "seeds"]
+    head += ["speed of training", "of translation"] if speeds else []
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, row in summary.items():
         speed = speeds.get(name, {})
         if speed.get("run") != folder_of(rows[name][study.seeds[0]]):  # of other weights, and other layers left
             speed = {}
         times = [f"{speed[what]['by_baseline']:.2f} x" if what in speed else "" for what in ("training", "generation")]
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
-        lines.append(f"| {' | '.join([*cells, *against_baseline(row), *times])} |")
+        cells += [*against_baseline(row), *(times if speeds else [])]
+        lines.append(f"| {' | '.join(cells)} |")
     words = textwrap.fill(" ".join(state(study, everything, summary)), 119)
-    return "\n".join(lines) + "\n" + (f"\n{words}\n" if words else "")
+    return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
 
 
 def state(study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]], summary: dict) -> list[str]:
@@ -317,10 +333,8 @@ def state(study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]], 
     runs = len(study.systems) * len(settings), len(study.systems) * len(study.seeds[1:])
     sentences = []
     if (search, seeds) != runs:
-        sentences.append(
-            f"The study is not done: {search} of the {runs[0]} runs of the search and {seeds} of the {runs[1]} with "
-            "other seeds are."
-        )
+        others = f" and {seeds} of the {runs[1]} with other seeds" * (len(study.seeds) > 1)
+        sentences.append(f"The study is not done: {search} of the {runs[0]} runs of the search{others} are.")
     at_end = [all(row["best_is_last"]) for row in summary.values() if "best_is_last" in row]
     if any(at_end):
         sentences.append(

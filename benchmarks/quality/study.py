@@ -59,7 +59,10 @@ class System:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study's file says. A setting gives a value to some keys of the recipe; `corpus` is for model cards."""
+    """What a study's file says. A setting gives a value to some keys of the recipe; `corpus` is for model cards.
+
+    `grid` names two keys of the model: the scores are then shown as a table of one by the other, too.
+    """
 
     name: str
     recipe: dict[str, dict[str, Any]]
@@ -71,6 +74,7 @@ class Study:
     systems: list[System]
     metric: str = "bleu"
     corpus: str | None = None
+    grid: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
