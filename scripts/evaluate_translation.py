@@ -207,9 +207,8 @@ def evaluate(script: ScriptArguments, evaluation: EvaluationArguments) -> dict:
     for system in (baseline, *script.compare):
         speed = {}
         if system not in translations:
-            start = time.perf_counter()
-            translations[system] = translate_with(system, sources, script, evaluation)
-            speed = {"seconds": time.perf_counter() - start}
+            translations[system], seconds = translate_with(system, sources, script, evaluation)
+            speed = {"seconds": seconds, "sentences_per_second": len(sources) / seconds}
             if system == script.model and script.translations:
                 write(script.translations, "".join(f"{line}\n" for line in translations[system]))
         scores[system] = score(translations[system], references, **scoring) | speed
@@ -302,8 +301,8 @@ def write(name: str, text: str) -> None:
 
 def translate_with(
     checkpoint: str, sources: Sequence[str], script: ScriptArguments, evaluation: EvaluationArguments
-) -> list[str]:
-    """Load a checkpoint and translate with it."""
+) -> tuple[list[str], float]:
+    """Load a checkpoint and translate with it; returns the translations, and the seconds that translating took."""
     trust = {"trust_remote_code": script.trust_remote_code}
     # float32, whatever the checkpoint was saved in: lower precision is the autocast of --precision
     model = load_model(AutoModelForSeq2SeqLM, checkpoint, dtype=torch.float32, **trust)
@@ -323,7 +322,9 @@ def translate_with(
     elif script.source_lang and not script.pairs:
         raise UserError(f"--source_lang {script.source_lang}: this checkpoint's tokenizer has no language codes")
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    return translate(model, tokenizer, sources, evaluation, script.device or accelerator, **languages)
+    start = time.perf_counter()
+    translations = translate(model, tokenizer, sources, evaluation, script.device or accelerator, **languages)
+    return translations, time.perf_counter() - start
 
 
 def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
@@ -331,6 +332,8 @@ def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
     print(f"{system} ({scores['sentences']} sentences)")
     for name in metrics:
         print(f"  {name:<10} {scores[name]:6.2f}   {scores['signature'][name]}")
+    if "seconds" in scores:
+        print(f"  {'translated':<10} {scores['sentences_per_second']:6.2f} sentences a second")
 
 
 def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:

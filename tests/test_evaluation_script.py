@@ -56,7 +56,7 @@ def test_scores_a_file(run, capsys):
     assert expected["signature"]["bleu"] in shown
 
 
-def test_scores_a_checkpoint_and_keeps_its_translations(run):
+def test_scores_a_checkpoint_and_keeps_its_translations(run, capsys):
     run("--model", "checkpoint", "--source", "sources.txt", *SEARCH,
         "--output", "scores.json", "--translations", "out.txt", "--metrics", "chrf")  # fmt: skip
     args = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=6)
@@ -66,7 +66,8 @@ def test_scores_a_checkpoint_and_keeps_its_translations(run):
     system = json.loads(Path("scores.json").read_text(encoding="utf-8"))["systems"]["checkpoint"]
     assert system["chrf"] == score(expected, REFERENCES)["chrf"]
     assert "bleu" not in system
-    assert system["seconds"] > 0
+    assert system["sentences_per_second"] == len(SOURCES) / system["seconds"]
+    assert f"{system['sentences_per_second']:.2f} sentences a second" in capsys.readouterr().out
 
 
 def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
