@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import cards
+import kept_runs
 import numpy as np
 import pytest
 import report
@@ -186,7 +187,7 @@ def keep(of_study, folders, system, setting, seed, translations=None, pruned=Non
 
 def test_the_best_setting_is_that_of_the_first_seed_among_those_tried(small, folders):
     def best():
-        return report.best_setting(small, report.load_results(small, folders.results), small.search)
+        return kept_runs.best_setting(small, kept_runs.load_results(small, folders.results), small.search)
 
     keep(small, folders, "vanilla", 0, 1, loss=3.0)
     assert best() == {"vanilla": small.search[0]}
@@ -275,13 +276,30 @@ def test_a_grid_shows_the_scores_by_two_keys_of_the_model(small, folders):
     assert "speed" not in report.overview(small, folders.results)  # it was not measured
 
 
+def test_every_run_is_listed_with_its_setting_and_seed(small, folders):
+    keep(small, folders, "mat", 1, 1, bleu=28.0, loss=3.3)
+    keep(small, folders, "vanilla", 1, 10, bleu=31.0)
+    keep(small, folders, "vanilla", 1, 2, bleu=32.0)
+    keep(small, folders, "vanilla", 0, 4, bleu=30.0, loss=3.1234)  # of a seed that is not the study's
+    text = report.every_run(small, kept_runs.load_results(small, folders.results))
+    head, rows = text.split("|---" * 10 + "|\n")
+    assert "A setting is learning rate, dropout." in head
+    assert "\nsacreBLEU `of bleu|x`  \nchrF `of chrf|x`  \n" in head
+    assert rows.splitlines() == [
+        "| vanilla Transformer | 0.001, 0.1 | 4 | 3,000,000 | 30.00 | 50.00 | 3.123 | 3,000 | 30.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.002, 0.1 | 2 | 3,000,000 | 32.00 | 52.00 | 3.000 | 3,200 | 32.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.002, 0.1 | 10 | 3,000,000 | 31.00 | 51.00 | 3.000 | 3,100 | 31.0 | 1.0 GiB |",
+        "| MAT | 0.002, 0.1 | 1 | 3,000,000 | 28.00 | 48.00 | 3.300 | 2,800 | 28.0 | 1.0 GiB |",
+    ]
+
+
 def test_results_of_a_setting_that_is_not_searched_are_not_counted(small, folders):
     keep(small, folders, "vanilla", 0, 1)
     (file,) = (folders.results / "vanilla").iterdir()
     run = json.loads(file.read_text(encoding="utf-8"))
     run["recipe"]["training"]["learning_rate"] = 0.5
     file.write_text(json.dumps(run), encoding="utf-8")
-    assert report.load_results(small, folders.results) == {}
+    assert kept_runs.load_results(small, folders.results) == {}
 
 
 def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
@@ -304,7 +322,7 @@ def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
     def again(*args, **kwargs):
         raise AssertionError("compared again")
 
-    monkeypatch.setattr(report, "compare_to_baseline", again)
+    monkeypatch.setattr(kept_runs, "compare_to_baseline", again)
     report.report(small, folders.runs, folders.results)
     keep(small, folders, "mat", 0, 2, bleu=31.0)  # made once more, with another score
     assert "p" not in report.page(small, folders.results)[0]["mat"]
@@ -342,6 +360,17 @@ def test_how_much_of_a_study_is_done_is_said_until_it_is(small, folders):
     assert "not done" not in report.overview(small, folders.results)
 
 
+def test_systems_for_which_the_test_set_would_choose_otherwise_are_counted(small, folders):
+    for name, scores in (("vanilla", (30.0, 31.0)), ("mat", (31.0, 30.0))):
+        for setting, loss in ((0, 2.0), (1, 3.0)):
+            keep(small, folders, name, setting, 1, loss=loss, bleu=scores[setting])
+    keep(small, folders, "mat", 1, 2, bleu=99.0)  # of another seed than the first, with which settings are tried
+    words = "Validation loss chose among 2 settings; of 1 of these 2 systems another one has the better score"
+    assert words in report.overview(small, folders.results).replace("\n", " ")
+    keep(small, folders, "vanilla", 0, 1, loss=2.0, bleu=31.0)
+    assert "another one" not in report.overview(small, folders.results).replace("\n", " ")
+
+
 def test_systems_that_were_still_learning_are_counted(small, folders):
     keep(small, folders, "vanilla", 0, 1)
     keep(small, folders, "mat", 0, 1)
@@ -367,7 +396,7 @@ def test_speeds_are_shown_of_the_runs_that_are_in_the_table(small, folders):
 
 def test_runs_that_end_while_a_page_is_written_are_on_the_next(small, folders, monkeypatch):
     keep(small, folders, "vanilla", 0, 1)
-    load = report.load_results
+    load = kept_runs.load_results
 
     def load_and_end(*args):
         loaded = load(*args)
@@ -385,8 +414,8 @@ def test_there_is_no_p_of_some_of_the_seeds(small, folders):
     for seed in (1, 2):
         keep(small, folders, "vanilla", 0, seed)
         keep(small, folders, "mat", 0, seed)
-    rows = report.chosen(small, report.load_results(small, folders.results))[1]
-    tested = {"mat": {**report.compared(small, rows, "mat"), "bleu": {"p_randomization": 0.25}}}
+    rows = kept_runs.chosen(small, kept_runs.load_results(small, folders.results))[1]
+    tested = {"mat": {**kept_runs.compared(small, rows, "mat"), "bleu": {"p_randomization": 0.25}}}
     (folders.results / "comparison.json").write_text(json.dumps(tested), encoding="utf-8")
     assert report.page(small, folders.results)[0]["mat"]["p"] == 0.25
     keep(small, folders, "mat", 0, 10)  # a third seed, which the baseline has not
@@ -421,7 +450,9 @@ def trained(monkeypatch):
     pruned = {"parameters": 1, "layers": {"encoder": 1, "decoder": 1}, "test": test}
     monkeypatch.setattr(study, "score_pruned", lambda recipe: (pruned, REFERENCES))
     monkeypatch.setattr(report, "plot", lambda *_: None)
-    monkeypatch.setattr(report, "compare_to_baseline", lambda _, systems, *__, **___: dict.fromkeys(systems, tested))
+    monkeypatch.setattr(
+        kept_runs, "compare_to_baseline", lambda _, systems, *__, **___: dict.fromkeys(systems, tested)
+    )
     tested = {metric: {"p_randomization": 0.5} for metric in ("bleu", "chrf")}
     return made, run.fail
 
@@ -495,8 +526,8 @@ def test_a_card_says_what_all_seeds_say(small, folders):
         keep(small, folders, "vanilla", 0, seed, bleu=bleu)
         keep(small, folders, "latent", 0, seed, bleu=bleu + 1, pruned=bleu)
     summary, _ = report.page(small, folders.results)
-    pair = {name: report.compared(small, report.chosen(small, report.load_results(small, folders.results))[1], name)
-            for name in summary}  # fmt: skip
+    _, rows = kept_runs.chosen(small, kept_runs.load_results(small, folders.results))
+    pair = {name: kept_runs.compared(small, rows, name) for name in summary}
     tested = {"bleu": {"p_randomization": 0.0312}, "chrf": {"p_randomization": 0.5}}
     comparison = {name: {**of, **tested} for name, of in pair.items() if name != "vanilla"}
     (folders.results / "comparison.json").write_text(json.dumps(comparison), encoding="utf-8")

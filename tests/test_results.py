@@ -15,6 +15,7 @@ from pathlib import Path
 import depthwise_lstm
 import depthwise_lstm_speed
 import finite
+import kept_runs
 import latent_depth
 import multi30k
 import multipath_speed
@@ -49,6 +50,12 @@ def quality(name):
     return report.page(study.load_study(study.HERE / f"{name}.yaml"), study.HERE / "results" / name)[1]
 
 
+def quality_runs(name):
+    """The list of a quality study's runs."""
+    of_study = study.load_study(study.HERE / f"{name}.yaml")
+    return report.every_run(of_study, kept_runs.load_results(of_study, study.HERE / "results" / name))
+
+
 def latent(part):
     """A table of the latent-depth benchmark."""
     return getattr(latent_depth, f"{part}_table")(load(f"latent_depth/{part}"))
@@ -76,6 +83,7 @@ PAGES = {
         load("resume_matrix"), len(resume_matrix.cases(seed=1))
     ),
     **{f"benchmarks/quality/results/{name}/table.md": partial(quality, name) for name in STUDIES},
+    **{f"benchmarks/quality/results/{name}/runs.md": partial(quality_runs, name) for name in STUDIES},
 }
 ELSEWHERE = {  # pages whose own tests compare them
     "benchmarks/results/paper_tables.md": "test_paper_tables.py",
@@ -328,8 +336,8 @@ def test_a_run_of_a_study_is_of_its_recipe(name):
     """The study was not changed after the run."""
     of_study = study.load_study(study.HERE / f"{name}.yaml")
     systems = {system.name: system for system in of_study.systems}
-    settings = {report.key_of(setting): setting for setting in of_study.search}
-    kept = report.load_results(of_study, study.HERE / "results" / name)
+    settings = {kept_runs.key_of(setting): setting for setting in of_study.search}
+    kept = kept_runs.load_results(of_study, study.HERE / "results" / name)
     for system in kept.keys() & systems.keys():
         for (setting, seed), run in kept[system].items():
             folder = Path(run["recipe"]["training"]["output_dir"]).parent

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from report import PRUNED, TITLES, chosen, load_comparison, load_results, page, with_error
+from kept_runs import PRUNED, chosen, load_comparison, load_results
+from report import TITLES, page, with_error
 
 from hf_deepwide.training.model_card import card_of_results
 

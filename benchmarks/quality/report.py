@@ -1,22 +1,30 @@
-"""The table and the figure of a study, from the results that were kept; `study.py` calls it as runs end."""
+"""The pages and the figure of a study, from the results that were kept; `study.py` has them written as runs end."""
 
 import itertools
 import json
-import math
-import statistics
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kept_runs import (
+    Everything,
+    best_setting,
+    chosen,
+    compare,
+    folder_of,
+    key_of,
+    load_comparison,
+    load_results,
+    summarise,
+    tried_by_all,
+)
+
 from hf_deepwide.analysis.figures import new_figure, save
-from hf_deepwide.data.corpora import load_parallel, read_lines
-from hf_deepwide.evaluation.significance import compare_to_baseline
 
 if TYPE_CHECKING:
     from study import Study
 
-PRUNED = "pruned_"
-TITLES = {"bleu": "sacreBLEU", "multi_bleu": "multi-bleu"}
+TITLES = {"bleu": "sacreBLEU", "multi_bleu": "multi-bleu", "chrf": "chrF"}
 
 
 def report(study: "Study", runs: Path, results: Path) -> str:
@@ -27,14 +35,13 @@ def report(study: "Study", runs: Path, results: Path) -> str:
     summary, text = page(study, results, everything)
     (results / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     (results / "table.md").write_text(text, encoding="utf-8")
+    (results / "runs.md").write_text(every_run(study, everything), encoding="utf-8")
     if summary:
         plot(study, summary, results / "bleu_by_parameters.png")
     return text
 
 
-def page(
-    study: "Study", results: Path, everything: dict[str, dict[tuple[tuple, int], dict]] | None = None
-) -> tuple[dict[str, dict[str, Any]], str]:
+def page(study: "Study", results: Path, everything: Everything | None = None) -> tuple[dict[str, dict[str, Any]], str]:
     """Of the files in `results` alone, the summary, and the table in Markdown.
 
     `everything` is what was loaded of them already: runs that end meanwhile would be in one half of a page only.
@@ -44,199 +51,6 @@ def page(
     kept, rows = chosen(study, everything)
     summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
     return summary, table(study, summary) + grid(study, rows, summary) + repetitions(study, kept, summary)
-
-
-def trained(name: str) -> str:
-    """The system that was trained: of a pruned one that which was pruned."""
-    return name.removeprefix(PRUNED)
-
-
-def key_of(setting: dict[str, Any]) -> tuple:
-    """A setting as something to look up."""
-    return tuple(sorted(setting.items()))
-
-
-def split(setting: dict[str, Any]) -> list[tuple[str, str, Any]]:
-    """Of each key of a setting the section, the key within it, and the value."""
-    return [(*key.split("."), value) for key, value in setting.items()]
-
-
-def load_results(study: "Study", results: Path) -> dict[str, dict[tuple[tuple, int], dict]]:
-    """System, and system pruned, to setting and seed, to what the run says of itself; without those without runs."""
-    kept: dict[str, dict[tuple[tuple, int], dict]] = {}
-    for system in study.systems:
-        files = sorted((results / system.name).glob(f"{system.name}_*.json"))
-        for file in files:
-            run = json.loads(file.read_text(encoding="utf-8"))
-            values = run["recipe"]
-            for setting in study.search:
-                if all(values[section].get(key) == value for section, key, value in split(setting)):
-                    key = key_of(setting), values["training"]["seed"]
-                    kept.setdefault(system.name, {})[key] = run
-                    pruned = file.parent / f"{PRUNED}{file.name}"
-                    if pruned.is_file():
-                        of_pruned = json.loads(pruned.read_text(encoding="utf-8"))
-                        kept.setdefault(f"{PRUNED}{system.name}", {})[key] = {**run, **of_pruned}
-    return kept
-
-
-def tried_by_all(study: "Study", kept: dict[str, dict[tuple[tuple, int], dict]]) -> list[dict[str, Any]]:
-    """The settings that every system with results was tried with: while the search goes on, none is ahead in it."""
-    first = study.seeds[0]
-    systems = [kept.get(system.name, {}) for system in study.systems]
-    started = [of_system for of_system in systems if any(seed == first for _, seed in of_system)]
-    return [setting for setting in study.search if all((key_of(setting), first) in tried for tried in started)]
-
-
-def best_setting(
-    study: "Study", kept: dict[str, dict[tuple[tuple, int], dict]], settings: list[dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """System to that of the settings with the best validation loss, among those tried with the first seed."""
-    best = {}
-    for system in study.systems:
-        of_system = kept.get(system.name, {})
-        tried = [setting for setting in settings if (key_of(setting), study.seeds[0]) in of_system]
-        if tried:
-            losses = [of_system[key_of(setting), study.seeds[0]]["train"]["best_validation_loss"] for setting in tried]
-            best[system.name] = tried[losses.index(min(losses))]
-    return best
-
-
-def chosen(
-    study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]]
-) -> tuple[dict[str, dict[int, dict]], dict[str, dict[int, dict]]]:
-    """System to seed to run with the setting that the search has chosen: of all seeds, and of the study's.
-
-    Left out is what has no such run yet, as a model that is still to be pruned, though others of its system were.
-    """
-    settings = best_setting(study, everything, tried_by_all(study, everything))
-    kept = {
-        name: {
-            seed: of_system[setting, seed]
-            for setting, seed in sorted(of_system, key=lambda run: run[1])
-            if trained(name) in settings and setting == key_of(settings[trained(name)])
-        }
-        for name, of_system in everything.items()
-    }
-    rows = {
-        name: {seed: run for seed, run in of_seeds.items() if seed in study.seeds} for name, of_seeds in kept.items()
-    }
-    return kept, {name: of_seeds for name, of_seeds in rows.items() if of_seeds}
-
-
-def folder_of(run: dict[str, Any]) -> str:
-    """The name of the folder that a run was written to."""
-    return Path(run["recipe"]["training"]["output_dir"]).name
-
-
-def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
-    """The paired tests that were made so far."""
-    file = results / "comparison.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def compared(study: "Study", rows: dict[str, dict[int, dict]], name: str) -> dict[str, Any]:
-    """The seeds that a system and the baseline both have, folders and scores of their runs, the system's first."""
-    seeds = sorted(rows[name].keys() & rows.get(study.baseline, {}).keys())
-    runs = [[rows[of][seed] for seed in seeds] for of in (name, study.baseline) if seeds]
-    return {
-        "seeds": seeds,
-        "runs": [[folder_of(run) for run in of_system] for of_system in runs],
-        "scores": [[run["test"][study.metric] for run in of_system] for of_system in runs],
-    }
-
-
-def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, results: Path) -> None:
-    """Test each system against the baseline on the translations of all seeds that both have.
-
-    What was compared before stays: runs are not committed, so that not everyone has all translations.
-    """
-    comparison = load_comparison(results)
-    for name in rows:
-        pair = compared(study, rows, name)
-        if name == study.baseline or not pair["seeds"] or pair.items() <= comparison.get(name, {}).items():
-            continue
-        output = f"{PRUNED if name.startswith(PRUNED) else ''}translations.txt"
-        ours, theirs = (
-            [runs / folder / file for folder in folders]
-            for folders, file in zip(pair["runs"], (output, "translations.txt"), strict=True)
-        )
-        if not all(file.is_file() for file in ours + theirs):
-            continue
-        references, lowercase = test_references(study)
-        system, baseline = ([line for file in files for line in read_lines(file)] for files in (ours, theirs))
-        tests = compare_to_baseline(
-            baseline,
-            {name: system},
-            references,
-            lowercase=lowercase,
-            metrics=[study.metric, "chrf"],
-            runs=len(pair["seeds"]),
-        )
-        comparison[name] = {**pair, **tests[name]}
-    if comparison:
-        (results / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
-
-
-def test_references(study: "Study") -> tuple[list[str], bool]:
-    """The references of the study's test set, and whether they are scored without regard to case."""
-    from study import recipe_of
-
-    recipe = recipe_of(study, study.systems[0], study.search[0], study.seeds[0], Path("runs"))
-    return load_parallel(recipe.data, "test")["target"][:], recipe.evaluation.lowercase
-
-
-def summarise(
-    study: "Study",
-    rows: dict[str, dict[int, dict]],
-    tried: int,
-    comparison: dict[str, dict[str, Any]],
-) -> dict[str, dict[str, Any]]:
-    """One row a system: means over seeds, standard errors, p against the baseline, the setting that was chosen."""
-    titles = {system.name: system.title for system in study.systems}
-    summary = {}
-    for name, of_seeds in rows.items():
-        pruned = name.startswith(PRUNED)
-        runs = list(of_seeds.values())
-        row = {"title": titles[trained(name)] + (", pruned" if pruned else ""), "seeds": list(of_seeds)}
-        row["parameters"] = statistics.mean(run["parameters"] for run in runs)
-        for metric in (study.metric, "chrf"):
-            row[metric] = mean_and_error([run["test"][metric] for run in runs])
-        row["signature"] = runs[0]["test"]["signature"]
-        row["setting"] = {
-            "learning rate": runs[0]["recipe"]["training"]["learning_rate"],
-            "dropout": runs[0]["recipe"]["model"]["dropout"],
-        }
-        row["settings_tried"] = tried
-        pair = compared(study, rows, name)
-        if name != study.baseline and pair["seeds"]:
-            differences = [ours - theirs for ours, theirs in zip(*pair["scores"], strict=True)]
-            row["difference"] = mean_and_error(differences)
-        if row["seeds"] == pair["seeds"] and pair.items() <= comparison.get(name, {}).items():
-            row["p"] = comparison[name][study.metric]["p_randomization"]
-        if pruned:
-            row["layers"] = [run["layers"] for run in runs]
-        else:
-            row["best_is_last"] = [run["train"]["weights"].startswith(last(run)) for run in runs]
-            row["validation_loss"] = mean_and_error([run["train"]["best_validation_loss"] for run in runs])
-            row["training_tokens_per_second"] = statistics.mean(run["train"]["tokens_per_second"] for run in runs)
-            row["generation_sentences_per_second"] = statistics.mean(
-                run["generation"]["sentences_per_second"] for run in runs
-            )
-            row["peak_memory_gib"] = max(run["train"]["peak_memory_bytes"] for run in runs) / 2**30
-        summary[name] = row
-    return summary
-
-
-def last(run: dict[str, Any]) -> str:
-    """How a run names its last checkpoint."""
-    return f"the checkpoint of step {run['train']['steps']},"
-
-
-def mean_and_error(values: list[float]) -> dict[str, float | None]:
-    """Mean, and its standard error, which a single value has not."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return {"mean": statistics.mean(values), "standard_error": error, "values": values}
 
 
 def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
@@ -269,7 +83,7 @@ def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
         "have. p: approximate randomisation, in which a sentence's translations of all seeds are swapped together; it "
         "speaks of these trained models on such sentences, the standard error of other seeds. Validation loss: nats a "
         "token, label-smoothed as in training. Tokens and sentences a second are the runs' own, with other work "
-        "beside them; `speed.py` measures speed.",
+        "beside them; `speed.py` measures speed. Every run, with the scores' signatures: [runs.md](runs.md).",
     ]
     return "\n".join(lines) + "\n"
 
@@ -320,8 +134,13 @@ def overview(study: "Study", results: Path) -> str:
     return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
 
 
-def state(study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]], summary: dict) -> list[str]:
-    """Sentences on how much of the study is done, and whether its models had learnt all that they could."""
+def state(study: "Study", everything: Everything, summary: dict) -> list[str]:
+    """Sentences on how much of the study is done, how settings were chosen, and whether models had learnt all."""
+    return [*progress(study, everything), *choice(study, everything), *learning(summary)]
+
+
+def progress(study: "Study", everything: Everything) -> list[str]:
+    """How many of the study's runs have been made, until all are."""
     settings = [key_of(setting) for setting in study.search]
     best = best_setting(study, everything, study.search)
     search = seeds = 0
@@ -331,17 +150,37 @@ def state(study: "Study", everything: dict[str, dict[tuple[tuple, int], dict]], 
         if system.name in best:
             seeds += sum((key_of(best[system.name]), seed) in of_system for seed in study.seeds[1:])
     runs = len(study.systems) * len(settings), len(study.systems) * len(study.seeds[1:])
-    sentences = []
-    if (search, seeds) != runs:
-        others = f" and {seeds} of the {runs[1]} with other seeds" * (len(study.seeds) > 1)
-        sentences.append(f"The study is not done: {search} of the {runs[0]} runs of the search{others} are.")
+    if (search, seeds) == runs:
+        return []
+    others = f" and {seeds} of the {runs[1]} with other seeds" * (len(study.seeds) > 1)
+    return [f"The study is not done: {search} of the {runs[0]} runs of the search{others} are."]
+
+
+def choice(study: "Study", everything: Everything) -> list[str]:
+    """For how many systems the test set, were it to choose, would choose another setting than validation loss did."""
+    tried = tried_by_all(study, everything)
+    best = best_setting(study, everything, tried)
+    others = 0
+    for name, setting in best.items():
+        runs = {key_of(each): everything[name][key_of(each), study.seeds[0]] for each in tried}
+        others += max(run["test"][study.metric] for run in runs.values()) > runs[key_of(setting)]["test"][study.metric]
+    if not others:
+        return []
+    return [
+        f"Validation loss chose among {len(tried)} settings; of {others} of these {len(best)} systems another one has "
+        "the better score on the test set, which may not choose."
+    ]
+
+
+def learning(summary: dict[str, dict[str, Any]]) -> list[str]:
+    """How many systems were better at the end than before."""
     at_end = [all(row["best_is_last"]) for row in summary.values() if "best_is_last" in row]
-    if any(at_end):
-        sentences.append(
-            f"Of {sum(at_end)} of these {len(at_end)} systems the last checkpoint is the best: they were still "
-            "learning when training ended, and the order may be another after more of it."
-        )
-    return sentences
+    if not any(at_end):
+        return []
+    return [
+        f"Of {sum(at_end)} of these {len(at_end)} systems the last checkpoint is the best: they were still learning "
+        "when training ended, and the order may be another after more of it."
+    ]
 
 
 def write_overview(study: "Study", results: Path, readme: Path) -> None:
@@ -372,6 +211,34 @@ def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[
         return ""
     head = ["", f"| made again | seed | {TITLES[study.metric]} | in the table |", "|---|---|---|---|"]
     return "\n".join(head + lines) + "\n"
+
+
+def every_run(study: "Study", everything: Everything) -> str:
+    """All runs one by one, in Markdown, and the signatures of their scores."""
+    metrics = [study.metric, "chrf"]
+    head = ["run", "setting", "seed", "parameters", *(TITLES[metric] for metric in metrics), "validation loss"]
+    head += ["training, target tokens/s", "generation, sentences/s", "peak memory"]
+    lines, signatures = [], {}
+    for system in study.systems:
+        of_system = everything.get(system.name, {})
+        for setting in study.search:
+            of_setting = {seed: run for (key, seed), run in of_system.items() if key == key_of(setting)}
+            for seed, run in sorted(of_setting.items()):
+                test, training = run["test"], run["train"]
+                cells = [system.title, ", ".join(f"{value:g}" for value in setting.values()), str(seed)]
+                cells += [f"{run['parameters']:,}", *(f"{test[metric]:.2f}" for metric in metrics)]
+                cells += [f"{training['best_validation_loss']:.3f}", f"{training['tokens_per_second']:,.0f}"]
+                cells += [f"{run['generation']['sentences_per_second']:.1f}"]
+                cells += [f"{training['peak_memory_bytes'] / 2**30:.1f} GiB"]
+                lines.append(f"| {' | '.join(cells)} |")
+                signatures |= {(metric, test["signature"][metric]): None for metric in metrics}
+    words = ", ".join(key.rpartition(".")[2].replace("_", " ") for key in study.search[0])
+    signed = "".join(f"\n{TITLES[metric]} `{signature}`  " for metric, signature in signatures)
+    about = (
+        "Every run, also of settings that were not chosen; speeds were taken with other work beside it. "
+        f"A setting is {words}. Signatures:\n{signed}\n"
+    )
+    return "\n".join([about, f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines, ""])
 
 
 def plot(study: "Study", summary: dict[str, dict[str, Any]], path: Path) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from report import PRUNED, best_setting, load_results, tried_by_all
+from kept_runs import PRUNED, best_setting, load_results, tried_by_all
 from study import HERE, load_study, run_name
 from transformers import AutoModelForSeq2SeqLM
 

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 import yaml
 from cards import write_cards
-from report import PRUNED, best_setting, key_of, load_results, report, write_overview
+from kept_runs import PRUNED, best_setting, key_of, load_results
+from report import report, write_overview
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
