@@ -251,7 +251,7 @@ def plot(study: "Study", summary: dict[str, dict[str, Any]], path: Path) -> None
         label = f"{score['mean']:.1f}  {row['title']}"
         place = row["parameters"] / 1e6, score["mean"]
         axis.errorbar(*place, yerr=score["standard_error"], fmt=marker, capsize=3, label=label)
-    axis.set_xlim(0, 1.2 * max(row["parameters"] for row in ranked) / 1e6)
+    axis.margins(x=0.15)
     axis.set_xlabel("parameters, millions")
     axis.set_ylabel(TITLES[study.metric])
     axis.grid(alpha=0.3)
