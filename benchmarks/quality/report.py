@@ -216,7 +216,7 @@ def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[
 def every_run(study: "Study", everything: Everything) -> str:
     """All runs one by one, in Markdown, and the signatures of their scores."""
     metrics = [study.metric, "chrf"]
-    head = ["run", "setting", "seed", "parameters", *(TITLES[metric] for metric in metrics), "validation loss"]
+    head = ["system", "setting", "seed", "parameters", *(TITLES[metric] for metric in metrics), "validation loss"]
     head += ["training, target tokens/s", "generation, sentences/s", "peak memory"]
     lines, signatures = [], {}
     for system in study.systems:
