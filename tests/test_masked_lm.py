@@ -1,6 +1,7 @@
 """Masked language models: what is masked, what a run leaves behind, perplexity against a plain sum."""
 
 import json
+import logging
 import math
 import shutil
 from pathlib import Path
@@ -137,8 +138,8 @@ def test_perplexity_is_that_of_the_masked_tokens_of_each_language(finished, data
     assert results["test"]["perplexity"] == pytest.approx(math.exp(loss / tokens), rel=1e-4)
 
 
-def test_an_interrupted_run_ends_with_the_same_weights(finished, data, tmp_path, monkeypatch):
-    """Bit for bit, masks and all."""
+def test_an_interrupted_run_ends_with_the_same_weights(finished, data, tmp_path, caplog):
+    """Bit for bit, masks and all; steps that were saved are not made again, which would end with them, too."""
     torch.set_num_threads(1)
     reference, _ = finished
     steps = sorted(int(path.name.split("-")[1]) for path in reference.glob("checkpoint-*"))
@@ -151,7 +152,9 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, data, tmp_path,
         (run / name).unlink()
     text = (run / "recipe.yaml").read_text(encoding="utf-8").replace(str(reference), str(run))
     (run / "recipe.yaml").write_text(text, encoding="utf-8")
+    caplog.set_level(logging.INFO, logger="hf_deepwide")
     run_masked_lm(recipe_of(data, run))
+    assert f"resuming from checkpoint-{steps[1]}" in caplog.messages
     ours, theirs = load_file(run / "model.safetensors"), load_file(reference / "model.safetensors")
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
