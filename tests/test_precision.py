@@ -8,6 +8,8 @@ import torch
 from model_cases import CASES, build, pair, source, tokens
 
 from hf_deepwide.registration import FAMILIES
+from hf_deepwide.training import arguments
+from hf_deepwide.training.arguments import TranslationTrainingArguments
 
 PATH = Path(__file__).parents[1] / "benchmarks" / "finite.py"  # which runs all there is; here is what has to hold
 spec = importlib.util.spec_from_file_location("finite", PATH)
@@ -69,3 +71,12 @@ def test_masks_suit_weights_in_half_precision(case, dtype, attention):
     assert logits.dtype == dtype
     assert logits.isfinite().all()
     assert empty.isfinite().all()
+
+
+@pytest.mark.parametrize(("flags", "bf16"), [("avx512_bf16 amx_bf16", True), ("avx512_bf16", False), ("sse2", False)])
+def test_auto_is_bfloat16_where_that_is_faster(flags, bf16, tmp_path, monkeypatch):
+    """On x86 with AMX, and not with the conversions and dot products of AVX-512 alone."""
+    monkeypatch.setattr(arguments.sys, "platform", "linux")
+    monkeypatch.setattr(arguments.Path, "read_text", lambda *_, **__: f"flags : fpu {flags} avx2")
+    training = TranslationTrainingArguments(str(tmp_path), use_cpu=True)
+    assert (training.bf16, training.attn_implementation) == (bf16, "eager" if bf16 else "sdpa")
