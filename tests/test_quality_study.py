@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,7 +157,7 @@ def results_of(recipe, bleu=30.0, loss=3.0):
         "train": {
             "steps": 1120, "epochs": 8.0, "target_tokens": 3_500_000, "tokens_per_second": 100 * bleu,
             "data_share": 0.01, "minutes": 20.0, "peak_memory_bytes": 2**30, "best_validation_loss": loss,
-            "weights": "the last", "precision": "float32", "attention": "sdpa", "processes": 1,
+            "weights": "the last", "precision": "fp32", "attention": "sdpa", "processes": 1,
         },
         "recipe": recipe.values,
         "versions": {"torch": "2"},
@@ -166,7 +167,7 @@ def results_of(recipe, bleu=30.0, loss=3.0):
 
 
 def keep(of_study, folders, system, setting, seed, translations=None, pruned=None, **facts):
-    """Put a run's results where `make_run` puts them, and its translations into its folder."""
+    """Put a run's results and translations where `make_run` puts them."""
     system = next(each for each in of_study.systems if each.name == system)
     recipe = study.recipe_of(of_study, system, of_study.search[setting], seed, folders.runs)
     folder = folders.results / system.name
@@ -180,9 +181,8 @@ def keep(of_study, folders, system, setting, seed, translations=None, pruned=Non
         }
         (folder / f"pruned_{recipe.name}.json").write_text(json.dumps(small), encoding="utf-8")
     if translations:
-        recipe.output_dir.mkdir(parents=True)
         text = "".join(f"{line}\n" for line in translations)
-        (recipe.output_dir / "translations.txt").write_text(text, encoding="utf-8")
+        (folder / f"{recipe.name}.txt").write_text(text, encoding="utf-8")
 
 
 def test_the_best_setting_is_that_of_the_first_seed_among_those_tried(small, folders):
@@ -282,14 +282,14 @@ def test_every_run_is_listed_with_its_setting_and_seed(small, folders):
     keep(small, folders, "vanilla", 1, 2, bleu=32.0)
     keep(small, folders, "vanilla", 0, 4, bleu=30.0, loss=3.1234)  # of a seed that is not the study's
     text = report.every_run(small, kept_runs.load_results(small, folders.results))
-    head, rows = text.split("|---" * 10 + "|\n")
+    head, rows = text.split("|---" * 11 + "|\n")
     assert "A setting is learning rate, dropout." in head
     assert "\nsacreBLEU `of bleu|x`  \nchrF `of chrf|x`  \n" in head
     assert rows.splitlines() == [
-        "| vanilla Transformer | 0.001, 0.1 | 4 | 3,000,000 | 30.00 | 50.00 | 3.123 | 3,000 | 30.0 | 1.0 GiB |",
-        "| vanilla Transformer | 0.002, 0.1 | 2 | 3,000,000 | 32.00 | 52.00 | 3.000 | 3,200 | 32.0 | 1.0 GiB |",
-        "| vanilla Transformer | 0.002, 0.1 | 10 | 3,000,000 | 31.00 | 51.00 | 3.000 | 3,100 | 31.0 | 1.0 GiB |",
-        "| MAT | 0.002, 0.1 | 1 | 3,000,000 | 28.00 | 48.00 | 3.300 | 2,800 | 28.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.001, 0.1 | 4 | 3,000,000 | 30.00 | 50.00 | 3.123 | fp32 | 3,000 | 30.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.002, 0.1 | 2 | 3,000,000 | 32.00 | 52.00 | 3.000 | fp32 | 3,200 | 32.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.002, 0.1 | 10 | 3,000,000 | 31.00 | 51.00 | 3.000 | fp32 | 3,100 | 31.0 | 1.0 GiB |",
+        "| MAT | 0.002, 0.1 | 1 | 3,000,000 | 28.00 | 48.00 | 3.300 | fp32 | 2,800 | 28.0 | 1.0 GiB |",
     ]
 
 
@@ -310,7 +310,7 @@ def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
     for seed, ours, theirs in ((1, good, bad), (2, worse, good)):
         keep(small, folders, "mat", 0, seed, translations=ours)
         keep(small, folders, "vanilla", 0, seed, translations=theirs)
-    report.report(small, folders.runs, folders.results)
+    report.report(small, folders.results)
     expected = compare_systems([*bad, *good], [*good, *worse], REFERENCES, metrics=["bleu", "chrf"], runs=2)
     comparison = json.loads((folders.results / "comparison.json").read_text(encoding="utf-8"))
     assert comparison["mat"]["bleu"] == expected["bleu"]
@@ -323,7 +323,7 @@ def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
         raise AssertionError("compared again")
 
     monkeypatch.setattr(kept_runs, "compare_to_baseline", again)
-    report.report(small, folders.runs, folders.results)
+    report.report(small, folders.results)
     keep(small, folders, "mat", 0, 2, bleu=31.0)  # made once more, with another score
     assert "p" not in report.page(small, folders.results)[0]["mat"]
     keep(small, folders, "mat", 0, 2)
@@ -331,7 +331,7 @@ def test_p_is_of_all_seeds_of_both_systems(small, folders, monkeypatch):
     keep(small, folders, "mat", 1, 1, loss=9.0)
     for seed in (1, 2):  # the baseline's row is now of other runs, whose translations are not here
         keep(small, folders, "vanilla", 1, seed, loss=1.0)
-    report.report(small, folders.runs, folders.results)
+    report.report(small, folders.results)
     assert "p" not in report.page(small, folders.results)[0]["mat"]
 
 
@@ -410,15 +410,20 @@ def test_runs_that_end_while_a_page_is_written_are_on_the_next(small, folders, m
     assert list(cards.model_cards(small, folders.results)) == ["quality_small_vanilla.md"]
 
 
-def test_there_is_no_p_of_some_of_the_seeds(small, folders):
+def test_p_of_some_of_the_seeds_says_so(small, folders):
+    """As where a seed was added without the translations of the others; it is never that of other runs."""
     for seed in (1, 2):
         keep(small, folders, "vanilla", 0, seed)
         keep(small, folders, "mat", 0, seed)
     rows = kept_runs.chosen(small, kept_runs.load_results(small, folders.results))[1]
-    tested = {"mat": {**kept_runs.compared(small, rows, "mat"), "bleu": {"p_randomization": 0.25}}}
+    ps = {"bleu": {"p_randomization": 0.25}, "chrf": {"p_randomization": 0.75}}
+    tested = {"mat": {**kept_runs.compared(small, rows, "mat"), **ps}}
     (folders.results / "comparison.json").write_text(json.dumps(tested), encoding="utf-8")
-    assert report.page(small, folders.results)[0]["mat"]["p"] == 0.25
-    keep(small, folders, "mat", 0, 10)  # a third seed, which the baseline has not
+    assert "| +0.00 ± 0.00 | 0.2500 | 2 |" in report.page(small, folders.results)[1]
+    keep(small, folders, "mat", 0, 10)
+    assert "| +0.00 ± 0.00 | 0.2500 (seeds 1, 2) | 3 |" in report.page(small, folders.results)[1]
+    assert "| 0.7500 (seeds 1, 2) |" in cards.model_cards(small, folders.results)["quality_small_mat.md"]
+    keep(small, folders, "mat", 0, 2, bleu=31.0)
     assert "p" not in report.page(small, folders.results)[0]["mat"]
 
 
@@ -472,13 +477,28 @@ def test_each_run_is_made_once(small, folders, trained):
     table = (folders.results / "table.md").read_text(encoding="utf-8")
     assert table.count("| 30.00 ± 0.00 | 50.00 ± 0.00 |") == 3
     assert table.count("| latent depth, pruned | 0.00 M | 1.00 ± 0.00 |") == 1
+    for file in ("vanilla/vanilla", "latent/latent", "latent/pruned_latent"):
+        translations = folders.results / f"{file}_{names(small, ('vanilla', 0, 2))[0].removeprefix('vanilla_')}.txt"
+        assert translations.read_text(encoding="utf-8").splitlines() == REFERENCES
     made.clear()
     study.make_study(small, small.systems, None, 2, folders)
     assert made == []
 
 
+def test_a_study_goes_on_where_none_of_its_runs_are(small, folders, trained):
+    """On another machine: from the results, but for a model that was not pruned yet."""
+    made, _ = trained
+    study.make_study(small, small.systems, None, 2, folders)
+    shutil.rmtree(folders.runs)
+    made.clear()
+    (name,) = names(small, ("latent", 1, 1))
+    (folders.results / "latent" / f"pruned_{name}.json").unlink()
+    study.make_study(small, small.systems, None, 2, folders)
+    assert made == [name]
+
+
 def test_a_row_is_made_again_from_the_committed_results(small, folders, trained):
-    """With another seed, where none of the study's own runs are."""
+    """With another seed."""
     made, _ = trained
     for setting, loss in ((0, 3.0), (1, 2.9)):
         keep(small, folders, "vanilla", setting, 1, loss=loss)
@@ -493,6 +513,13 @@ def test_a_run_of_another_recipe_is_not_taken_for_this_one(small, folders, train
     recipe.values["training"]["num_train_epochs"] = 3
     with pytest.raises(UserError, match=r"another recipe \(training.num_train_epochs: 2, now 3\)"):
         study.train(recipe, 1)
+
+
+def test_results_of_another_recipe_are_not_taken_for_this_one(small, folders, trained):
+    keep(small, folders, "vanilla", 0, 1)
+    changed = dataclasses.replace(small, overrides={"training.num_train_epochs": 3})
+    with pytest.raises(UserError, match=r"seed-1.json is of another recipe \(training.num_train_epochs: 2, now 3\)"):
+        study.make_run(changed, changed.systems[0], changed.search[0], 1, folders)
 
 
 def test_a_run_that_fails_keeps_no_other_from_being_made(small, folders, trained):
@@ -536,7 +563,7 @@ def test_a_card_says_what_all_seeds_say(small, folders):
     card = found["quality_small_latent.md"]
     for words in (
         "# quality_small_latent\n",
-        "benchmarks/quality/small.yaml --systems vanilla latent\n",
+        "benchmarks/quality/small.yaml --systems vanilla latent --results my_results\n",
         "| latent depth | 3.00 M | 31.50 ± 0.50 | 0.0312 | 51.50 ± 0.50 | 0.5000 |\n",
         "| latent depth, pruned to 4 + 3, 4 + 3 layers | 2.00 M | 30.50 ± 0.50 | 0.0312 |",
         "| vanilla Transformer | 3.00 M | 30.50 ± 0.50 |  | 50.50 ± 0.50 |  |\n",
@@ -548,7 +575,7 @@ def test_a_card_says_what_all_seeds_say(small, folders):
         "see the licence of the data above.\n",
     ):
         assert words in card
-    assert "--systems vanilla\n" in found["quality_small_vanilla.md"]
+    assert "--systems vanilla --results my_results\n" in found["quality_small_vanilla.md"]
     assert "for whoever trained it" not in card
     assert not [sentence for sentence in [*SOURCES, *REFERENCES] if sentence in card]
 

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kept_runs import PRUNED, chosen, load_comparison, load_results
-from report import TITLES, page, with_error
+from kept_runs import PRUNED, chosen, load_results
+from report import TITLES, p_value, page, seeds_of, with_error
 
 from hf_deepwide.training.model_card import card_of_results
 
@@ -38,7 +38,7 @@ def model_cards(study: "Study", results: Path) -> dict[str, str]:
             card = card_of_results(rows[system.name][study.seeds[0]], name)
             for place, text in (
                 (r"(?<=```\n)(?=\n## Scores)", made_by(study, system.name)),
-                (r"(?<=## Scores\n\n)", scores(study, system.name, summary, load_comparison(results))),
+                (r"(?<=## Scores\n\n)", scores(study, system.name, summary)),
                 (r"(?=## Training\n)", f"## Data\n\n{study.corpus.strip()}\n\n"),
                 (r"(?<=## Training\n\n)", training(study, summary[system.name])),
                 (
@@ -58,13 +58,11 @@ def made_by(study: "Study", system: str) -> str:
     return (
         "\nIt is not published; this trains and scores it, and the baseline that it is compared with:\n\n"
         f"```\npython benchmarks/quality/study.py benchmarks/quality/{study.name}.yaml "
-        f"--systems {' '.join(dict.fromkeys([study.baseline, system]))}\n```\n"
+        f"--systems {' '.join(dict.fromkeys([study.baseline, system]))} --results my_results\n```\n"
     )
 
 
-def scores(
-    study: "Study", system: str, summary: dict[str, dict[str, Any]], comparison: dict[str, dict[str, Any]]
-) -> str:
+def scores(study: "Study", system: str, summary: dict[str, dict[str, Any]]) -> str:
     """Over seeds: of the system, of what pruning leaves of it, and of the baseline."""
     lines = [
         f"| {seeds_of(summary[system]['seeds'])} | parameters | {TITLES[study.metric]} | p | chrF | p |",
@@ -78,8 +76,7 @@ def scores(
             title += f" to {', '.join('{encoder} + {decoder}'.format(**each) for each in row['layers'])} layers"
         cells = [title, f"{row['parameters'] / 1e6:.2f} M"]
         for metric in (study.metric, "chrf"):
-            p = f"{comparison[name][metric]['p_randomization']:.4f}" if "p" in row else ""
-            cells += [with_error(row[metric]), p]
+            cells += [with_error(row[metric]), p_value(row, metric)]
         lines.append(f"| {' | '.join(cells)} |")
     baseline = summary[study.baseline]["title"] if study.baseline in summary else study.baseline
     return (
@@ -87,11 +84,6 @@ def scores(
         f"against the baseline, {baseline}, a sentence's translations of all seeds together: whether these trained "
         "models differ on such sentences.\n\n" + "\n".join(lines) + f"\n\nThe model of seed {study.seeds[0]}:\n\n"
     )
-
-
-def seeds_of(seeds: list[int]) -> str:
-    """Seeds in words."""
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def training(study: "Study", row: dict[str, Any]) -> str:

@@ -101,9 +101,16 @@ def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def compared(study: "Study", rows: dict[str, dict[int, dict]], name: str) -> dict[str, Any]:
-    """The seeds that a system and the baseline both have, folders and scores of their runs, the system's first."""
+def compared(
+    study: "Study", rows: dict[str, dict[int, dict]], name: str, among: list[int] | None = None
+) -> dict[str, Any]:
+    """The seeds that a system and the baseline both have, folders and scores of their runs, the system's first.
+
+    `among` restricts the seeds.
+    """
     seeds = sorted(rows[name].keys() & rows.get(study.baseline, {}).keys())
+    if among is not None:
+        seeds = [seed for seed in seeds if seed in among]
     runs = [[rows[of][seed] for seed in seeds] for of in (name, study.baseline) if seeds]
     return {
         "seeds": seeds,
@@ -112,20 +119,19 @@ def compared(study: "Study", rows: dict[str, dict[int, dict]], name: str) -> dic
     }
 
 
-def compare(study: "Study", rows: dict[str, dict[int, dict]], runs: Path, results: Path) -> None:
+def compare(study: "Study", rows: dict[str, dict[int, dict]], results: Path) -> None:
     """Test each system against the baseline on the translations of all seeds that both have.
 
-    What was compared before stays: runs are not committed, so that not everyone has all translations.
+    What was compared before stays: not all translations are committed, so that not everyone has them.
     """
     comparison = load_comparison(results)
     for name in rows:
         pair = compared(study, rows, name)
         if name == study.baseline or not pair["seeds"] or pair.items() <= comparison.get(name, {}).items():
             continue
-        output = f"{PRUNED if name.startswith(PRUNED) else ''}translations.txt"
         ours, theirs = (
-            [runs / folder / file for folder in folders]
-            for folders, file in zip(pair["runs"], (output, "translations.txt"), strict=True)
+            [results / trained(of) / f"{PRUNED * of.startswith(PRUNED)}{run}.txt" for run in runs]
+            for of, runs in zip((name, study.baseline), pair["runs"], strict=True)
         )
         if not all(file.is_file() for file in ours + theirs):
             continue
@@ -178,8 +184,10 @@ def summarise(
         if name != study.baseline and pair["seeds"]:
             differences = [ours - theirs for ours, theirs in zip(*pair["scores"], strict=True)]
             row["difference"] = mean_and_error(differences)
-        if row["seeds"] == pair["seeds"] and pair.items() <= comparison.get(name, {}).items():
-            row["p"] = comparison[name][study.metric]["p_randomization"]
+        test = comparison.get(name)  # stays when a seed is added by someone who has not the translations of the others
+        if test and compared(study, rows, name, test["seeds"]).items() <= test.items():
+            row["p"] = {metric: test[metric]["p_randomization"] for metric in (study.metric, "chrf")}
+            row["p_seeds"] = test["seeds"]
         if pruned:
             row["layers"] = [run["layers"] for run in runs]
         else:

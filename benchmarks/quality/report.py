@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 TITLES = {"bleu": "sacreBLEU", "multi_bleu": "multi-bleu", "chrf": "chrF"}
 
 
-def report(study: "Study", runs: Path, results: Path) -> str:
+def report(study: "Study", results: Path) -> str:
     """Compare, draw, write; returns the table, in Markdown."""
     everything = load_results(study, results)
     _, rows = chosen(study, everything)
-    compare(study, rows, runs, results)
+    compare(study, rows, results)
     summary, text = page(study, results, everything)
     (results / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     (results / "table.md").write_text(text, encoding="utf-8")
@@ -63,7 +63,7 @@ def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
     ]
     for row in summary.values():
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
-        cells += [with_error(row["chrf"]), *against_baseline(row)]
+        cells += [with_error(row["chrf"]), *against_baseline(row, study.metric)]
         if "layers" in row:
             layers = ", ".join(f"{each['encoder']} + {each['decoder']}" for each in row["layers"])
             cells += [f"layers left: {layers}", "", "", "", ""]
@@ -105,10 +105,22 @@ def grid(study: "Study", rows: dict[str, dict[int, dict]], summary: dict[str, di
     return "\n".join(lines) + "\n" if cells else ""
 
 
-def against_baseline(row: dict[str, Any]) -> list[str]:
+def against_baseline(row: dict[str, Any], metric: str) -> list[str]:
     """Difference, p and number of seeds, as cells."""
     difference = with_error(row["difference"], sign="+") if "difference" in row else ""
-    return [difference, f"{row['p']:.4f}" if "p" in row else "", str(len(row["seeds"]))]
+    return [difference, p_value(row, metric), str(len(row["seeds"]))]
+
+
+def p_value(row: dict[str, Any], metric: str) -> str:
+    """p as a cell, with the seeds that it is of where the row has others."""
+    if "p" not in row:
+        return ""
+    return f"{row['p'][metric]:.4f}" + ("" if row["p_seeds"] == row["seeds"] else f" ({seeds_of(row['p_seeds'])})")
+
+
+def seeds_of(seeds: list[int]) -> str:
+    """Seeds in words."""
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def overview(study: "Study", results: Path) -> str:
@@ -128,7 +140,7 @@ def overview(study: "Study", results: Path) -> str:
             speed = {}
         times = [f"{speed[what]['by_baseline']:.2f} x" if what in speed else "" for what in ("training", "generation")]
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
-        cells += [*against_baseline(row), *(times if speeds else [])]
+        cells += [*against_baseline(row, study.metric), *(times if speeds else [])]
         lines.append(f"| {' | '.join(cells)} |")
     words = textwrap.fill(" ".join(state(study, everything, summary)), 119)
     return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
@@ -217,7 +229,7 @@ def every_run(study: "Study", everything: Everything) -> str:
     """All runs one by one, in Markdown, and the signatures of their scores."""
     metrics = [study.metric, "chrf"]
     head = ["system", "setting", "seed", "parameters", *(TITLES[metric] for metric in metrics), "validation loss"]
-    head += ["training, target tokens/s", "generation, sentences/s", "peak memory"]
+    head += ["precision", "training, target tokens/s", "generation, sentences/s", "peak memory"]
     lines, signatures = [], {}
     for system in study.systems:
         of_system = everything.get(system.name, {})
@@ -227,7 +239,8 @@ def every_run(study: "Study", everything: Everything) -> str:
                 test, training = run["test"], run["train"]
                 cells = [system.title, ", ".join(f"{value:g}" for value in setting.values()), str(seed)]
                 cells += [f"{run['parameters']:,}", *(f"{test[metric]:.2f}" for metric in metrics)]
-                cells += [f"{training['best_validation_loss']:.3f}", f"{training['tokens_per_second']:,.0f}"]
+                cells += [f"{training['best_validation_loss']:.3f}", training["precision"]]
+                cells += [f"{training['tokens_per_second']:,.0f}"]
                 cells += [f"{run['generation']['sentences_per_second']:.1f}"]
                 cells += [f"{training['peak_memory_bytes'] / 2**30:.1f} GiB"]
                 lines.append(f"| {' | '.join(cells)} |")
@@ -235,7 +248,8 @@ def every_run(study: "Study", everything: Everything) -> str:
     words = ", ".join(key.rpartition(".")[2].replace("_", " ") for key in study.search[0])
     signed = "".join(f"\n{TITLES[metric]} `{signature}`  " for metric, signature in signatures)
     about = (
-        "Every run, also of settings that were not chosen; speeds were taken with other work beside it. "
+        "Every run, also of settings that were not chosen. Speeds were taken with other work beside it, and on more "
+        "than one machine: the precision is what is faster there. "
         f"A setting is {words}. Signatures:\n{signed}\n"
     )
     return "\n".join([about, f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines, ""])

@@ -7,11 +7,12 @@
 A study is a YAML file: a recipe, what all systems have in common, the systems, the search that each gets, the seeds.
 Every system is trained with the first seed and each setting of the search, one setting after the other; the setting
 with the best validation loss is trained with the other seeds. Each training is one run of
-`scripts/train_translation.py`, `--jobs` of them at a time, with the cores shared among them. Runs that have ended are
-not made again and one that was interrupted is resumed: give the same command. As runs end, their results go to
-benchmarks/quality/results/STUDY, with table and figure, model cards to model_cards/, and the short table to README.md.
-Seeds that are not the study's, of the second command, repeat rows of the table: they are listed below it and change
-none of its numbers.
+`scripts/train_translation.py`, `--jobs` of them at a time, with the cores shared among them. As runs end, their
+results and translations go to benchmarks/quality/results/STUDY, with table and figure, model cards to model_cards/,
+and the short table to README.md. A run whose results are there is not made again, on whatever machine it was made,
+and one that was interrupted is resumed: give the same command. To make the study from the beginning, give `--results`
+an empty folder; pages and cards then go there. Seeds that are not the study's, of the second command, repeat rows of
+the table: they are listed below it and change none of its numbers.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 import yaml
 from cards import write_cards
-from kept_runs import PRUNED, best_setting, key_of, load_results
+from kept_runs import PRUNED, best_setting, load_results
 from report import report, write_overview
 from transformers import AutoModelForSeq2SeqLM
 
@@ -143,13 +144,26 @@ def recipe_of(study: Study, system: System, setting: dict[str, Any], seed: int, 
     return check_recipe(values, name, f"{study.name}, {name}")
 
 
+def has_ended(results: Path, recipe: Recipe) -> bool:
+    """Whether there are results of a run.
+
+    Raises:
+        UserError: they are of another recipe.
+    """
+    if not results.is_file():
+        return False
+    earlier = json.loads(results.read_text(encoding="utf-8"))["recipe"]
+    if changes := differences(earlier, recipe.values):
+        raise UserError(
+            f"{results} is of another recipe ({'; '.join(changes)}); move it away, or give other --runs and --results"
+        )
+    return True
+
+
 def train(recipe: Recipe, threads: int) -> None:
     """Train and score in a process of its own, unless that was done before by the same recipe."""
     run = recipe.output_dir
-    if (run / "results.json").is_file():
-        earlier = json.loads((run / "results.json").read_text(encoding="utf-8"))["recipe"]
-        if changes := differences(earlier, recipe.values):
-            raise UserError(f"{run} is of another recipe ({'; '.join(changes)}); move it away, or give other --runs")
+    if has_ended(run / "results.json", recipe):
         return
     run.parent.mkdir(parents=True, exist_ok=True)
     written, log = (run.parent / f"{run.name}.{suffix}" for suffix in ("yaml", "log"))
@@ -169,20 +183,29 @@ def train(recipe: Recipe, threads: int) -> None:
 
 
 def make_run(study: Study, system: System, setting: dict[str, Any], seed: int, folders: Folders) -> None:
-    """Make one run, and that of its base before it, and keep what the table is made of."""
+    """Make one run, and that of its base before it, and keep what the table is made of, unless it is kept."""
+    recipe = recipe_of(study, system, setting, seed, folders.runs)
+    folder = folders.results / system.name
+    kept, pruned = folder / f"{recipe.name}.json", folder / f"{PRUNED}{recipe.name}.json"
+    if has_ended(kept, recipe) and (pruned.is_file() or not system.prune):
+        return
     if system.base is not None:
         train(recipe_of(study, system.base, setting, seed, folders.runs), folders.threads)
-    recipe = recipe_of(study, system, setting, seed, folders.runs)
     train(recipe, folders.threads)
-    folder = folders.results / system.name
     folder.mkdir(parents=True, exist_ok=True)
-    # whole or not at all, as the report of another run's end may be reading
-    write_whole(folder / f"{recipe.name}.json", (recipe.output_dir / "results.json").read_text(encoding="utf-8"))
-    pruned = folder / f"{PRUNED}{recipe.name}.json"
-    if system.prune and not pruned.is_file():
+    if system.prune:
         scores, translations = score_pruned(recipe)
-        write_whole(recipe.output_dir / f"{PRUNED}translations.txt", "".join(f"{line}\n" for line in translations))
-        write_whole(pruned, json.dumps(scores, indent=2) + "\n")
+        keep(pruned, json.dumps(scores, indent=2) + "\n", "".join(f"{line}\n" for line in translations))
+    results, translations = (
+        (recipe.output_dir / name).read_text(encoding="utf-8") for name in ("results.json", "translations.txt")
+    )
+    keep(kept, results, translations)
+
+
+def keep(file: Path, results: str, translations: str) -> None:
+    """Write results, and beside them the translations: whole or not at all, as another run's report may be reading."""
+    write_whole(file.with_suffix(".txt"), translations)
+    write_whole(file, results)
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
@@ -229,12 +252,9 @@ def main() -> None:
 def make_study(study: Study, systems: list[System], seeds: list[int] | None, jobs: int, folders: Folders) -> None:
     """Train what is missing of some systems: the search, and then the best setting with the other seeds.
 
-    With `seeds`, which repeat rows of the table, what the search has found is taken from the results, not made again.
-
     Raises:
         UserError: runs have failed. What does not depend on them has been made.
     """
-    known = load_results(study, folders.results) if seeds else {}
     first, others = study.seeds[0], seeds or study.seeds[1:]
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -252,15 +272,14 @@ def make_study(study: Study, systems: list[System], seeds: list[int] | None, job
             if failed:
                 raise UserError(f"{len(failed)} of {len(runs)} runs: {'; '.join(failed)}")
 
-        search = [(system, setting, first) for setting in study.search for system in systems]
-        make([run for run in search if (key_of(run[1]), first) not in known.get(run[0].name, {})])
+        make([(system, setting, first) for setting in study.search for system in systems])
         best = best_setting(study, load_results(study, folders.results), study.search)
         make([(system, best[system.name], seed) for seed in others for system in systems])
 
 
 def write_pages(study: Study, folders: Folders) -> str:
     """What is made of the results: comparison, summary, table, figure, cards, README; returns the table."""
-    text = report(study, folders.runs, folders.results)
+    text = report(study, folders.results)
     write_cards(study, folders.results, folders.cards)
     if folders.readme is not None:
         write_overview(study, folders.results, folders.readme)
