@@ -157,7 +157,7 @@ def results_of(recipe, bleu=30.0, loss=3.0):
         "train": {
             "steps": 1120, "epochs": 8.0, "target_tokens": 3_500_000, "tokens_per_second": 100 * bleu,
             "data_share": 0.01, "minutes": 20.0, "peak_memory_bytes": 2**30, "best_validation_loss": loss,
-            "weights": "the last", "precision": "fp32", "attention": "sdpa", "processes": 1,
+            "weights": "the last", "precision": "f32", "attention": "sdpa", "processes": 1,
         },
         "recipe": recipe.values,
         "versions": {"torch": "2"},
@@ -286,10 +286,10 @@ def test_every_run_is_listed_with_its_setting_and_seed(small, folders):
     assert "A setting is learning rate, dropout." in head
     assert "\nsacreBLEU `of bleu|x`  \nchrF `of chrf|x`  \n" in head
     assert rows.splitlines() == [
-        "| vanilla Transformer | 0.001, 0.1 | 4 | 3,000,000 | 30.00 | 50.00 | 3.123 | fp32 | 3,000 | 30.0 | 1.0 GiB |",
-        "| vanilla Transformer | 0.002, 0.1 | 2 | 3,000,000 | 32.00 | 52.00 | 3.000 | fp32 | 3,200 | 32.0 | 1.0 GiB |",
-        "| vanilla Transformer | 0.002, 0.1 | 10 | 3,000,000 | 31.00 | 51.00 | 3.000 | fp32 | 3,100 | 31.0 | 1.0 GiB |",
-        "| MAT | 0.002, 0.1 | 1 | 3,000,000 | 28.00 | 48.00 | 3.300 | fp32 | 2,800 | 28.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.001, 0.1 | 4 | 3,000,000 | 30.00 | 50.00 | 3.123 | f32 | 3,000 | 30.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.002, 0.1 | 2 | 3,000,000 | 32.00 | 52.00 | 3.000 | f32 | 3,200 | 32.0 | 1.0 GiB |",
+        "| vanilla Transformer | 0.002, 0.1 | 10 | 3,000,000 | 31.00 | 51.00 | 3.000 | f32 | 3,100 | 31.0 | 1.0 GiB |",
+        "| MAT | 0.002, 0.1 | 1 | 3,000,000 | 28.00 | 48.00 | 3.300 | f32 | 2,800 | 28.0 | 1.0 GiB |",
     ]
 
 
