@@ -2,12 +2,14 @@
 
     python benchmarks/precision.py                                       # a table
     python benchmarks/precision.py --output benchmarks/results/precision # and precision.json, precision.md
+    python benchmarks/precision.py --seeds 0 --output benchmarks/results/precision_without_amx  # speed, elsewhere
 
 First the quick start's model is trained on its corpus in both precisions, from several seeds. Runs of one seed begin
 with the same weights and see the same batches, so that what differs is precision; seeds tell how much chance there is.
 Then models of three sizes take training steps (forward, backward, clipping, AdamW) in both precisions, in turns, on
 the same batch; what counts is the median over the rounds of the ratio in the same round. Each precision has the
-attention that is faster with it on this device, as training has (`attn_implementation: auto`).
+attention that is faster with it on this device, as training has (`attn_implementation: auto`). Processors differ in
+which of the two is faster, so the speed is measured on two kinds of them.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForCondition
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
+from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.build import build_model
 from hf_deepwide.training.memory import keep_memory
 from hf_deepwide.training.recipe import load_recipe
@@ -93,6 +96,23 @@ def speed(name: str, rounds: int, device: str) -> dict[str, float]:
 
 def table(report: dict) -> str:
     """The report as Markdown."""
+    lines = losses_table(report) if report["settings"]["seeds"] else []
+    lines += [
+        "Steps taken in turns; seconds are those of a machine that may do other work, too. `bf16: auto` is "
+        f"{'bfloat16' if report['auto_is_bfloat16'] else 'float32'} on it.",
+        "",
+        "| training step of | float32, s | bfloat16, s | bfloat16 is |",
+        "|---|---|---|---|",
+    ]
+    for name, row in report["speed"].items():
+        lines.append(
+            f"| {name} | {row['float32']:.3f} | {row['bfloat16']:.3f} | {row['speed_of_bfloat16']:.2f} x as fast |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def losses_table(report: dict) -> list[str]:
+    """The lines on validation loss."""
     settings, losses = report["settings"], report["validation_loss"]
     seeds = range(1, settings["seeds"] + 1)
     lines = [
@@ -105,28 +125,20 @@ def table(report: dict) -> str:
         lines.append(f"| {precision} | {' | '.join(f'{loss:.4f}' for loss in own)} | {statistics.mean(own):.4f} |")
     differences = [b - a for a, b in zip(losses["float32"], losses["bfloat16"], strict=True)]
     shown = " | ".join(f"{difference:+.4f}" for difference in differences)
-    lines += [
+    return [
+        *lines,
         f"| difference | {shown} | {statistics.mean(differences):+.4f} |",
         "",
         f"Standard deviation over seeds: {statistics.stdev(losses['float32']):.4f} in float32, "
         f"{statistics.stdev(losses['bfloat16']):.4f} in bfloat16.",
         "",
-        "Steps taken in turns; seconds are those of a machine that may do other work, too.",
-        "",
-        "| training step of | float32, s | bfloat16, s | bfloat16 is |",
-        "|---|---|---|---|",
     ]
-    for name, row in report["speed"].items():
-        lines.append(
-            f"| {name} | {row['float32']:.3f} | {row['bfloat16']:.3f} | {row['speed_of_bfloat16']:.2f} x as fast |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Train, time, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many; 0: no training runs, speed alone")
     parser.add_argument("--steps", type=int, default=300, help="of each training run, a third of them warm-up")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a batch in these runs")
     parser.add_argument("--rounds", type=int, default=7, help="measured steps of each model and precision")
@@ -140,9 +152,10 @@ def main() -> None:
     report = {
         "machine": machine() | {"threads": args.threads},
         "torch": torch.__version__,
+        "auto_is_bfloat16": TranslationTrainingArguments("not written to").bf16,
         "settings": {key: value for key, value in vars(args).items() if key != "output"},
         "speed": {name: speed(name, args.rounds, device) for name in SIZES},
-        "validation_loss": validation_losses(args.seeds, args.steps, args.max_tokens),
+        "validation_loss": validation_losses(args.seeds, args.steps, args.max_tokens) if args.seeds else {},
     }
     print(table(report))
     if args.output:
