@@ -8,6 +8,7 @@ line with the words around it, its value computed. What no result says (how larg
 """
 
 import json
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -27,11 +28,14 @@ import streaming
 import study
 from figures import lines_with_figures, pattern, tables, without
 
+from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.training.model_card import card_of_results
 from hf_deepwide.training.recipe import differences, load_recipe
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+DATA = Path(os.environ.get("HF_DEEPWIDE_DATA", ROOT.parent / "shared" / "data"))
 STUDIES = sorted(file.stem for file in study.HERE.glob("*.yaml"))
 
 
@@ -346,6 +350,19 @@ def test_a_run_of_a_study_is_of_its_recipe(name):
             folder = Path(run["recipe"]["training"]["output_dir"]).parent
             recipe = study.recipe_of(of_study, systems[system], settings[setting], seed, folder)
             assert differences(recipe.values, run["recipe"]) == []
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora, by HF_DEEPWIDE_DATA")
+@pytest.mark.parametrize("name", STUDIES)
+def test_translations_that_are_kept_have_the_score_of_their_run(name, monkeypatch):
+    monkeypatch.setenv("HF_DEEPWIDE_DATA", str(DATA))
+    of_study = study.load_study(study.HERE / f"{name}.yaml")
+    references, lowercase = kept_runs.test_references(of_study)
+    for file in sorted((study.HERE / "results" / name).rglob("*.txt")):
+        run = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        metric = of_study.metric
+        scores = score(list(read_lines(file)), references, lowercase=lowercase, metrics=[metric])
+        assert scores[metric] == pytest.approx(run["test"][metric]), file.name
 
 
 TITLES = {  # what a title says, and the keys of the recipe that say so
