@@ -229,6 +229,8 @@ def test_a_row_is_of_the_studys_seeds_with_the_best_setting(small, folders):
     assert text.endswith("\n\n| made again | seed | sacreBLEU | in the table |\n|---|---|---|---|\n"
                          "| vanilla Transformer | 4 | 29.00 | 31.50 ± 0.87 |\n")  # fmt: skip
     assert "99" not in text
+    words = "Made again with seed 4, vanilla Transformer has 29.00 where the table has 31.50 ± 0.87."
+    assert words in report.overview(small, folders.results).replace("\n", " ")
 
 
 def test_a_single_seed_has_no_error(small, folders):

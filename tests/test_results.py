@@ -51,13 +51,13 @@ def table(module, name):
 
 def quality(name):
     """The table of a quality study."""
-    return report.page(study.load_study(study.HERE / f"{name}.yaml"), study.HERE / "results" / name)[1]
+    return report.page(*quality_study(name))[1]
 
 
 def quality_runs(name):
     """The list of a quality study's runs."""
-    of_study = study.load_study(study.HERE / f"{name}.yaml")
-    return report.every_run(of_study, kept_runs.load_results(of_study, study.HERE / "results" / name))
+    of_study, results = quality_study(name)
+    return report.every_run(of_study, kept_runs.load_results(of_study, results))
 
 
 def latent(part):
@@ -190,14 +190,18 @@ def diverged():
     return load("latent_depth/deep")["multi30k_en_de_deep_postnorm"]["validation_loss"]
 
 
-def quality_study():
-    """The study whose short table stands at the top, and where its results lie."""
-    return study.load_study(study.HERE / "multi30k.yaml"), study.HERE / "results" / "multi30k"
+def quality_study(name="multi30k"):
+    """A study, that of the top if no other is asked for, and where its results lie."""
+    return study.load_study(study.HERE / f"{name}.yaml"), study.HERE / "results" / name
 
 
 README = {
-    # at the top
-    "quality": lambda: report.overview(*quality_study()),
+    # at the top, and what explains it
+    **{
+        f"quality: {name}": lambda name=name: report.overview(*quality_study(name))
+        for name in STUDIES
+        if (study.HERE / "results" / name).is_dir()
+    },
     "its size": lambda: "at {:.0f} million parameters, {num_train_epochs} epochs".format(
         report.page(*quality_study())[0]["vanilla"]["parameters"] / 1e6,
         **{key.rpartition(".")[2]: value for key, value in quality_study()[0].overrides.items()},

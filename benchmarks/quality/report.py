@@ -50,7 +50,7 @@ def page(study: "Study", results: Path, everything: Everything | None = None) ->
         everything = load_results(study, results)
     kept, rows = chosen(study, everything)
     summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
-    return summary, table(study, summary) + grid(study, rows, summary) + repetitions(study, kept, summary)
+    return summary, table(study, summary) + grid(study, rows, summary) + repetitions_table(study, kept, summary)
 
 
 def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
@@ -126,7 +126,7 @@ def seeds_of(seeds: list[int]) -> str:
 def overview(study: "Study", results: Path) -> str:
     """What the README shows, in Markdown: scores, and the speeds of `speed.py`, beside the baseline's."""
     everything = load_results(study, results)
-    _, rows = chosen(study, everything)
+    kept, rows = chosen(study, everything)
     summary, _ = page(study, results, everything)
     file = results / "speed.json"
     speeds = json.loads(file.read_text(encoding="utf-8"))["systems"] if file.is_file() else {}
@@ -142,7 +142,7 @@ def overview(study: "Study", results: Path) -> str:
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
         cells += [*against_baseline(row, study.metric), *(times if speeds else [])]
         lines.append(f"| {' | '.join(cells)} |")
-    words = textwrap.fill(" ".join(state(study, everything, summary)), 119)
+    words = textwrap.fill(" ".join([*repeated(study, kept, summary), *state(study, everything, summary)]), 119)
     return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
 
 
@@ -210,15 +210,29 @@ def with_error(value: dict[str, Any], sign: str = "-") -> str:
     return f"{value['mean']:{sign}.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
-def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> str:
-    """Rows that were made again with seeds that are not the study's."""
-    lines = [
-        f"| {summary[name]['title']} | {seed} | {run['test'][study.metric]:.2f} "
-        f"| {with_error(summary[name][study.metric])} |"
+def repetitions(
+    study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]
+) -> list[tuple[str, int, str, str]]:
+    """Rows that were made again with seeds that are not the study's: title, seed, score, and what the table has."""
+    return [
+        (summary[name]["title"], seed, f"{run['test'][study.metric]:.2f}", with_error(summary[name][study.metric]))
         for name, of_seeds in kept.items()
         for seed, run in of_seeds.items()
         if seed not in study.seeds and name in summary
     ]
+
+
+def repeated(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> list[str]:
+    """The same in sentences."""
+    return [
+        f"Made again with seed {seed}, {title} has {again} where the table has {before}."
+        for title, seed, again, before in repetitions(study, kept, summary)
+    ]
+
+
+def repetitions_table(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> str:
+    """The same as a table."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in repetitions(study, kept, summary)]
     if not lines:
         return ""
     head = ["", f"| made again | seed | {TITLES[study.metric]} | in the table |", "|---|---|---|---|"]
