@@ -189,9 +189,10 @@ def learning(summary: dict[str, dict[str, Any]]) -> list[str]:
     at_end = [all(row["best_is_last"]) for row in summary.values() if "best_is_last" in row]
     if not any(at_end):
         return []
+    some = "all" if all(at_end) else f"{sum(at_end)} of"
     return [
-        f"Of {sum(at_end)} of these {len(at_end)} systems the last checkpoint is the best: they were still learning "
-        "when training ended, and the order may be another after more of it."
+        f"Of {some} these {len(at_end)} systems the last checkpoint is the best: they were still learning when "
+        "training ended, and the order may be another after more of it."
     ]
 
 
