@@ -50,7 +50,8 @@ def page(study: "Study", results: Path, everything: Everything | None = None) ->
         everything = load_results(study, results)
     kept, rows = chosen(study, everything)
     summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
-    return summary, table(study, summary) + grid(study, rows, summary) + repetitions_table(study, kept, summary)
+    again = "".join(f"\n{line}\n" for line in repetitions(study, kept, summary))
+    return summary, table(study, summary) + grid(study, rows, summary) + again
 
 
 def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
@@ -142,7 +143,7 @@ def overview(study: "Study", results: Path) -> str:
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
         cells += [*against_baseline(row, study.metric), *(times if speeds else [])]
         lines.append(f"| {' | '.join(cells)} |")
-    words = textwrap.fill(" ".join([*repeated(study, kept, summary), *state(study, everything, summary)]), 119)
+    words = textwrap.fill(" ".join([*repetitions(study, kept, summary), *state(study, everything, summary)]), 119)
     return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
 
 
@@ -211,33 +212,15 @@ def with_error(value: dict[str, Any], sign: str = "-") -> str:
     return f"{value['mean']:{sign}.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
-def repetitions(
-    study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]
-) -> list[tuple[str, int, str, str]]:
-    """Rows that were made again with seeds that are not the study's: title, seed, score, and what the table has."""
+def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> list[str]:
+    """Sentences on rows that were made again with seeds that are not the study's."""
     return [
-        (summary[name]["title"], seed, f"{run['test'][study.metric]:.2f}", with_error(summary[name][study.metric]))
+        f"Made again with seed {seed}, {summary[name]['title']} has {run['test'][study.metric]:.2f} where the table "
+        f"has {with_error(summary[name][study.metric])}."
         for name, of_seeds in kept.items()
         for seed, run in of_seeds.items()
         if seed not in study.seeds and name in summary
     ]
-
-
-def repeated(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> list[str]:
-    """The same in sentences."""
-    return [
-        f"Made again with seed {seed}, {title} has {again} where the table has {before}."
-        for title, seed, again, before in repetitions(study, kept, summary)
-    ]
-
-
-def repetitions_table(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> str:
-    """The same as a table."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in repetitions(study, kept, summary)]
-    if not lines:
-        return ""
-    head = ["", f"| made again | seed | {TITLES[study.metric]} | in the table |", "|---|---|---|---|"]
-    return "\n".join(head + lines) + "\n"
 
 
 def every_run(study: "Study", everything: Everything) -> str:

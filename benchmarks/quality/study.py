@@ -12,7 +12,7 @@ results and translations go to benchmarks/quality/results/STUDY, with table and 
 and the short table to README.md. A run whose results are there is not made again, on whatever machine it was made,
 and one that was interrupted is resumed: give the same command. To make the study from the beginning, give `--results`
 an empty folder; pages and cards then go there. Seeds that are not the study's, of the second command, repeat rows of
-the table: they are listed below it and change none of its numbers.
+the table: they are told below it and change none of its numbers.
 """
 
 import argparse
