@@ -2,14 +2,14 @@
 
     python benchmarks/precision.py                                       # a table
     python benchmarks/precision.py --output benchmarks/results/precision # and precision.json, precision.md
-    python benchmarks/precision.py --seeds 0 --output benchmarks/results/precision_without_amx  # speed, elsewhere
+    python benchmarks/precision.py --seeds 0 --output benchmarks/results/precision_amd  # speed; or _intel_without_amx
 
 First the quick start's model is trained on its corpus in both precisions, from several seeds. Runs of one seed begin
 with the same weights and see the same batches, so that what differs is precision; seeds tell how much chance there is.
 Then models of three sizes take training steps (forward, backward, clipping, AdamW) in both precisions, in turns, on
 the same batch; what counts is the median over the rounds of the ratio in the same round. Each precision has the
 attention that is faster with it on this device, as training has (`attn_implementation: auto`). Processors differ in
-which of the two is faster, so the speed is measured on two kinds of them.
+which of the two is faster, so the speed is measured on three kinds of them.
 """
 
 import argparse

@@ -73,10 +73,18 @@ def test_masks_suit_weights_in_half_precision(case, dtype, attention):
     assert empty.isfinite().all()
 
 
-@pytest.mark.parametrize(("flags", "bf16"), [("avx512_bf16 amx_bf16", True), ("avx512_bf16", False), ("sse2", False)])
-def test_auto_is_bfloat16_where_that_is_faster(flags, bf16, tmp_path, monkeypatch):
-    """On x86 with AMX, and not with the conversions and dot products of AVX-512 alone."""
+@pytest.mark.parametrize(
+    ("vendor", "flags", "bf16"),
+    [
+        ("GenuineIntel", "avx512_bf16 amx_bf16", True),
+        ("GenuineIntel", "avx512_bf16", False),
+        ("AuthenticAMD", "avx512_bf16", True),
+        ("AuthenticAMD", "avx512f", False),
+    ],
+)
+def test_auto_is_bfloat16_where_that_is_faster(vendor, flags, bf16, tmp_path, monkeypatch):
+    """On x86 with AMX; with the conversions and dot products of AVX-512 alone only on AMD's."""
     monkeypatch.setattr(arguments.sys, "platform", "linux")
-    monkeypatch.setattr(arguments.Path, "read_text", lambda *_, **__: f"flags : fpu {flags} avx2")
+    monkeypatch.setattr(arguments.Path, "read_text", lambda *_, **__: f"vendor_id : {vendor}\nflags : {flags}")
     training = TranslationTrainingArguments(str(tmp_path), use_cpu=True)
     assert (training.bf16, training.attn_implementation) == (bf16, "eager" if bf16 else "sdpa")

@@ -17,6 +17,7 @@ import depthwise_lstm
 import depthwise_lstm_speed
 import finite
 import kept_runs
+import kernel_caches
 import latent_depth
 import multi30k
 import multipath_speed
@@ -81,9 +82,12 @@ PAGES = {
     **{f"benchmarks/results/depthwise_lstm/{part}.md": partial(lstm, part) for part in depthwise_lstm.TABLES},
     **{
         f"benchmarks/results/{module.__name__}.md": partial(table, module, module.__name__)
-        for module in (depthwise_lstm_speed, finite, multipath_speed, precision, streaming)
+        for module in (depthwise_lstm_speed, finite, kernel_caches, multipath_speed, precision, streaming)
     },
-    "benchmarks/results/precision_without_amx.md": partial(table, precision, "precision_without_amx"),
+    **{
+        f"benchmarks/results/{name}.md": partial(table, precision, name)
+        for name in ("precision_amd", "precision_intel_without_amx")
+    },
     "benchmarks/results/resume_matrix.md": lambda: resume_matrix.table(
         load("resume_matrix"), len(resume_matrix.cases(seed=1))
     ),
@@ -208,9 +212,11 @@ README = {
     ),
     # under "Runs that are left alone"
     "bfloat16": lambda: f"{speed_of_bfloat16('precision')} on a processor with AMX",
-    "bfloat16 elsewhere": lambda: (
-        f"{speed_of_bfloat16('precision_without_amx')} on one with AVX-512's instructions alone"
-    ),
+    "bfloat16 of AMD": lambda: f"{speed_of_bfloat16('precision_amd')} on one of AMD with AVX-512's BF16",
+    "bfloat16 of Intel": lambda: f"{speed_of_bfloat16('precision_intel_without_amx')} on one of Intel with that alone",
+    "few kernels": lambda: (
+        "{peak_by_default:.2f} times the memory in {seconds_by_default:.2f} times the time"
+    ).format(**load("kernel_caches")["caches"]["bounded"]),
     # Multi30k
     "multi30k": multi30k.table,
     "its setting": lambda: (

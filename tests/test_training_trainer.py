@@ -3,13 +3,16 @@
 import copy
 import io
 import math
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from tiny_run import tiny_recipe, tiny_values
@@ -27,7 +30,7 @@ from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
 from hf_deepwide.training.memory import keep_memory, peak_memory
 from hf_deepwide.training.plots import plot_learning_curves
 from hf_deepwide.training.recipe import check_recipe
-from hf_deepwide.training.run import run_recipe
+from hf_deepwide.training.run import begin, run_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
 
 FAMILIES = ["vanilla_transformer", "mat", "marian"]
@@ -390,6 +393,35 @@ def test_learning_curves_leave_out_what_was_not_logged(tmp_path):
 
 def test_memory_can_be_kept():
     assert keep_memory() is (sys.platform == "linux")
+
+
+def test_kernels_of_shapes_that_are_not_used_again_are_forgotten():
+    """In a process of its own, as the caches are as large as the first product finds them."""
+    code = """if True:
+        import torch
+        from hf_deepwide.training.memory import bound_kernel_caches, peak_memory
+        torch.set_num_threads(1)
+        bound_kernel_caches()
+        inputs, weight = torch.randn(1000, 512).bfloat16(), torch.randn(512, 512).bfloat16()
+        inputs @ weight
+        before = peak_memory()
+        for rows in range(1, 401):
+            torch.nn.functional.linear(inputs[:rows], weight)
+        print((peak_memory() - before) / 2**20)
+        """
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("CACHE_CAPACITY")}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert float(ran.stdout) < 100  # MiB; 270 if none is forgotten, where bfloat16 has kernels of its own
+
+
+def test_a_run_keeps_few_kernels_unless_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back afterwards
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    recipe = tiny_recipe(tmp_path / "run")
+    begin(recipe, recipe.training_arguments(), overwrite=False, process=PartialState())
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
 
 
 def test_peak_memory_is_what_the_kernel_says():

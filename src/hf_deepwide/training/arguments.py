@@ -172,12 +172,13 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
 
 
 def cpu_is_faster_in_bf16() -> bool:
-    """True if training in bfloat16 is faster than in float32 on this processor (x86: AMX; Arm: BF16).
+    """True if training in bfloat16 is faster than in float32 on this processor.
 
-    With AVX-512's BF16 alone it is slower: only matrix products have such instructions, and not by enough to pay for
-    the conversions and for all that is emulated (benchmarks/precision.py, on a processor of either kind).
+    It is with AMX, with Arm's BF16, and with the BF16 of AVX-512 where its dot products run at full rate, as AMD's do.
+    On Intel's processors these alone do not pay for the conversions and for all that is emulated
+    (benchmarks/precision.py, on a processor of each x86 kind).
     """
     if not sys.platform.startswith("linux"):
         return False
     words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    return bool(words & {"amx_bf16", "bf16"})
+    return bool(words & {"amx_bf16", "bf16"}) or words >= {"AuthenticAMD", "avx512_bf16"}

@@ -1,17 +1,16 @@
-"""Memory of the process: keep what was freed, and say how much was held at most."""
+"""Memory of the process: keep what was freed, forget kernels of shapes gone by, say how much was held at most."""
 
 import ctypes
-import logging
+import os
 import sys
 
 import psutil
 import torch
 
-logger = logging.getLogger(__name__)
-
 M_TRIM_THRESHOLD = -1  # malloc.h
 M_MMAP_THRESHOLD = -3
 KEEP = 1 << 30  # bytes
+KERNELS = "32"  # more than the shapes of one layer, forward and backward
 
 
 def keep_memory() -> bool:
@@ -30,6 +29,18 @@ def keep_memory() -> bool:
     except OSError:
         return False
     return all(mallopt(option, KEEP) == 1 for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+
+
+def bound_kernel_caches() -> None:
+    """Let PyTorch and oneDNN keep the kernels of the shapes just used, and not those of the last 1,024.
+
+    On a CPU, oneDNN makes a kernel for each shape of a bfloat16 product (float32 goes to another library), and batches
+    by tokens come in hundreds of shapes, with dozens of products each: the kernels kept come to more memory than all
+    else, and finding them again is no faster than making them (benchmarks/kernel_caches.py). To be called before the
+    first such product; what the environment says already stays.
+    """
+    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # PyTorch's, and the library's own
+        os.environ.setdefault(cache, KERNELS)
 
 
 def peak_memory() -> int:

@@ -49,7 +49,7 @@ from .checkpoints import (
 )
 from .durable import STAGING, remove, write_whole
 from .faults import FAULTS
-from .memory import keep_memory
+from .memory import bound_kernel_caches, keep_memory
 from .model_card import write_model_card
 from .plots import plot_learning_curves
 from .recipe import MARK, NO_DIFFERENCE, RECIPE, Recipe, differences, parse_yaml, read_mark, to_yaml
@@ -151,6 +151,7 @@ def begin(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool, p
     else:
         disable_progress_bars()
     process.wait_for_everyone()
+    bound_kernel_caches()
     if args.keep_memory:
         keep_memory()
     return last_checkpoint(recipe.output_dir)
