@@ -39,7 +39,7 @@ VARIANTS = {
 def latent(**fields):
     """A scrambled model of three languages that chooses as in `CHOSEN`, in evaluation."""
     fields = {"num_posteriors": 3, "posterior_names": LANGUAGES, **fields}
-    model = scramble(LatentDepthForConditionalGeneration(LatentDepthConfig(**{**SIZES, **fields}))).eval()
+    model = scramble(LatentDepthForConditionalGeneration(LatentDepthConfig(**{**SIZES, **fields}))).eval().double()
     for stack, selection in model.layer_selections.items():
         with torch.no_grad():
             sign = -torch.ones_like(selection.layer_logits)
@@ -73,7 +73,7 @@ def test_the_result_computes_what_the_model_does(fields, language, selection):
     assert type(pruned) is VanillaTransformerForConditionalGeneration
     assert not pruned.training
     expected = logits(model, posteriors=torch.tensor([index] * 3))
-    torch.testing.assert_close(logits(pruned), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits(pruned), expected, atol=1e-10, rtol=0)
     depths = (pruned.config.encoder_layers, pruned.config.decoder_layers)
     if selection == "hard":
         encoder = 2 if "latent_encoder" in fields else len(CHOSEN["encoder"][index])

@@ -1,8 +1,9 @@
 """Generation: every mode that transformers offers offline, with every cache, agrees with the plain forward pass."""
 
+import model_cases
 import pytest
 import torch
-from model_cases import CASES, build, needs_transformers, source, tokens
+from model_cases import CASES, needs_transformers, source, tokens
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import CompileConfig
 from transformers.generation.utils import GENERATION_MODES_MAPPING
@@ -10,7 +11,12 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 NEW = 6
 SOME = ["vanilla", "mat-3", "mat-2-prenorm", "latent-decoder-hard", "lstm-two"]
 SPREAD = {"no_repeat_ngram_size": 1}  # random tied models repeat themselves; every step must matter
-CLOSE = {"atol": 2e-5, "rtol": 2e-5}
+CLOSE = {"atol": 2e-6, "rtol": 2e-6, "check_dtype": False}  # `generate` keeps logits in float32
+
+
+def build(case, **changes):
+    """A case's model in float64: in float32 some positions of it are badly conditioned."""
+    return model_cases.build(case, **changes).double()
 
 
 def generate(model, inputs=None, **options):
@@ -145,7 +151,7 @@ def test_beam_search_scores_are_those_of_the_sentences_it_returns(case):
         logits = model(**repeated, decoder_input_ids=out.sequences[:, :-1], use_cache=False).logits
     chosen = logits.log_softmax(-1).gather(2, target[..., None])[..., 0]
     expected = chosen.masked_fill(after, 0).sum(1) / lengths**0.6
-    torch.testing.assert_close(out.sequences_scores, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out.sequences_scores, expected, **CLOSE)
     scores = out.sequences_scores.view(3, 3)
     assert (scores[:, :-1] >= scores[:, 1:]).all()
     for row in range(3):
