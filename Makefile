@@ -26,7 +26,7 @@ quickstart: setup
 	$(RUN) scripts/quickstart.py
 
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile
 
 check: setup
 	$(RUN) -m ruff check .

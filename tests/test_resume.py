@@ -199,7 +199,8 @@ def test_a_read_only_folder(tmp_path):
     (source / "model.safetensors").chmod(0o644)
     output.mkdir()
     (output / "model.safetensors").write_bytes(b"old")
-    for folder in (*tmp_path.parents[:2], tmp_path, source):
+    above = [folder for folder in tmp_path.parents if folder.name.startswith(("pytest-", "popen-"))]
+    for folder in (*above, tmp_path, source):
         folder.chmod(0o755)
     output.chmod(0o555)
     with unprivileged():
