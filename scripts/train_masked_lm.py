@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.errors import run_script
 from hf_deepwide.training.masked_lm import MaskedLMRecipe, run_masked_lm
+from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.recipe import load_recipe, parse_script
 
 
@@ -37,7 +38,8 @@ def main() -> None:
     disable_progress_bar()  # of loading and saving weights, which takes no time; training keeps its own
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("hf_deepwide").setLevel(logging.INFO if first else logging.ERROR)
-    results = run_masked_lm(recipe, script.overwrite)
+    with leaving_process_group():
+        results = run_masked_lm(recipe, script.overwrite)
     if first:
         for split in ("validation", "test"):
             for name, value in results.get(split, {}).items():

@@ -25,6 +25,7 @@ import os
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.errors import run_script
+from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.recipe import load_recipe, parse_script
 from hf_deepwide.training.run import run_recipe
 
@@ -42,7 +43,8 @@ def main() -> None:
     disable_progress_bar()  # of loading and saving weights, which takes no time; training keeps its own
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("hf_deepwide").setLevel(logging.INFO if first else logging.ERROR)
-    results = run_recipe(recipe, script.overwrite)
+    with leaving_process_group():
+        results = run_recipe(recipe, script.overwrite)
     if first:
         test = results.get("test", {})
         pairs = test.get("pairs", {"": test})

@@ -22,10 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import yaml
 from tiny_run import ENVIRONMENT, SCRIPT, tiny_values
 
 from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.training.preemption import SIGNALS
 
 GRACE = 20  # seconds that a launcher gives the other processes once one has ended; torchrun's default is 30
 
@@ -166,6 +168,9 @@ def _child(job: dict[str, Any], rank: int, port: int, log: Path) -> int:
         code = end.code or 0
     except BaseException:
         traceback.print_exc()
+        code = 1
+    if code in (0, *(128 + number for number in SIGNALS)) and dist.is_initialized():
+        print("the process ended in good order, but did not leave its group")
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

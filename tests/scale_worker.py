@@ -29,6 +29,7 @@ from hf_deepwide.models.dropout import Dropout
 from hf_deepwide.training import trainer as trainer_module
 from hf_deepwide.training.build import build_model
 from hf_deepwide.training.faults import NonFiniteError
+from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
 
@@ -313,4 +314,5 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    with leaving_process_group():
+        main(Path(sys.argv[1]))

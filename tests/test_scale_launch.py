@@ -24,6 +24,7 @@ total = torch.ones(1)
 torch.distributed.all_reduce(total)
 with open(f"{sys.argv[1]}/{state.process_index}", "w") as file:
     file.write(str(int(total)))
+state.destroy_process_group()
 """
 
 

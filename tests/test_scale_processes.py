@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import scale_worker
 import torch
+import torch.distributed as dist
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 from scale_worker import DROPPING, FAMILIES, SENTENCES, STREAMED
@@ -18,6 +20,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
+from hf_deepwide.training.preemption import Interrupted
+from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.replay import replay
 
 
@@ -210,3 +214,17 @@ def test_unused_parameters_are_looked_for_where_there_may_be_some(family, looked
     """Of our families what is skipped gets gradients of zero, as the runs with dropping show; None: by Trainer."""
     trainer = scale_worker.make_trainer(corpus, tmp_path, family, {})
     assert trainer.args.ddp_find_unused_parameters is looked_for
+
+
+@pytest.mark.parametrize(("end", "left"), [(None, True), (Interrupted(15), True), (ValueError("one process"), False)])
+def test_a_group_is_left_by_all_or_by_none(end, left):
+    """Not after an error of one process, which would wait for the others, and they for it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with nullcontext() if end is None else pytest.raises(type(end)), leaving_process_group():
+            if end is not None:
+                raise end
+        assert dist.is_initialized() is not left
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
