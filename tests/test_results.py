@@ -375,6 +375,21 @@ def test_translations_that_are_kept_have_the_score_of_their_run(name, monkeypatc
         assert scores[metric] == pytest.approx(run["test"][metric]), file.name
 
 
+def test_runs_that_were_made_again_came_out_the_same():
+    """On another machine with such a processor, by a later version of the library: to the last digit."""
+    made_again = study.HERE / "results" / "multi30k" / "made_again"
+    for file in sorted(made_again.glob("*.json")):
+        system = file.name.partition("_learning_rate")[0]
+        first, again = (
+            json.loads(path.read_text(encoding="utf-8")) for path in (made_again.parent / system / file.name, file)
+        )
+        assert differences(first["recipe"], again["recipe"]) == []
+        assert first["train"]["minutes"] != again["train"]["minutes"], "the same run"
+        for key in ("steps", "target_tokens", "best_validation_loss", "weights"):
+            assert first["train"][key] == again["train"][key]
+        assert first["test"] == again["test"]
+
+
 TITLES = {  # what a title says, and the keys of the recipe that say so
     r"(\d+) branch(?:es)?": ["attention_branches"],
     r"drop-branch ([\d.]+)": ["drop_branch"],
