@@ -12,6 +12,7 @@ import kept_runs
 import numpy as np
 import pytest
 import report
+import speed
 import study
 import yaml
 from paper_rows import parameters_of
@@ -393,6 +394,23 @@ def test_speeds_are_shown_of_the_runs_that_are_in_the_table(small, folders):
     assert "| 1.25 x | 1.50 x |" in report.overview(small, folders.results)
     keep(small, folders, "vanilla", 1, 1, loss=2.0)  # another setting is the best now
     assert "| vanilla Transformer | 3.00 M | 30.00 |  |  | 1 |  |  |" in report.overview(small, folders.results)
+
+
+def test_models_that_are_timed_are_those_of_the_results():
+    """Also what pruning leaves of them, which the untrained models are told."""
+    loaded = study.load_study(FOLDER / "multi30k.yaml")
+    rows = kept_runs.chosen(loaded, kept_runs.load_results(loaded, FOLDER / "results" / "multi30k"))[1]
+    runs = {name: of_seeds[1] for name, of_seeds in rows.items()}
+    models, pruned = speed.make_models(runs, vocabulary=8000)
+    assert {name: model.num_parameters() for name, model in (models | pruned).items()} == {
+        name: run["parameters"] for name, run in runs.items()
+    }
+    assert len(pruned) == 2
+    changed = {**runs["vanilla"], "parameters": 3}
+    with pytest.raises(
+        UserError, match=r"vanilla_learning_rate.* has 3 parameters, and a model by its recipe now has"
+    ):
+        speed.untrained(changed, vocabulary=8000)
 
 
 def test_runs_that_end_while_a_page_is_written_are_on_the_next(small, folders, monkeypatch):

@@ -1,12 +1,12 @@
-"""Speed of a study's trained models beside its baseline: all in one process, taking turns.
+"""Speed of a study's models beside its baseline: all in one process, taking turns.
 
     python benchmarks/quality/speed.py benchmarks/quality/multi30k.yaml --threads 1
 
 The speeds that runs report of themselves were taken while other runs shared the machine. Here each system takes a
 training step (forward, backward, clipping, AdamW; bf16; 256 sentences of 16 tokens, about the corpus's mean) and a
 translation (float32; 32 sentences of 24 tokens, 4 beams, 40 tokens each) in each round; what counts is the median over
-the rounds of the ratio to the baseline in the same round. Needs the runs of the study's first seed, each with the
-setting that the search has chosen.
+the rounds of the ratio to the baseline in the same round. Models are of the committed results' recipes, untrained:
+their weights have no part in speed, but for how many layers a latent depth has left, which is set as the results say.
 """
 
 import argparse
@@ -16,15 +16,15 @@ import statistics
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from kept_runs import PRUNED, best_setting, load_results, tried_by_all
-from study import HERE, load_study, run_name
-from transformers import AutoModelForSeq2SeqLM
+from kept_runs import PRUNED, chosen, folder_of, load_results, trained
+from study import HERE, load_study
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, set_seed
 
 from hf_deepwide import prune
 from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.loading import load_model
 from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.memory import keep_memory
 
@@ -37,12 +37,50 @@ SENTENCES, LENGTH = 256, 16  # of a training batch
 SOURCES, SOURCE_LENGTH, BEAMS = 32, 24, 4  # of a translation
 
 
+def untrained(run: dict[str, Any], vocabulary: int) -> PreTrainedModel:
+    """A model of the size that a run has trained.
+
+    Raises:
+        UserError: it has another number of parameters: this code makes other models than that which made the results.
+    """
+    fields = {key: value for key, value in run["recipe"]["model"].items() if key not in ("family", "init_from")}
+    config = AutoConfig.for_model(run["recipe"]["model"]["family"], vocab_size=vocabulary, **fields)
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
+    if model.num_parameters() != run["parameters"]:
+        raise UserError(
+            f"{folder_of(run)} has {run['parameters']:,} parameters, and a model by its recipe now has "
+            f"{model.num_parameters():,}; make the run again"
+        )
+    return model
+
+
+@torch.no_grad()
+def select_layers(model: PreTrainedModel, layers: dict[str, int]) -> None:
+    """Let a latent-depth model keep as many layers of each stack, the lowest."""
+    for stack, selection in model.layer_selections.items():
+        selection.layer_logits.fill_(-1.0)
+        selection.layer_logits[:, : layers[stack]] = 1.0
+
+
+def make_models(
+    runs: dict[str, dict[str, Any]], vocabulary: int
+) -> tuple[dict[str, PreTrainedModel], dict[str, PreTrainedModel]]:
+    """Name to model: the systems, and those that are pruned."""
+    models = {name: untrained(run, vocabulary) for name, run in runs.items() if not name.startswith(PRUNED)}
+    pruned = {}
+    for name in [name for name in runs if name not in models]:
+        select_layers(models[trained(name)], runs[name]["layers"])
+        pruned[name] = prune(models[trained(name)])
+    return models, pruned
+
+
 def main() -> None:
-    """Load, take turns, write."""
+    """Build, take turns, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, help="the study, a YAML file")
-    parser.add_argument("--runs", type=Path, default=Path("runs", "quality"), help="folder of the runs")
-    parser.add_argument("--results", type=Path, help="folder for speed.json; default: results/STUDY beside this file")
+    parser.add_argument(
+        "--results", type=Path, help="of the study, and for speed.json; default: results/STUDY beside this file"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="measured turns of each system")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
     args = parser.parse_args()
@@ -50,22 +88,13 @@ def main() -> None:
     keep_memory()
     study = load_study(args.study)
     results = args.results or HERE / "results" / study.name
-    kept = load_results(study, results)
-    chosen = best_setting(study, kept, tried_by_all(study, kept))
-    models, pruned, runs = {}, {}, {}
-    for system in study.systems:
-        if system.name not in chosen:
-            continue
-        run = args.runs / study.name / run_name(system, chosen[system.name], study.seeds[0])
-        if (run / "results.json").is_file():
-            runs[system.name] = runs[f"{PRUNED}{system.name}"] = run.name
-            models[system.name] = load_model(AutoModelForSeq2SeqLM, run, attn_implementation="eager")
-            if system.prune:
-                pruned[f"{PRUNED}{system.name}"] = prune(models[system.name])
-    if study.baseline not in models:
-        raise UserError(f"{args.runs / study.name}: no run of the baseline has ended; train it by study.py first")
-
-    vocabulary = models[study.baseline].config.vocab_size
+    _, rows = chosen(study, load_results(study, results))
+    if study.baseline not in rows:
+        raise UserError(f"{results}: no run of the baseline has ended; train it by study.py first")
+    runs = {name: of_seeds[study.seeds[0]] for name, of_seeds in rows.items()}
+    vocabulary = study.recipe["tokenizer"]["vocab_size"]
+    set_seed(0)
+    models, pruned = make_models(runs, vocabulary)
     tokens = torch.randint(4, vocabulary, (2, SENTENCES, LENGTH))
     batch = {"input_ids": tokens[0], "attention_mask": torch.ones_like(tokens[0]), "labels": tokens[1]}
     source = torch.randint(4, vocabulary, (SOURCES, SOURCE_LENGTH))
@@ -81,7 +110,7 @@ def main() -> None:
         "torch": torch.__version__,
         "rounds": args.rounds,
         "systems": {
-            name: {"run": runs[name]}
+            name: {"run": folder_of(runs[name])}
             | {
                 what: {
                     "tokens_per_second": per_turn[what] / statistics.median(of_system[name]),
