@@ -85,7 +85,8 @@ def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
         "speaks of these trained models on such sentences, the standard error of other seeds. Validation loss: nats a "
         "token, label-smoothed as in training. Tokens and sentences a second are the runs' own, with other work "
         "beside them; `speed.py` measures speed. Peak memory is the process's, of which runs of earlier versions took "
-        "more ([kernel_caches.md](../../../results/kernel_caches.md)). Every run, with the scores' signatures: [runs.md](runs.md).",
+        "more ([kernel_caches.md](../../../results/kernel_caches.md)). Every run, with the scores' signatures: "
+        "[runs.md](runs.md).",
     ]
     return "\n".join(lines) + "\n"
 
