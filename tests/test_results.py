@@ -375,6 +375,21 @@ def test_translations_that_are_kept_have_the_score_of_their_run(name, monkeypatc
         assert scores[metric] == pytest.approx(run["test"][metric]), file.name
 
 
+def test_more_dropout_gave_no_system_a_better_validation_loss():
+    """Which the README says of the search on Multi30k."""
+    loaded = study.load_study(study.HERE / "multi30k.yaml")
+    everything = kept_runs.load_results(loaded, study.HERE / "results" / "multi30k")
+    rate = "training.learning_rate"
+    (more,) = [setting for setting in loaded.search if setting["model.dropout"] == 0.2]
+    (less,) = [setting for setting in loaded.search if setting[rate] == more[rate] and setting != more]
+    for system in loaded.systems:
+        losses = [
+            everything[system.name][kept_runs.key_of(setting), 1]["train"]["best_validation_loss"]
+            for setting in (less, more)
+        ]
+        assert losses[0] < losses[1], system.name
+
+
 def test_runs_that_were_made_again_came_out_the_same():
     """On another machine with such a processor, by a later version of the library: to the last digit."""
     made_again = study.HERE / "results" / "multi30k" / "made_again"
