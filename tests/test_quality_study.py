@@ -389,9 +389,15 @@ def test_systems_that_were_still_learning_are_counted(small, folders):
 def test_speeds_are_shown_of_the_runs_that_are_in_the_table(small, folders):
     keep(small, folders, "vanilla", 0, 1, loss=3.0)
     run = study.run_name(small.systems[0], small.search[0], 1)
-    measured = {"run": run, "training": {"by_baseline": 1.25}, "generation": {"by_baseline": 1.5}}
-    (folders.results / "speed.json").write_text(json.dumps({"systems": {"vanilla": measured}}), encoding="utf-8")
-    assert "| 1.25 x | 1.50 x |" in report.overview(small, folders.results)
+    times = {"training": {"by_baseline": 1.25}, "generation": {"by_baseline": 1.5}}
+
+    def shown(parameters):
+        measured = {"vanilla": {"run": run, "parameters": parameters, **times}}
+        (folders.results / "speed.json").write_text(json.dumps({"systems": measured}), encoding="utf-8")
+        return "| 1.25 x | 1.50 x |" in report.overview(small, folders.results)
+
+    assert not shown(2_900_000)  # the run was made again, and has pruned other layers
+    assert shown(3_000_000)
     keep(small, folders, "vanilla", 1, 1, loss=2.0)  # another setting is the best now
     assert "| vanilla Transformer | 3.00 M | 30.00 |  |  | 1 |  |  |" in report.overview(small, folders.results)
 

@@ -138,9 +138,9 @@ def overview(study: "Study", results: Path) -> str:
     head += ["speed of training", "of translation"] if speeds else []
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, row in summary.items():
-        speed = speeds.get(name, {})
-        if speed.get("run") != folder_of(rows[name][study.seeds[0]]):  # of other weights, and other layers left
-            speed = {}
+        speed, run = speeds.get(name, {}), rows[name][study.seeds[0]]
+        if (speed.get("run"), speed.get("parameters")) != (folder_of(run), run["parameters"]):
+            speed = {}  # of another setting, or of other layers that pruning has left
         times = [f"{speed[what]['by_baseline']:.2f} x" if what in speed else "" for what in ("training", "generation")]
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
         cells += [*against_baseline(row, study.metric), *(times if speeds else [])]

@@ -110,7 +110,7 @@ def main() -> None:
         "torch": torch.__version__,
         "rounds": args.rounds,
         "systems": {
-            name: {"run": folder_of(runs[name])}
+            name: {"run": folder_of(runs[name]), "parameters": runs[name]["parameters"]}
             | {
                 what: {
                     "tokens_per_second": per_turn[what] / statistics.median(of_system[name]),
