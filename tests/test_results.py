@@ -10,6 +10,7 @@ line with the words around it, its value computed. What no result says (how larg
 import json
 import os
 import re
+import statistics
 from functools import partial
 from pathlib import Path
 
@@ -199,6 +200,27 @@ def quality_study(name="multi30k"):
     return study.load_study(study.HERE / f"{name}.yaml"), study.HERE / "results" / name
 
 
+def in_bfloat16():
+    """Of runs that were made again in float32: what the first said of itself, and what the second does."""
+    results = study.HERE / "results" / "multi30k"
+    for file in sorted((results / "in_bfloat16").glob("*.json")):
+        system = file.name.partition("_learning_rate")[0]
+        if system.startswith(kept_runs.PRUNED):  # which computes what it did before
+            continue
+        first, again = (json.loads(path.read_text(encoding="utf-8")) for path in (file, results / system / file.name))
+        yield first, again
+
+
+def other_arithmetic():
+    """How far runs in float32 ended from those in bfloat16, in sacreBLEU."""
+    apart = [abs(again["test"]["bleu"] - first["test"]["bleu"]) for first, again in in_bfloat16()]
+    return (
+        f"{WORDS[len(apart)]} runs came out {statistics.mean(apart):.1f} sacreBLEU from what they had in "
+        "[bfloat16](benchmarks/quality/results/multi30k/in_bfloat16/) on average, and "
+        f"{max(apart):.1f} at most"
+    )
+
+
 README = {
     # at the top, and what explains it
     **{
@@ -211,6 +233,7 @@ README = {
         **{key.rpartition(".")[2]: value for key, value in quality_study()[0].overrides.items()},
     ),
     # under "Runs that are left alone"
+    "other arithmetic": other_arithmetic,
     "bfloat16": lambda: f"{speed_of_bfloat16('precision')} on a processor with AMX",
     "bfloat16 of AMD": lambda: f"{speed_of_bfloat16('precision_amd')} on one of AMD with AVX-512's BF16",
     "bfloat16 of Intel": lambda: f"{speed_of_bfloat16('precision_intel_without_amx')} on one of Intel with that alone",
@@ -405,6 +428,14 @@ def test_runs_that_were_made_again_came_out_the_same():
         for key in ("steps", "target_tokens", "best_validation_loss", "weights"):
             assert first["train"][key] == again["train"][key]
         assert first["test"] == again["test"]
+
+
+def test_runs_in_other_arithmetic_were_of_the_same_recipes():
+    for first, again in in_bfloat16():
+        assert differences(first["recipe"], again["recipe"]) == []
+        assert (first["train"]["precision"], again["train"]["precision"]) == ("bf16 autocast", "float32")
+        for key in ("steps", "target_tokens"):
+            assert first["train"][key] == again["train"][key]
 
 
 TITLES = {  # what a title says, and the keys of the recipe that say so
