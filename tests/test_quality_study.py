@@ -393,8 +393,11 @@ def test_speeds_are_shown_of_the_runs_that_are_in_the_table(small, folders):
 
     def shown(parameters):
         measured = {"vanilla": {"run": run, "parameters": parameters, **times}}
-        (folders.results / "speed.json").write_text(json.dumps({"systems": measured}), encoding="utf-8")
-        return "| 1.25 x | 1.50 x |" in report.overview(small, folders.results)
+        timed = {"machine": {"processor": "an abacus", "threads": 1}, "precision": "bfloat16", "systems": measured}
+        (folders.results / "speed.json").write_text(json.dumps(timed), encoding="utf-8")
+        text = report.overview(small, folders.results)
+        assert "Speeds: training in bfloat16, translating in float32, one core of an abacus." in " ".join(text.split())
+        return "| 1.25 x | 1.50 x |" in text
 
     assert not shown(2_900_000)  # the run was made again, and has pruned other layers
     assert shown(3_000_000)
@@ -407,7 +410,7 @@ def test_models_that_are_timed_are_those_of_the_results():
     loaded = study.load_study(FOLDER / "multi30k.yaml")
     rows = kept_runs.chosen(loaded, kept_runs.load_results(loaded, FOLDER / "results" / "multi30k"))[1]
     runs = {name: of_seeds[1] for name, of_seeds in rows.items()}
-    models, pruned = speed.make_models(runs, vocabulary=8000)
+    models, pruned = speed.make_models(runs, vocabulary=8000, attention="sdpa")
     assert {name: model.num_parameters() for name, model in (models | pruned).items()} == {
         name: run["parameters"] for name, run in runs.items()
     }
@@ -416,7 +419,7 @@ def test_models_that_are_timed_are_those_of_the_results():
     with pytest.raises(
         UserError, match=r"vanilla_learning_rate.* has 3 parameters, and a model by its recipe now has"
     ):
-        speed.untrained(changed, vocabulary=8000)
+        speed.untrained(changed, vocabulary=8000, attention="sdpa")
 
 
 def test_runs_that_end_while_a_page_is_written_are_on_the_next(small, folders, monkeypatch):

@@ -132,7 +132,8 @@ def overview(study: "Study", results: Path) -> str:
     kept, rows = chosen(study, everything)
     summary, _ = page(study, results, everything)
     file = results / "speed.json"
-    speeds = json.loads(file.read_text(encoding="utf-8"))["systems"] if file.is_file() else {}
+    timed = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    speeds = timed.get("systems", {})
     baseline = next(system.title for system in study.systems if system.name == study.baseline)
     head = ["system", "parameters", TITLES[study.metric], f"difference from {baseline}", "p", "seeds"]
     head += ["speed of training", "of translation"] if speeds else []
@@ -145,8 +146,18 @@ def overview(study: "Study", results: Path) -> str:
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
         cells += [*against_baseline(row, study.metric), *(times if speeds else [])]
         lines.append(f"| {' | '.join(cells)} |")
-    words = textwrap.fill(" ".join([*repetitions(study, kept, summary), *state(study, everything, summary)]), 119)
+    said = [*repetitions(study, kept, summary), *state(study, everything, summary), *speed_taken_on(timed)]
+    words = textwrap.fill(" ".join(said), 119)
     return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
+
+
+def speed_taken_on(timed: dict[str, Any]) -> list[str]:
+    """Where speeds were taken, if they were."""
+    if not timed:
+        return []
+    threads, processor = timed["machine"]["threads"], timed["machine"]["processor"]
+    cores = "one core" if threads == 1 else f"{threads} cores"
+    return [f"Speeds: training in {timed['precision']}, translating in float32, {cores} of {processor}."]
 
 
 def state(study: "Study", everything: Everything, summary: dict) -> list[str]:

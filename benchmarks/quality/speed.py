@@ -3,15 +3,15 @@
     python benchmarks/quality/speed.py benchmarks/quality/multi30k.yaml --threads 1
 
 The speeds that runs report of themselves were taken while other runs shared the machine. Here each system takes a
-training step (forward, backward, clipping, AdamW; bf16; 256 sentences of 16 tokens, about the corpus's mean) and a
+training step (forward, backward, clipping, AdamW; 256 sentences of 16 tokens, about the corpus's mean) and a
 translation (float32; 32 sentences of 24 tokens, 4 beams, 40 tokens each) in each round; what counts is the median over
-the rounds of the ratio to the baseline in the same round. Models are of the committed results' recipes, untrained:
+the rounds of the ratio to the baseline in the same round. Training has the precision and attention that runs have on
+this processor (`bf16: auto`). Models are of the committed results' recipes, untrained:
 their weights have no part in speed, but for how many layers a latent depth has left, which is set as the results say.
 """
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 from functools import partial
@@ -25,8 +25,10 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, set
 
 from hf_deepwide import prune
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.memory import keep_memory
+from hf_deepwide.training.run import machine
 
 sys.path.insert(0, str(HERE.parent))
 from generation_speed import NEW_TOKENS, seconds_to_generate
@@ -37,7 +39,7 @@ SENTENCES, LENGTH = 256, 16  # of a training batch
 SOURCES, SOURCE_LENGTH, BEAMS = 32, 24, 4  # of a translation
 
 
-def untrained(run: dict[str, Any], vocabulary: int) -> PreTrainedModel:
+def untrained(run: dict[str, Any], vocabulary: int, attention: str) -> PreTrainedModel:
     """A model of the size that a run has trained.
 
     Raises:
@@ -45,7 +47,7 @@ def untrained(run: dict[str, Any], vocabulary: int) -> PreTrainedModel:
     """
     fields = {key: value for key, value in run["recipe"]["model"].items() if key not in ("family", "init_from")}
     config = AutoConfig.for_model(run["recipe"]["model"]["family"], vocab_size=vocabulary, **fields)
-    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention)
     if model.num_parameters() != run["parameters"]:
         raise UserError(
             f"{folder_of(run)} has {run['parameters']:,} parameters, and a model by its recipe now has "
@@ -63,10 +65,11 @@ def select_layers(model: PreTrainedModel, layers: dict[str, int]) -> None:
 
 
 def make_models(
-    runs: dict[str, dict[str, Any]], vocabulary: int
+    runs: dict[str, dict[str, Any]], vocabulary: int, attention: str
 ) -> tuple[dict[str, PreTrainedModel], dict[str, PreTrainedModel]]:
     """Name to model: the systems, and those that are pruned."""
-    models = {name: untrained(run, vocabulary) for name, run in runs.items() if not name.startswith(PRUNED)}
+    trainable = {name: run for name, run in runs.items() if not name.startswith(PRUNED)}
+    models = {name: untrained(run, vocabulary, attention) for name, run in trainable.items()}
     pruned = {}
     for name in [name for name in runs if name not in models]:
         select_layers(models[trained(name)], runs[name]["layers"])
@@ -94,7 +97,10 @@ def main() -> None:
     runs = {name: of_seeds[study.seeds[0]] for name, of_seeds in rows.items()}
     vocabulary = study.recipe["tokenizer"]["vocab_size"]
     set_seed(0)
-    models, pruned = make_models(runs, vocabulary)
+    training_arguments = TranslationTrainingArguments(bf16="auto")
+    precision = torch.bfloat16 if training_arguments.bf16 else torch.float32
+    attention = training_arguments.attn_implementation
+    models, pruned = make_models(runs, vocabulary, attention)
     tokens = torch.randint(4, vocabulary, (2, SENTENCES, LENGTH))
     batch = {"input_ids": tokens[0], "attention_mask": torch.ones_like(tokens[0]), "labels": tokens[1]}
     source = torch.randint(4, vocabulary, (SOURCES, SOURCE_LENGTH))
@@ -102,12 +108,14 @@ def main() -> None:
         name: partial(seconds_to_generate, model.eval(), source, BEAMS) for name, model in (models | pruned).items()
     }
     seconds = {"generation": take_turns(translating, args.rounds)}  # before training moves the weights
-    training = {name: training_step(model.train(), batch, torch.bfloat16) for name, model in models.items()}
+    training = {name: training_step(model.train(), batch, precision) for name, model in models.items()}
     seconds["training"] = take_turns(training, args.rounds)
     per_turn = {"generation": SOURCES * NEW_TOKENS, "training": SENTENCES * LENGTH}
     report = {
-        "machine": f"{platform.machine()}, {args.threads} threads",
+        "machine": machine() | {"threads": args.threads},
         "torch": torch.__version__,
+        "precision": str(precision).removeprefix("torch."),
+        "attention": attention,
         "rounds": args.rounds,
         "systems": {
             name: {"run": folder_of(runs[name]), "parameters": runs[name]["parameters"]}
