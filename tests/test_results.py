@@ -200,6 +200,20 @@ def quality_study(name="multi30k"):
     return study.load_study(study.HERE / f"{name}.yaml"), study.HERE / "results" / name
 
 
+def hours_of_trainings():
+    """Of the study at the top, one core each; of what starts from a base without that base."""
+    of_study, results = quality_study()
+    everything = kept_runs.load_results(of_study, results)
+    minutes = [
+        run["train"]["minutes"]
+        for name, of_system in everything.items()
+        if not name.startswith(kept_runs.PRUNED)
+        for (_, seed), run in of_system.items()
+        if seed in of_study.seeds
+    ]
+    return sum(minutes) / 60
+
+
 def in_bfloat16():
     """Of runs that were made again in float32: what the first said of itself, and what the second does."""
     results = study.HERE / "results" / "multi30k"
@@ -232,6 +246,7 @@ README = {
         report.page(*quality_study())[0]["vanilla"]["parameters"] / 1e6,
         **{key.rpartition(".")[2]: value for key, value in quality_study()[0].overrides.items()},
     ),
+    "its hours": lambda: f"trainings took {hours_of_trainings():.0f} hours of one core",
     # under "Runs that are left alone"
     "other arithmetic": other_arithmetic,
     "bfloat16": lambda: f"{speed_of_bfloat16('precision')} on a processor with AMX",
