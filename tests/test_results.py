@@ -214,20 +214,19 @@ def hours_of_trainings():
     return sum(minutes) / 60
 
 
-def in_bfloat16():
-    """Of runs that were made again in float32: what the first said of itself, and what the second does."""
+def made_twice(folder):
+    """Of runs that were made twice: what that of the table says of itself, and what that in the folder does."""
     results = study.HERE / "results" / "multi30k"
-    for file in sorted((results / "in_bfloat16").glob("*.json")):
+    files = sorted((results / folder).glob("*.json"))
+    assert files
+    for file in files:
         system = file.name.partition("_learning_rate")[0]
-        if system.startswith(kept_runs.PRUNED):  # which computes what it did before
-            continue
-        first, again = (json.loads(path.read_text(encoding="utf-8")) for path in (file, results / system / file.name))
-        yield first, again
+        yield [json.loads(path.read_text(encoding="utf-8")) for path in (results / system / file.name, file)]
 
 
 def other_arithmetic():
     """How far runs in float32 ended from those in bfloat16, in sacreBLEU."""
-    apart = [abs(again["test"]["bleu"] - first["test"]["bleu"]) for first, again in in_bfloat16()]
+    apart = [abs(ours["test"]["bleu"] - other["test"]["bleu"]) for ours, other in made_twice("in_bfloat16")]
     return (
         f"{WORDS[len(apart)]} runs came out {statistics.mean(apart):.1f} sacreBLEU from what they had in "
         "[bfloat16](benchmarks/quality/results/multi30k/in_bfloat16/) on average, and "
@@ -430,14 +429,7 @@ def test_more_dropout_gave_no_system_a_better_validation_loss():
 
 def test_runs_that_were_made_again_came_out_the_same():
     """On another machine with such a processor, by a later version of the library: to the last digit."""
-    made_again = study.HERE / "results" / "multi30k" / "made_again"
-    files = sorted(made_again.glob("*.json"))
-    assert files
-    for file in files:
-        system = file.name.partition("_learning_rate")[0]
-        first, again = (
-            json.loads(path.read_text(encoding="utf-8")) for path in (made_again.parent / system / file.name, file)
-        )
+    for first, again in made_twice("made_again"):
         assert differences(first["recipe"], again["recipe"]) == []
         assert first["train"]["minutes"] != again["train"]["minutes"], "the same run"
         for key in ("steps", "target_tokens", "best_validation_loss", "weights"):
@@ -446,11 +438,11 @@ def test_runs_that_were_made_again_came_out_the_same():
 
 
 def test_runs_in_other_arithmetic_were_of_the_same_recipes():
-    for first, again in in_bfloat16():
-        assert differences(first["recipe"], again["recipe"]) == []
-        assert (first["train"]["precision"], again["train"]["precision"]) == ("bf16 autocast", "float32")
+    for ours, other in made_twice("in_bfloat16"):
+        assert differences(ours["recipe"], other["recipe"]) == []
+        assert (ours["train"]["precision"], other["train"]["precision"]) == ("float32", "bf16 autocast")
         for key in ("steps", "target_tokens"):
-            assert first["train"][key] == again["train"][key]
+            assert ours["train"][key] == other["train"][key]
 
 
 TITLES = {  # what a title says, and the keys of the recipe that say so

@@ -5,9 +5,9 @@
 The speeds that runs report of themselves were taken while other runs shared the machine. Here each system takes a
 training step (forward, backward, clipping, AdamW; 256 sentences of 16 tokens, about the corpus's mean) and a
 translation (float32; 32 sentences of 24 tokens, 4 beams, 40 tokens each) in each round; what counts is the median over
-the rounds of the ratio to the baseline in the same round. Training has the precision and attention that runs have on
-this processor (`bf16: auto`). Models are of the committed results' recipes, untrained:
-their weights have no part in speed, but for how many layers a latent depth has left, which is set as the results say.
+the rounds of the ratio to the baseline in the same round. Training has the precision, and both have the attention,
+that runs have on this processor (`bf16: auto`). Models are of the committed results' recipes, untrained: their weights
+have no part in speed, but for how many layers a latent depth has left, which is set as the results say.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def main() -> None:
     runs = {name: of_seeds[study.seeds[0]] for name, of_seeds in rows.items()}
     vocabulary = study.recipe["tokenizer"]["vocab_size"]
     set_seed(0)
-    training_arguments = TranslationTrainingArguments(bf16="auto")
+    training_arguments = TranslationTrainingArguments(bf16="auto", use_cpu=True)
     precision = torch.bfloat16 if training_arguments.bf16 else torch.float32
     attention = training_arguments.attn_implementation
     models, pruned = make_models(runs, vocabulary, attention)
