@@ -98,6 +98,8 @@ def test_bytes_that_are_not_utf8(corpus):
         (gzip.compress(b""), "empty"),
         (gzip.compress("eins\nzwei\ndrei\n".encode("utf-16-le")), "line 1: a zero byte"),
     ],
+    # gzip notes the time: tests that are named by it have other names in each of pytest's processes, and none is run
+    ids=["not gzip", "cut off", "no bytes", "gzip of no bytes", "gzip of UTF-16"],
 )
 def test_broken_files(corpus, content, expected):
     (corpus / "train.de").unlink()
