@@ -429,3 +429,11 @@ def test_peak_memory_is_what_the_kernel_says():
     (most,) = (line.split()[1:] for line in lines if line.startswith("VmHWM"))
     assert most[1] == "kB"
     assert peak_memory() == pytest.approx(int(most[0]) * 1024, rel=0.01)
+
+
+def test_peak_memory_is_of_this_process_alone():
+    """Not, as `getrusage` has it on Linux, also of the process that has started this one."""
+    held = b"x" * 2**30
+    code = "from hf_deepwide.training.memory import peak_memory; print(peak_memory())"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < len(held)

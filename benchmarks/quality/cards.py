@@ -40,7 +40,7 @@ def model_cards(study: "Study", results: Path) -> dict[str, str]:
                 (r"(?<=```\n)(?=\n## Scores)", made_by(study, system.name)),
                 (r"(?<=## Scores\n\n)", scores(study, system.name, summary)),
                 (r"(?=## Training\n)", f"## Data\n\n{study.corpus.strip()}\n\n"),
-                (r"(?<=## Training\n\n)", training(study, summary[system.name])),
+                (r"(?<=## Training\n\n)", training(study, summary[system.name], rows[system.name][study.seeds[0]])),
                 (
                     r"Its licence is for whoever.*\Z",
                     "Before it is used or passed on, see the licence of the data above.\n",
@@ -86,15 +86,14 @@ def scores(study: "Study", system: str, summary: dict[str, dict[str, Any]]) -> s
     )
 
 
-def training(study: "Study", row: dict[str, Any]) -> str:
-    """Speed and memory over seeds, and how the setting was found."""
+def training(study: "Study", row: dict[str, Any], run: dict[str, Any]) -> str:
+    """How the setting was found, and of the run of the first seed what its own report leaves out."""
     setting = ", ".join(f"{name} {value:g}" for name, value in row["setting"].items())
     return (
         f"Setting: {setting}, the best in validation loss of the {row['settings_tried']} (of {len(study.search)}) "
         f"that were tried with seed {study.seeds[0]}.\n"
         f"Of {seeds_of(row['seeds'])}: validation loss {with_error(row['validation_loss'])} "
-        "(nats a token, label-smoothed); training at "
-        f"{row['training_tokens_per_second']:,.0f} target tokens a second, generation of "
-        f"{row['generation_sentences_per_second']:.1f} sentences a second, each while other runs shared the machine;\n"
-        f"peak memory {row['peak_memory_gib']:.1f} GiB.\n\nThe model of seed {study.seeds[0]}:\n\n"
+        f"(nats a token, label-smoothed).\n\nThe model of seed {study.seeds[0]}, with other runs beside it, generates "
+        f"{run['generation']['sentences_per_second']:.1f} sentences a second; its training, in "
+        f"{run['train']['peak_memory_bytes'] / 2**30:.1f} GiB at most:\n\n"
     )

@@ -193,11 +193,6 @@ def summarise(
         else:
             row["best_is_last"] = [run["train"]["weights"].startswith(last(run)) for run in runs]
             row["validation_loss"] = mean_and_error([run["train"]["best_validation_loss"] for run in runs])
-            row["training_tokens_per_second"] = statistics.mean(run["train"]["tokens_per_second"] for run in runs)
-            row["generation_sentences_per_second"] = statistics.mean(
-                run["generation"]["sentences_per_second"] for run in runs
-            )
-            row["peak_memory_gib"] = max(run["train"]["peak_memory_bytes"] for run in runs) / 2**30
         summary[name] = row
     return summary
 

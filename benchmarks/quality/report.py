@@ -51,43 +51,49 @@ def page(study: "Study", results: Path, everything: Everything | None = None) ->
     kept, rows = chosen(study, everything)
     summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
     again = "".join(f"\n{line}\n" for line in repetitions(study, kept, summary))
-    return summary, table(study, summary) + grid(study, rows, summary) + again
+    timed, weighed = (measured(study, results / f"{what}.json", rows) for what in ("speed", "memory"))
+    return summary, table(study, summary, timed, weighed) + grid(study, rows, summary) + again
 
 
-def table(study: "Study", summary: dict[str, dict[str, Any]]) -> str:
-    """The summary as Markdown."""
-    lines = [
-        f"| system | parameters | {TITLES[study.metric]} | chrF | difference | p | seeds "
-        "| learning rate, dropout (settings tried) | validation loss | training, target tokens/s "
-        "| generation, sentences/s | peak memory |",
-        "|---" * 12 + "|",
-    ]
-    for row in summary.values():
+def table(study: "Study", summary: dict[str, dict[str, Any]], timed: dict[str, Any], weighed: dict[str, Any]) -> str:
+    """The summary as Markdown, with speeds and memory where they were measured."""
+    head = ["system", "parameters", TITLES[study.metric], "chrF", "difference", "p", "seeds"]
+    head += ["learning rate, dropout (settings tried)", "validation loss"]
+    head += ["training, target tokens/s", "translation, target tokens/s"] if timed else []
+    head += ["peak memory of training"] if weighed else []
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, row in summary.items():
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
         cells += [with_error(row["chrf"]), *against_baseline(row, study.metric)]
         if "layers" in row:
             layers = ", ".join(f"{each['encoder']} + {each['decoder']}" for each in row["layers"])
-            cells += [f"layers left: {layers}", "", "", "", ""]
+            cells += [f"layers left: {layers}", ""]
         else:
             setting = ", ".join(f"{value:g}" for value in row["setting"].values())
             cells += [
                 f"{setting} ({row['settings_tried']} of {len(study.search)})",
                 with_error(row["validation_loss"]),
-                f"{row['training_tokens_per_second']:,.0f}",
-                f"{row['generation_sentences_per_second']:.1f}",
-                f"{row['peak_memory_gib']:.1f} GiB",
             ]
+        if timed:
+            cells += speeds(timed["systems"].get(name, {}), "tokens_per_second", ",.0f")
+        if weighed:
+            memory = weighed["systems"].get(name)
+            cells += [f"{memory['peak_memory_bytes'] / 2**30:.2f} GiB" if memory else ""]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
+    about = [
         f"Difference in {TITLES[study.metric]} from the baseline: mean and standard error over the seeds that both "
-        "have. p: approximate randomisation, in which a sentence's translations of all seeds are swapped together; it "
-        "speaks of these trained models on such sentences, the standard error of other seeds. Validation loss: nats a "
-        "token, label-smoothed as in training. Tokens and sentences a second are the runs' own, with other work "
-        "beside them; `speed.py` measures speed. Peak memory is the process's, of which runs of earlier versions took "
-        "more ([kernel_caches.md](../../../results/kernel_caches.md)). Every run, with the scores' signatures: "
-        "[runs.md](runs.md).",
+        "have.",
+        "p: approximate randomisation, in which a sentence's translations of all seeds are swapped together; it "
+        "speaks of these trained models on such sentences, the standard error of other seeds.",
+        "Validation loss: nats a token, label-smoothed as in training.",
+        *speed_taken_on(timed),
     ]
+    if weighed:
+        about.append(
+            f"Memory: all that a process holds that trains the model in {weighed['precision']}, libraries included."
+        )
+    about.append("Every run, with its own speed and memory and the scores' signatures: [runs.md](runs.md).")
+    lines += ["", " ".join(about)]
     return "\n".join(lines) + "\n"
 
 
@@ -131,24 +137,39 @@ def overview(study: "Study", results: Path) -> str:
     everything = load_results(study, results)
     kept, rows = chosen(study, everything)
     summary, _ = page(study, results, everything)
-    file = results / "speed.json"
-    timed = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    speeds = timed.get("systems", {})
+    timed = measured(study, results / "speed.json", rows)
     baseline = next(system.title for system in study.systems if system.name == study.baseline)
     head = ["system", "parameters", TITLES[study.metric], f"difference from {baseline}", "p", "seeds"]
-    head += ["speed of training", "of translation"] if speeds else []
+    head += ["speed of training", "of translation"] if timed else []
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, row in summary.items():
-        speed, run = speeds.get(name, {}), rows[name][study.seeds[0]]
-        if (speed.get("run"), speed.get("parameters")) != (folder_of(run), run["parameters"]):
-            speed = {}  # of another setting, or of other layers that pruning has left
-        times = [f"{speed[what]['by_baseline']:.2f} x" if what in speed else "" for what in ("training", "generation")]
         cells = [row["title"], f"{row['parameters'] / 1e6:.2f} M", with_error(row[study.metric])]
-        cells += [*against_baseline(row, study.metric), *(times if speeds else [])]
+        cells += against_baseline(row, study.metric)
+        if timed:
+            cells += speeds(timed["systems"].get(name, {}), "by_baseline", ".2f", " x")
         lines.append(f"| {' | '.join(cells)} |")
     said = [*repetitions(study, kept, summary), *state(study, everything, summary), *speed_taken_on(timed)]
     words = textwrap.fill(" ".join(said), 119)
     return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
+
+
+def measured(study: "Study", file: Path, rows: dict[str, dict[int, dict]]) -> dict[str, Any]:
+    """What `speed.py` or `memory.py` has measured, if it has: of runs that are in the table, not of other settings."""
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8"))
+    systems = {}
+    for name, of_seeds in rows.items():
+        run, of_system = of_seeds[study.seeds[0]], found["systems"].get(name, {})
+        if (of_system.get("run"), of_system.get("parameters")) == (folder_of(run), run["parameters"]):  # pruned alike
+            systems[name] = of_system
+    return found | {"systems": systems}
+
+
+def speeds(of_system: dict[str, Any], unit: str, form: str, sign: str = "") -> list[str]:
+    """Of training and of translation, as cells; empty where a system has none."""
+    kinds = ("training", "generation")
+    return [f"{of_system[kind][unit]:{form}}{sign}" if kind in of_system else "" for kind in kinds]
 
 
 def speed_taken_on(timed: dict[str, Any]) -> list[str]:

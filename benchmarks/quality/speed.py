@@ -77,6 +77,12 @@ def make_models(
     return models, pruned
 
 
+def training_batch(vocabulary: int) -> dict[str, torch.Tensor]:
+    """Words at random."""
+    tokens = torch.randint(4, vocabulary, (2, SENTENCES, LENGTH))
+    return {"input_ids": tokens[0], "attention_mask": torch.ones_like(tokens[0]), "labels": tokens[1]}
+
+
 def main() -> None:
     """Build, take turns, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,8 +107,7 @@ def main() -> None:
     precision = torch.bfloat16 if training_arguments.bf16 else torch.float32
     attention = training_arguments.attn_implementation
     models, pruned = make_models(runs, vocabulary, attention)
-    tokens = torch.randint(4, vocabulary, (2, SENTENCES, LENGTH))
-    batch = {"input_ids": tokens[0], "attention_mask": torch.ones_like(tokens[0]), "labels": tokens[1]}
+    batch = training_batch(vocabulary)
     source = torch.randint(4, vocabulary, (SOURCES, SOURCE_LENGTH))
     translating = {
         name: partial(seconds_to_generate, model.eval(), source, BEAMS) for name, model in (models | pruned).items()
