@@ -20,7 +20,7 @@ from speed import training_batch, training_step, untrained
 from study import HERE, load_study
 from transformers import set_seed
 
-from hf_deepwide.errors import run_script
+from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory, peak_memory
@@ -52,6 +52,8 @@ def main() -> None:
     study = load_study(args.study)
     results = args.results or HERE / "results" / study.name
     _, rows = chosen(study, load_results(study, results))
+    if not rows:
+        raise UserError(f"{results}: no run has ended; train models by study.py first")
     training = TranslationTrainingArguments(bf16="auto", use_cpu=True)
     precision = torch.bfloat16 if training.bf16 else torch.float32
     model = study.recipe["tokenizer"]["vocab_size"], training.attn_implementation, precision

@@ -281,7 +281,8 @@ def every_run(study: "Study", everything: Everything) -> str:
     signed = "".join(f"\n{TITLES[metric]} `{signature}`  " for metric, signature in signatures)
     about = (
         "Every run, also of settings that were not chosen. Speeds were taken with other work beside it, and on more "
-        "than one machine: the precision is what is faster there. "
+        "than one machine: the precision is what is faster there. Peak memory is the process's, of which runs of "
+        "earlier versions took more ([kernel_caches.md](../../../results/kernel_caches.md)). "
         f"A setting is {words}. Signatures:\n{signed}\n"
     )
     return "\n".join([about, f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines, ""])
