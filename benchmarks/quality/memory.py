@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from kept_runs import PRUNED, chosen, folder_of, load_results
-from speed import training_batch, training_step, untrained
+from speed import as_runs_have, training_batch, training_step, untrained
 from study import HERE, load_study
 from transformers import set_seed
 
 from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory, peak_memory
 from hf_deepwide.training.run import machine
@@ -54,22 +53,21 @@ def main() -> None:
     _, rows = chosen(study, load_results(study, results))
     if not rows:
         raise UserError(f"{results}: no run has ended; train models by study.py first")
-    training = TranslationTrainingArguments(bf16="auto", use_cpu=True)
-    precision = torch.bfloat16 if training.bf16 else torch.float32
-    model = study.recipe["tokenizer"]["vocab_size"], training.attn_implementation, precision
+    precision, attention = as_runs_have()
+    vocabulary = study.recipe["tokenizer"]["vocab_size"]
     systems = {}
     for name, of_seeds in rows.items():
         if not name.startswith(PRUNED):
             run = of_seeds[study.seeds[0]]
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-                peak = process.submit(memory_of_training, run, *model).result()
+                peak = process.submit(memory_of_training, run, vocabulary, attention, precision).result()
             systems[name] = {"run": folder_of(run), "parameters": run["parameters"], "peak_memory_bytes": peak}
             print(f"{name}: {peak / 2**30:.2f} GiB", flush=True)
     report = {
         "machine": machine(),
         "torch": torch.__version__,
         "precision": str(precision).removeprefix("torch."),
-        "attention": training.attn_implementation,
+        "attention": attention,
         "systems": systems,
     }
     write_whole(results / "memory.json", json.dumps(report, indent=2) + "\n")

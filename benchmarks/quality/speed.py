@@ -77,6 +77,12 @@ def make_models(
     return models, pruned
 
 
+def as_runs_have() -> tuple[torch.dtype, str]:
+    """Precision of training, and attention, that runs have on this processor."""
+    training = TranslationTrainingArguments(bf16="auto", use_cpu=True)
+    return torch.bfloat16 if training.bf16 else torch.float32, training.attn_implementation
+
+
 def training_batch(vocabulary: int) -> dict[str, torch.Tensor]:
     """Words at random."""
     tokens = torch.randint(4, vocabulary, (2, SENTENCES, LENGTH))
@@ -103,9 +109,7 @@ def main() -> None:
     runs = {name: of_seeds[study.seeds[0]] for name, of_seeds in rows.items()}
     vocabulary = study.recipe["tokenizer"]["vocab_size"]
     set_seed(0)
-    training_arguments = TranslationTrainingArguments(bf16="auto", use_cpu=True)
-    precision = torch.bfloat16 if training_arguments.bf16 else torch.float32
-    attention = training_arguments.attn_implementation
+    precision, attention = as_runs_have()
     models, pruned = make_models(runs, vocabulary, attention)
     batch = training_batch(vocabulary)
     source = torch.randint(4, vocabulary, (SOURCES, SOURCE_LENGTH))

@@ -52,10 +52,9 @@ def peak_memory() -> int:
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
     if sys.platform == "linux":  # where what `resource` says begins at what the process held that has started this one
-        (kib,) = re.findall(
-            r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE
-        )
-        return int(kib) * 1024
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):  # some sandboxes leave it out
+            return int(found[1]) * 1024
     import resource  # which Windows has not
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
