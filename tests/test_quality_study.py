@@ -227,9 +227,43 @@ def test_a_row_is_of_the_studys_seeds_with_the_best_setting(small, folders):
     assert row["bleu"]["standard_error"] == pytest.approx(np.std([30.0, 31.5, 33.0], ddof=1) / np.sqrt(3))
     assert "| vanilla Transformer | 3.00 M | 31.50 ± 0.87 | 51.50 ± 0.87 |  |  | 3 | 0.001, 0.1 (2 of 2) |" in text
     assert "99" not in text
-    words = "Made again with seed 4, vanilla Transformer has 29.00 where the table has 31.50 ± 0.87."
+
+
+def test_rows_that_were_made_again_are_told_below_the_table(small, folders):
+    """Beside their means, with how far they are away and how far they may be; with all signs; and nothing pruned."""
+    table = {"vanilla": [30.0, 31.5, 33.0], "mat": [29.0, 30.0, 31.6], "latent": [31.0, 32.0, 33.0]}
+    again = {"vanilla": 29.0, "mat": 29.5, "latent": 33.0}
+    for name, scores in table.items():
+        for seed, bleu in zip((1, 2, 10, 4), [*scores, again[name]], strict=True):
+            pruned = {"pruned": bleu} if name == "latent" else {}
+            keep(small, folders, name, 0, seed, bleu=bleu, **pruned)
+    _, text = report.page(small, folders.results)
+    assert text.partition("| made again |")[2].splitlines()[2:5] == [
+        "| vanilla Transformer | 4 | 29.00 | 31.50 ± 0.87 |  |  |",
+        "| MAT | 4 | 29.50 | 30.20 ± 0.76 | +0.50 | -1.30 ± 0.15 |",
+        "| latent depth | 4 | 33.00 | 32.00 ± 0.58 | +4.00 | +0.50 ± 0.29 |",
+    ]
+    away = np.sqrt(np.mean([(again[name] - np.mean(scores)) ** 2 for name, scores in table.items()]))
+    # one more draw, and the mean of three
+    expected = np.sqrt(np.mean([np.var(scores, ddof=1) * (1 + 1 / 3) for scores in table.values()]))
+    words = (
+        f"Made again with seed 4, all 3 systems came out {away:.2f} sacreBLEU from the table's means (root mean "
+        f"square), where its standard errors let one expect {expected:.2f}. Of 2 differences from the baseline 1 have "
+        "the sign that the table has."
+    )
     assert text.endswith(f"\n\n{words}\n")
     assert words in report.overview(small, folders.results).replace("\n", " ")
+
+
+def test_a_row_that_was_made_again_without_the_baseline_has_no_difference(small, folders):
+    for seed, bleu in ((1, 30.0), (2, 32.0), (4, 31.5)):
+        keep(small, folders, "mat", 0, seed, bleu=bleu)
+    keep(small, folders, "vanilla", 0, 1)
+    text = report.page(small, folders.results)[1]
+    assert "| MAT | 4 | 31.50 | 31.00 ± 1.00 |  |  |" in text
+    words = "1 of the 3 systems came out 0.50 sacreBLEU from the table's means"
+    assert words in text
+    assert "differences from the baseline" not in text
 
 
 def test_a_single_seed_has_no_error(small, folders):
@@ -511,12 +545,15 @@ def names(of_study, *runs):
     return sorted(study.run_name(systems[name], of_study.search[setting], seed) for name, setting, seed in runs)
 
 
-def test_each_run_is_made_once(small, folders, trained):
+def test_each_run_is_made_once(small, folders, trained, capsys):
     made, _ = trained
     study.make_study(small, small.systems, None, 2, folders)
     systems = ("vanilla", "mat", "mat_base", "latent")
     search = [(name, setting, 1) for name in systems for setting in (0, 1)]
     assert sorted(made) == names(small, *search, *((name, 0, seed) for name in systems for seed in (2, 10)))
+    said = capsys.readouterr().out
+    assert "6 of 6 runs have ended\n" in said
+    assert "1 of 6 runs have ended, about " in said
     table = (folders.results / "table.md").read_text(encoding="utf-8")
     assert table.count("| 30.00 ± 0.00 | 50.00 ± 0.00 |") == 3
     assert table.count("| latent depth, pruned | 0.00 M | 1.00 ± 0.00 |") == 1
@@ -540,6 +577,19 @@ def test_a_study_goes_on_where_none_of_its_runs_are(small, folders, trained):
     assert made == [name]
 
 
+def test_a_run_has_its_time_from_start_to_end_unless_it_was_resumed(small, folders, trained):
+    """With that of its base; of a run, or a base, that had begun before nobody has seen all."""
+    mat = small.systems[1]
+    kept = {}
+    for seed, before in ((1, None), (2, mat.base), (3, mat)):
+        if before is not None:
+            study.train(study.recipe_of(small, before, small.search[0], seed, folders.runs), 1)
+        study.make_run(small, mat, small.search[0], seed, folders)
+        (name,) = names(small, ("mat", 0, seed))
+        kept[seed] = json.loads((folders.results / "mat" / f"{name}.json").read_text(encoding="utf-8"))
+    assert [seed for seed, run in kept.items() if run.get("wall_minutes", 0.0) > 0.0] == [1]
+
+
 def test_a_row_is_made_again_from_the_committed_results(small, folders, trained):
     """With another seed."""
     made, _ = trained
@@ -547,7 +597,7 @@ def test_a_row_is_made_again_from_the_committed_results(small, folders, trained)
         keep(small, folders, "vanilla", setting, 1, loss=loss)
     study.make_study(small, small.systems[:1], [4], 1, folders)
     assert made == names(small, ("vanilla", 1, 4))
-    assert "Made again with seed 4, vanilla" in (folders.results / "table.md").read_text(encoding="utf-8")
+    assert "| vanilla Transformer | 4 | 30.00 | 30.00 |" in (folders.results / "table.md").read_text(encoding="utf-8")
 
 
 def test_a_run_of_another_recipe_is_not_taken_for_this_one(small, folders, trained):
@@ -562,7 +612,7 @@ def test_results_of_another_recipe_are_not_taken_for_this_one(small, folders, tr
     keep(small, folders, "vanilla", 0, 1)
     changed = dataclasses.replace(small, overrides={"training.num_train_epochs": 3})
     with pytest.raises(UserError, match=r"seed-1.json is of another recipe \(training.num_train_epochs: 2, now 3\)"):
-        study.make_run(changed, changed.systems[0], changed.search[0], 1, folders)
+        study.make_study(changed, changed.systems, None, 1, folders)
 
 
 def test_a_run_that_fails_keeps_no_other_from_being_made(small, folders, trained):

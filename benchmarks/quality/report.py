@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from kept_runs import (
     load_comparison,
     load_results,
     summarise,
+    trained,
     tried_by_all,
 )
 
@@ -24,6 +26,7 @@ from hf_deepwide.analysis.figures import new_figure, save
 if TYPE_CHECKING:
     from study import Study
 
+Repetitions = dict[tuple[str, int], dict]
 TITLES = {"bleu": "sacreBLEU", "multi_bleu": "multi-bleu", "chrf": "chrF"}
 
 
@@ -50,7 +53,7 @@ def page(study: "Study", results: Path, everything: Everything | None = None) ->
         everything = load_results(study, results)
     kept, rows = chosen(study, everything)
     summary = summarise(study, rows, len(tried_by_all(study, everything)), load_comparison(results))
-    again = "".join(f"\n{line}\n" for line in repetitions(study, kept, summary))
+    again = made_again(study, repetitions(study, kept, summary), summary)
     timed, weighed = (measured(study, results / f"{what}.json", rows) for what in ("speed", "memory"))
     return summary, table(study, summary, timed, weighed) + grid(study, rows, summary) + again
 
@@ -148,7 +151,8 @@ def overview(study: "Study", results: Path) -> str:
         if timed:
             cells += speeds(timed["systems"].get(name, {}), "by_baseline", ".2f", " x")
         lines.append(f"| {' | '.join(cells)} |")
-    said = [*repetitions(study, kept, summary), *state(study, everything, summary), *speed_taken_on(timed)]
+    again = repetitions(study, kept, summary)
+    said = [*agreement(study, again, summary), *state(study, everything, summary), *speed_taken_on(timed)]
     words = textwrap.fill(" ".join(said), 119)
     return "\n".join(lines) + "\n" + grid(study, rows, summary) + (f"\n{words}\n" if words else "")
 
@@ -246,15 +250,74 @@ def with_error(value: dict[str, Any], sign: str = "-") -> str:
     return f"{value['mean']:{sign}.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
-def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> list[str]:
-    """Sentences on rows that were made again with seeds that are not the study's."""
-    return [
-        f"Made again with seed {seed}, {summary[name]['title']} has {run['test'][study.metric]:.2f} where the table "
-        f"has {with_error(summary[name][study.metric])}."
+def repetitions(study: "Study", kept: dict[str, dict[int, dict]], summary: dict[str, dict[str, Any]]) -> Repetitions:
+    """System and seed to the run, of rows that were made again with seeds that are not the study's.
+
+    A pruned model is no training of its own.
+    """
+    return {
+        (name, seed): run
         for name, of_seeds in kept.items()
         for seed, run in of_seeds.items()
-        if seed not in study.seeds and name in summary
+        if seed not in study.seeds and name in summary and trained(name) == name
+    }
+
+
+def made_again(study: "Study", again: Repetitions, summary: dict[str, dict[str, Any]]) -> str:
+    """Rows that were made again beside what the table says of them, in Markdown."""
+    if not again:
+        return ""
+    metric = TITLES[study.metric]
+    lines = [
+        f"| made again | seed | {metric} | in the table | difference | in the table |",
+        "|---|---|---|---|---|---|",
     ]
+    for (name, seed), run in again.items():
+        cells = [summary[name]["title"], str(seed), f"{run['test'][study.metric]:.2f}"]
+        cells.append(with_error(summary[name][study.metric]))
+        difference = difference_again(study, again, name, seed)
+        of_table = summary[name].get("difference") if difference is not None else None
+        cells += [f"{difference:+.2f}", with_error(of_table, sign="+")] if of_table else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    words = " ".join(agreement(study, again, summary))
+    return "\n".join(["", *lines, "", words, ""])
+
+
+def difference_again(study: "Study", again: Repetitions, name: str, seed: int) -> float | None:
+    """From the baseline of the same seed, if that was made, and another system is asked for."""
+    if name == study.baseline or (study.baseline, seed) not in again:
+        return None
+    ours, theirs = (again[of, seed]["test"][study.metric] for of in (name, study.baseline))
+    return ours - theirs
+
+
+def agreement(study: "Study", again: Repetitions, summary: dict[str, dict[str, Any]]) -> list[str]:
+    """Sentences on whether rows that were made again came out as the table says, within its errors.
+
+    A run differs from the mean of n others with n + 1 times the variance of that mean.
+    """
+    away, expected, signs = [], [], []
+    for (name, seed), run in again.items():
+        of_table = summary[name][study.metric]
+        if of_table["standard_error"] is not None:
+            away.append(run["test"][study.metric] - of_table["mean"])
+            expected.append(of_table["standard_error"] * math.sqrt(len(of_table["values"]) + 1))
+        difference = difference_again(study, again, name, seed)
+        if difference is not None and "difference" in summary[name]:
+            signs.append(difference * summary[name]["difference"]["mean"] > 0)
+    said = []
+    if away:
+        systems = len({name for name, _ in again})
+        some = f"all {systems}" if systems == len(study.systems) else f"{systems} of the {len(study.systems)}"
+        said.append(
+            f"Made again with {seeds_of(sorted({seed for _, seed in again}))}, {some} systems came out "
+            f"{math.hypot(*away) / math.sqrt(len(away)):.2f} {TITLES[study.metric]} from the table's means (root mean "
+            f"square), where its standard errors let one expect "
+            f"{math.hypot(*expected) / math.sqrt(len(expected)):.2f}."
+        )
+    if signs:
+        said.append(f"Of {len(signs)} differences from the baseline {sum(signs)} have the sign that the table has.")
+    return said
 
 
 def every_run(study: "Study", everything: Everything) -> str:

@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from report import report, write_overview
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
-from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import translate
@@ -182,30 +183,41 @@ def train(recipe: Recipe, threads: int) -> None:
         raise UserError(f"{run.name} has failed: {' '.join(last)}")
 
 
-def make_run(study: Study, system: System, setting: dict[str, Any], seed: int, folders: Folders) -> None:
-    """Make one run, and that of its base before it, and keep what the table is made of, unless it is kept."""
-    recipe = recipe_of(study, system, setting, seed, folders.runs)
+def kept_files(system: System, recipe: Recipe, folders: Folders) -> tuple[Path, Path]:
+    """Where the results of a run are kept, and those of what is left of it when it is pruned."""
     folder = folders.results / system.name
-    kept, pruned = folder / f"{recipe.name}.json", folder / f"{PRUNED}{recipe.name}.json"
-    if has_ended(kept, recipe) and (pruned.is_file() or not system.prune):
-        return
-    if system.base is not None:
-        train(recipe_of(study, system.base, setting, seed, folders.runs), folders.threads)
-    train(recipe, folders.threads)
-    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{recipe.name}.json", folder / f"{PRUNED}{recipe.name}.json"
+
+
+def is_kept(study: Study, system: System, setting: dict[str, Any], seed: int, folders: Folders) -> bool:
+    """Whether all that the table needs of a run is kept."""
+    recipe = recipe_of(study, system, setting, seed, folders.runs)
+    kept, pruned = kept_files(system, recipe, folders)
+    return has_ended(kept, recipe) and (pruned.is_file() or not system.prune)
+
+
+def make_run(study: Study, system: System, setting: dict[str, Any], seed: int, folders: Folders) -> None:
+    """Make one run, and that of its base before it, and keep what the table is made of."""
+    recipes = [recipe_of(study, each, setting, seed, folders.runs) for each in (system.base, system) if each]
+    resumed = any(recipe.output_dir.exists() for recipe in recipes)
+    started = time.monotonic()
+    for recipe in recipes:
+        train(recipe, folders.threads)
+    recipe = recipes[-1]
+    kept, pruned = kept_files(system, recipe, folders)
+    kept.parent.mkdir(parents=True, exist_ok=True)
     if system.prune:
-        scores, translations = score_pruned(recipe)
-        keep(pruned, json.dumps(scores, indent=2) + "\n", "".join(f"{line}\n" for line in translations))
-    results, translations = (
-        (recipe.output_dir / name).read_text(encoding="utf-8") for name in ("results.json", "translations.txt")
-    )
-    keep(kept, results, translations)
+        keep(pruned, *score_pruned(recipe))
+    results = json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
+    if not resumed:  # else nobody has seen all of it
+        results["wall_minutes"] = (time.monotonic() - started) / 60  # base, translation and pruning included
+    keep(kept, results, read_lines(recipe.output_dir / "translations.txt"))
 
 
-def keep(file: Path, results: str, translations: str) -> None:
+def keep(file: Path, results: dict[str, Any], translations: Iterable[str]) -> None:
     """Write results, and beside them the translations: whole or not at all, as another run's report may be reading."""
-    write_whole(file.with_suffix(".txt"), translations)
-    write_whole(file, results)
+    write_whole(file.with_suffix(".txt"), "".join(f"{line}\n" for line in translations))
+    write_whole(file, json.dumps(results, indent=2) + "\n")
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
@@ -260,17 +272,21 @@ def make_study(study: Study, systems: list[System], seeds: list[int] | None, job
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
 
         def make(runs: list[tuple[System, dict[str, Any], int]]) -> None:
-            failed = []
-            waiting = [pool.submit(make_run, study, *run, folders) for run in runs]
-            for done in concurrent.futures.as_completed(waiting):
+            failed, started = [], time.monotonic()
+            missing = [run for run in runs if not is_kept(study, *run, folders)]
+            waiting = [pool.submit(make_run, study, *run, folders) for run in missing]
+            for ended, done in enumerate(concurrent.futures.as_completed(waiting), start=1):
                 if isinstance(error := done.exception(), UserError):
                     failed.append(str(error))
                     print(f"failed: {error}", flush=True)
                 else:
                     done.result()
                     write_pages(study, folders)
+                minutes = (time.monotonic() - started) / 60 / ended * (len(missing) - ended)
+                left = f", about {minutes:.0f} minutes left" * (ended < len(missing))
+                print(f"{time.strftime('%H:%M')} {ended} of {len(missing)} runs have ended{left}", flush=True)
             if failed:
-                raise UserError(f"{len(failed)} of {len(runs)} runs: {'; '.join(failed)}")
+                raise UserError(f"{len(failed)} of {len(missing)} runs: {'; '.join(failed)}")
 
         make([(system, setting, first) for setting in study.search for system in systems])
         best = best_setting(study, load_results(study, folders.results), study.search)
