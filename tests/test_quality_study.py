@@ -248,8 +248,8 @@ def test_rows_that_were_made_again_are_told_below_the_table(small, folders):
     expected = np.sqrt(np.mean([np.var(scores, ddof=1) * (1 + 1 / 3) for scores in table.values()]))
     words = (
         f"Made again with seed 4, all 3 systems came out {away:.2f} sacreBLEU from the table's means (root mean "
-        f"square), where its standard errors let one expect {expected:.2f}. Of 2 differences from the baseline 1 have "
-        "the sign that the table has."
+        f"square), where its standard errors let one expect {expected:.2f}. In 1 of 2 systems the difference from "
+        "the baseline has the sign that it has in the table."
     )
     assert text.endswith(f"\n\n{words}\n")
     assert words in report.overview(small, folders.results).replace("\n", " ")
@@ -263,7 +263,7 @@ def test_a_row_that_was_made_again_without_the_baseline_has_no_difference(small,
     assert "| MAT | 4 | 31.50 | 31.00 ± 1.00 |  |  |" in text
     words = "1 of the 3 systems came out 0.50 sacreBLEU from the table's means"
     assert words in text
-    assert "differences from the baseline" not in text
+    assert "the sign" not in text
 
 
 def test_a_single_seed_has_no_error(small, folders):

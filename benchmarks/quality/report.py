@@ -316,7 +316,10 @@ def agreement(study: "Study", again: Repetitions, summary: dict[str, dict[str, A
             f"{math.hypot(*expected) / math.sqrt(len(expected)):.2f}."
         )
     if signs:
-        said.append(f"Of {len(signs)} differences from the baseline {sum(signs)} have the sign that the table has.")
+        said.append(
+            f"In {sum(signs)} of {len(signs)} systems the difference from the baseline has the sign that it has in "
+            "the table."
+        )
     return said
 
 
