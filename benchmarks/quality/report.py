@@ -294,26 +294,27 @@ def difference_again(study: "Study", again: Repetitions, name: str, seed: int) -
 def agreement(study: "Study", again: Repetitions, summary: dict[str, dict[str, Any]]) -> list[str]:
     """Sentences on whether rows that were made again came out as the table says, within its errors.
 
-    A run differs from the mean of n others with n + 1 times the variance of that mean.
+    A run differs from the mean of n others by a standard error of the square root of n + 1 times that of the mean.
     """
-    away, expected, signs = [], [], []
+    away, signs = {}, []
     for (name, seed), run in again.items():
         of_table = summary[name][study.metric]
         if of_table["standard_error"] is not None:
-            away.append(run["test"][study.metric] - of_table["mean"])
-            expected.append(of_table["standard_error"] * math.sqrt(len(of_table["values"]) + 1))
+            expected = of_table["standard_error"] * math.sqrt(len(of_table["values"]) + 1)
+            away[name, seed] = abs(run["test"][study.metric] - of_table["mean"]), expected
         difference = difference_again(study, again, name, seed)
         if difference is not None and "difference" in summary[name]:
             signs.append(difference * summary[name]["difference"]["mean"] > 0)
     said = []
     if away:
-        systems = len({name for name, _ in again})
-        some = f"all {systems}" if systems == len(study.systems) else f"{systems} of the {len(study.systems)}"
+        within = [sum(distance <= times * expected for distance, expected in away.values()) for times in (1, 2)]
+        furthest = max(away, key=lambda run: away[run][0])
+        of_table = summary[furthest[0]]
         said.append(
-            f"Made again with {seeds_of(sorted({seed for _, seed in again}))}, {some} systems came out "
-            f"{math.hypot(*away) / math.sqrt(len(away)):.2f} {TITLES[study.metric]} from the table's means (root mean "
-            f"square), where its standard errors let one expect "
-            f"{math.hypot(*expected) / math.sqrt(len(expected)):.2f}."
+            f"Made again with {seeds_of(sorted({seed for _, seed in again}))}, {within[0]} of {len(away)} systems "
+            "came out no further from the table's mean than its standard error lets one expect of one more seed, "
+            f"{within[1]} no further than twice that; the furthest, {of_table['title']}, has "
+            f"{again[furthest]['test'][study.metric]:.2f} where the table has {with_error(of_table[study.metric])}."
         )
     if signs:
         said.append(
