@@ -266,6 +266,14 @@ def test_a_row_that_was_made_again_without_the_baseline_has_no_difference(small,
     assert "the sign" not in text
 
 
+def test_a_row_without_an_error_that_was_made_again_is_shown_without_a_word(small, folders):
+    for seed in (1, 4):
+        keep(small, folders, "vanilla", 0, seed, bleu=30.0 + seed)
+    text = report.page(small, folders.results)[1]
+    assert text.endswith("\n| vanilla Transformer | 4 | 34.00 | 31.00 |  |  |\n")
+    assert "Made again" not in report.overview(small, folders.results)
+
+
 def test_a_single_seed_has_no_error(small, folders):
     keep(small, folders, "vanilla", 0, 1)
     summary, text = report.page(small, folders.results)

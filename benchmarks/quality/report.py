@@ -279,8 +279,8 @@ def made_again(study: "Study", again: Repetitions, summary: dict[str, dict[str, 
         of_table = summary[name].get("difference") if difference is not None else None
         cells += [f"{difference:+.2f}", with_error(of_table, sign="+")] if of_table else ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
-    words = " ".join(agreement(study, again, summary))
-    return "\n".join(["", *lines, "", words, ""])
+    said = agreement(study, again, summary)
+    return "\n".join(["", *lines, *(["", " ".join(said)] if said else []), ""])
 
 
 def difference_again(study: "Study", again: Repetitions, name: str, seed: int) -> float | None:
