@@ -247,8 +247,7 @@ def test_rows_that_were_made_again_are_told_below_the_table(small, folders):
     words = (
         "Made again with seed 4, 2 of 3 systems came out no further from the table's mean than its standard error "
         "lets one expect of one more seed, 3 no further than twice that; the furthest, vanilla Transformer, has 29.00 "
-        "where the table has 31.50 ± 0.87. In 1 of 2 systems the difference from the baseline has the sign that it "
-        "has in the table."
+        "where the table has 31.50 ± 0.87; 1 of 2 differences from the baseline are in the table's direction."
     )
     expected = {name: np.std(scores, ddof=1) * np.sqrt(1 + 1 / 3) for name, scores in table.items()}
     assert [round(value, 2) for value in expected.values()] == [1.73, 1.51, 1.15]
@@ -263,7 +262,7 @@ def test_a_row_that_was_made_again_without_the_baseline_has_no_difference(small,
     text = report.page(small, folders.results)[1]
     assert "| MAT | 4 | 31.50 | 31.00 ± 1.00 |  |  |" in text
     assert "Made again with seed 4, 1 of 1 systems came out no further" in text
-    assert "the sign" not in text
+    assert "direction" not in text
 
 
 def test_a_row_without_an_error_that_was_made_again_is_shown_without_a_word(small, folders):

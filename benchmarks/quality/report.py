@@ -292,7 +292,7 @@ def difference_again(study: "Study", again: Repetitions, name: str, seed: int) -
 
 
 def agreement(study: "Study", again: Repetitions, summary: dict[str, dict[str, Any]]) -> list[str]:
-    """Sentences on whether rows that were made again came out as the table says, within its errors.
+    """A sentence on whether rows that were made again came out as the table says, within its errors.
 
     A run differs from the mean of n others by a standard error of the square root of n + 1 times that of the mean.
     """
@@ -305,23 +305,22 @@ def agreement(study: "Study", again: Repetitions, summary: dict[str, dict[str, A
         difference = difference_again(study, again, name, seed)
         if difference is not None and "difference" in summary[name]:
             signs.append(difference * summary[name]["difference"]["mean"] > 0)
-    said = []
+    clauses = []
     if away:
         within = [sum(distance <= times * expected for distance, expected in away.values()) for times in (1, 2)]
         furthest = max(away, key=lambda run: away[run][0])
         of_table = summary[furthest[0]]
-        said.append(
-            f"Made again with {seeds_of(sorted({seed for _, seed in again}))}, {within[0]} of {len(away)} systems "
-            "came out no further from the table's mean than its standard error lets one expect of one more seed, "
-            f"{within[1]} no further than twice that; the furthest, {of_table['title']}, has "
-            f"{again[furthest]['test'][study.metric]:.2f} where the table has {with_error(of_table[study.metric])}."
-        )
+        clauses += [
+            f"{within[0]} of {len(away)} systems came out no further from the table's mean than its standard error "
+            f"lets one expect of one more seed, {within[1]} no further than twice that",
+            f"the furthest, {of_table['title']}, has {again[furthest]['test'][study.metric]:.2f} where the table has "
+            f"{with_error(of_table[study.metric])}",
+        ]
     if signs:
-        said.append(
-            f"In {sum(signs)} of {len(signs)} systems the difference from the baseline has the sign that it has in "
-            "the table."
-        )
-    return said
+        clauses.append(f"{sum(signs)} of {len(signs)} differences from the baseline are in the table's direction")
+    if not clauses:
+        return []
+    return [f"Made again with {seeds_of(sorted({seed for _, seed in again}))}, {'; '.join(clauses)}."]
 
 
 def every_run(study: "Study", everything: Everything) -> str:
