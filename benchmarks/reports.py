@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_deepwide.training.durable import write_whole
+from hf_deepwide.durable import write_whole
 
 
 def write_report(output: Path, report: dict[str, Any], table: Callable[[dict[str, Any]], str]) -> None:

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from interruptions import FULL, MOMENTS, Blow, Runs, difference, write_case
 
+from hf_deepwide.durable import write_whole
 from hf_deepwide.training.checkpoints import checkpoints, problem
-from hf_deepwide.training.durable import write_whole
 
 AT_ONCE = 3  # runs side by side
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT

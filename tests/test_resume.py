@@ -15,10 +15,10 @@ import torch
 from interruptions import FULL, Blow, Runs, difference, write_case
 from safetensors.torch import save_file
 
+from hf_deepwide.durable import remove, why_not_written, write_whole
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.averaging import average_checkpoints
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, load_history, problem, rotate
-from hf_deepwide.training.durable import remove, why_not_written, write_whole
 
 KILLS = [
     ("in generation", 3, "resuming from checkpoint-8"),

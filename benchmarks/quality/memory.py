@@ -20,8 +20,8 @@ from speed import as_runs_have, training_batch, training_step, untrained
 from study import HERE, load_study
 from transformers import set_seed
 
+from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory, peak_memory
 from hf_deepwide.training.run import machine
 

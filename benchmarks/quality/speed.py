@@ -24,9 +24,9 @@ from study import HERE, load_study
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, set_seed
 
 from hf_deepwide import prune
+from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.arguments import TranslationTrainingArguments
-from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.memory import keep_memory
 from hf_deepwide.training.run import machine
 

@@ -36,11 +36,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.data.corpora import load_parallel, read_lines
+from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_model, load_tokenizer
-from hf_deepwide.training.durable import write_whole
 from hf_deepwide.training.recipe import Recipe, check_recipe, differences, parse_yaml
 
 HERE = Path(__file__).parent

@@ -1,6 +1,7 @@
 """The one exception for mistakes that are the user's, and how a script shows it."""
 
 import errno
+import reprlib
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -21,6 +22,26 @@ _MENDABLE = {
 
 class UserError(ValueError):
     """Something the user can mend: the message says what was wrong, where, what is accepted, and what to do."""
+
+
+class _Quote(reprlib.Repr):
+    """`repr` of the first few members and levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 80, 80
+
+    def repr_int(self, value: int, level: int) -> str:
+        return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length():,} bits"
+
+
+QUOTED = 100  # characters
+
+
+def quote(value: object) -> str:
+    """A value for a message, on one line of at most 100 characters, however large or nested it is."""
+    text = " ".join(_Quote().repr(value).split())
+    return text if len(text) <= QUOTED else f"{text[: QUOTED - 1]}…"
 
 
 def run_script(main: Callable[[], None]) -> None:

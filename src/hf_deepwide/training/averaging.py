@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..durable import publish, why_not_written
 from ..errors import UserError
 from .checkpoints import WEIGHTS
-from .durable import publish, why_not_written
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..durable import STAGING, remove
 from ..errors import UserError
-from .durable import STAGING, remove
 
 logger = logging.getLogger(__name__)
 

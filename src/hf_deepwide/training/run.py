@@ -29,6 +29,7 @@ from ..data.batches import check_lengths, encode
 from ..data.corpora import load_parallel
 from ..data.languages import add_tags, set_codes
 from ..data.tokenizer import load_or_train, training_texts
+from ..durable import STAGING, remove, write_whole
 from ..errors import UserError
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from .arguments import TranslationTrainingArguments
@@ -47,7 +48,6 @@ from .checkpoints import (
     load_state,
     newest_whole,
 )
-from .durable import STAGING, remove, write_whole
 from .faults import FAULTS
 from .memory import bound_kernel_caches, keep_memory
 from .model_card import write_model_card

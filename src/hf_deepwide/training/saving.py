@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..durable import STAGING, publish, remove, why_not_written
 from ..errors import UserError
 from .checkpoints import INTERRUPTED, REGULAR, check_best, checkpoints, forget_interrupted, rotate
-from .durable import STAGING, publish, remove, why_not_written
 from .preemption import Preemptible
 
 

@@ -1,0 +1,129 @@
+"""Files and folders that are on disk in full or not at all, through a kill, a full disk, or a power cut."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from .errors import UserError
+
+STAGING = ".saving"  # a folder for what is being written, or deleted: nothing in it is whole
+
+# What torch says, in a RuntimeError, of a file it cannot write; why, it says only where it could not open the file.
+_TORCH = re.compile(r"inline_container\.cc:\d+\] \. (?:.*strerror: (?P<why>.+)|.+)|Parent directory .* does not exist")
+
+
+def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = False, option: str = "") -> None:
+    """Refuse to write a file or folder that exists, and one of the inputs even where overwriting is allowed.
+
+    Paths are compared as places on the disk, so that another spelling, a link, or a case that the disk ignores
+    does not matter.
+
+    Args:
+        path: what is to be written.
+        inputs: files and folders that are read; none of them may be `path`.
+        overwrite: `path` may exist.
+        option: the option that allows it, for the message.
+
+    Raises:
+        UserError: `path` is an input, or exists.
+    """
+    for given in inputs:
+        if is_same(path, given):
+            raise UserError(f"{path} is also an input; give another place for the output")
+    if not overwrite and (path.is_symlink() or (path.exists() and not is_empty_folder(path))):
+        allowed = f", or {option} to replace it" if option else ""
+        raise UserError(f"{path} exists already; give another place for the output{allowed}")
+
+
+def is_same(path: Path, other: Path) -> bool:
+    """True if two paths name one place on the disk, whether it exists yet or not."""
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.resolve() == other.resolve()
+
+
+def is_empty_folder(path: Path) -> bool:
+    """True if the path is a folder that holds nothing."""
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there in full or not at all."""
+    with whole_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield the path of an empty draft; it becomes `path` when the block ends, and vanishes on an error.
+
+    The draft is made anew, so that nobody's link is followed. A link at `path` is replaced, not followed.
+    """
+    draft = path.with_name(f".{path.name}")
+    draft.unlink(missing_ok=True)  # what an interrupted process left
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        yield draft
+        publish(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder on the same disk; it becomes `path` when the block ends, and vanishes on an error.
+
+    `path` must not exist, or be an empty folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as staging:
+        draft = Path(staging) / path.name
+        draft.mkdir()
+        yield draft
+        publish(draft, path)
+
+
+def publish(draft: Path, final: Path) -> None:
+    """Give a finished file or folder its name; what it holds reaches the disk before its name does."""
+    for path in [*(draft.rglob("*") if draft.is_dir() else ()), draft]:
+        _flush(path)
+    draft.rename(final)
+    _flush(final.parent)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder such that under its own name it is never there in part."""
+    staging = folder.parent / STAGING
+    staging.mkdir(exist_ok=True)
+    doomed = staging / f"deleted-{folder.name}"
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+    if not any(staging.iterdir()):
+        staging.rmdir()
+
+
+def why_not_written(error: Exception, folder: Path) -> str | None:
+    """Why a file in a folder could not be written, or None if an error is of something else."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, SafetensorError):
+        return str(error).rpartition("I/O error: ")[2]
+    if match := _TORCH.search(str(error)):
+        free = shutil.disk_usage(folder).free / 2**30
+        return match["why"] or f"a file could not be written to its end ({free:.2f} GiB are free)"
+    return None
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,79 @@
+"""Files and folders that appear whole or not at all, and never in place of an input."""
+
+import os
+
+import pytest
+
+from hf_deepwide.durable import check_output, whole_file, whole_folder, write_whole
+from hf_deepwide.errors import UserError, quote
+
+
+def test_an_existing_output_is_refused_unless_overwriting(tmp_path):
+    output = tmp_path / "out.txt"
+    check_output(output)
+    output.write_text("kept")
+    with pytest.raises(UserError, match=r"exists already.*--overwrite"):
+        check_output(output, option="--overwrite")
+    check_output(output, overwrite=True)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="exists already"):
+        check_output(tmp_path / "dangling")
+    (tmp_path / "empty").mkdir()
+    check_output(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("spelling", ["in.txt", "./sub/../in.txt", "link.txt", "hard.txt"])
+def test_an_input_is_never_the_output(tmp_path, spelling):
+    source = tmp_path / "in.txt"
+    source.write_text("kept")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.txt").symlink_to(source)
+    os.link(source, tmp_path / "hard.txt")
+    with pytest.raises(UserError, match="also an input"):
+        check_output(tmp_path / spelling, inputs=[tmp_path / "other", source], overwrite=True)
+
+
+def test_a_draft_follows_no_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / ".note.txt").symlink_to(victim)
+    (tmp_path / "note.txt").symlink_to(victim)
+    write_whole(tmp_path / "note.txt", "new")
+    assert victim.read_text() == "kept"
+    assert (tmp_path / "note.txt").read_text() == "new"
+    assert not (tmp_path / "note.txt").is_symlink()
+
+
+def test_what_fails_half_way_leaves_nothing(tmp_path):
+    (tmp_path / "file").write_text("old")
+
+    def fail(open_draft, name):
+        with open_draft(tmp_path / name) as draft:
+            (draft / "part" if draft.is_dir() else draft).write_text("half")
+            raise OSError("full")
+
+    for open_draft, name in ((whole_file, "file"), (whole_folder, "folder")):
+        with pytest.raises(OSError, match="full"):
+            fail(open_draft, name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
+    with whole_folder(tmp_path / "folder") as draft:
+        (draft / "part").write_text("all")
+    assert (tmp_path / "folder" / "part").read_text() == "all"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_quoted_value_is_one_short_line():
+    for value in ("x" * 10**6, 10**10_000, [10**10_000], {"a": [{"b": ["c"] * 99}]}, "two\nlines", float("nan")):
+        text = quote(value)
+        assert "\n" not in text
+        assert len(text) <= 100
+    assert quote(12) == "12"
+    assert quote("a") == "'a'"
+
+
+def test_nested_aliases_are_quoted_at_once():
+    value: list = ["lol"]
+    for _ in range(60):
+        value = [value] * 9  # 9 ** 60 leaves
+    assert len(quote(value)) <= 100
