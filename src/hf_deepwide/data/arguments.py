@@ -20,7 +20,7 @@ ROOT_VARIABLE = "HF_DEEPWIDE_DATA"
 class Places:
     """The fields `root`, `train`, `validation` and `test` of a section `data`."""
 
-    root: str | None
+    root: str | None = None
 
     def resolve(self, path: str) -> Path:
         """`path` as given if absolute, else under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""

@@ -18,16 +18,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError
 from ..loading import load_tokenizer
+from .arguments import Places
+from .bpe_codes import SPECIAL_TOKENS, tokenizer_from_codes
 
 logger = logging.getLogger(__name__)
 
 Normalization = Literal["nfkc", "nfc", "none"]
-SPECIAL_TOKENS = {
-    "bos_token": "<s>",
-    "pad_token": "<pad>",
-    "eos_token": "</s>",
-    "unk_token": "<unk>",
-}  # ids 0 to 3
+PLACES = Places()  # relative paths start at the environment variable or the working directory
 LARGEST = 10_000_000  # entries of a vocabulary: memory is set aside for them beforehand
 
 
@@ -37,6 +34,8 @@ class TokenizerArguments:
 
     Args:
         path: an existing tokenizer, folder or Hub id; the other fields then do not matter.
+        codes: merges of subword-nmt for text that is tokenised already; `path` must then be null, and the other
+            fields do not matter. Relative paths start where those of `data` do.
         vocab_size: entries, the four special ones included; a small corpus may not fill it, which is logged.
         lowercase: fold case before anything else, source and target alike. Translations then come out in
             lower case.
@@ -49,6 +48,7 @@ class TokenizerArguments:
     """
 
     path: str | None = None
+    codes: str | None = None
     vocab_size: int = 8000
     lowercase: bool = False
     normalization: Normalization = "nfkc"
@@ -64,6 +64,8 @@ class TokenizerArguments:
                 f"tokenizer.vocab_size is {self.vocab_size}; it must exceed the 4 special tokens, and be {LARGEST:,} "
                 "at most"
             )
+        if self.path and self.codes:
+            raise UserError("tokenizer.path and tokenizer.codes are both set; set the one that is meant")
         if self.min_frequency < 1:
             raise UserError(f"tokenizer.min_frequency is {self.min_frequency}; accepted: 1 or more")
 
@@ -143,13 +145,20 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTraine
     )
 
 
-def load_or_train(args: TokenizerArguments, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+def load_or_train(args: TokenizerArguments, texts: Iterable[str], data: Places = PLACES) -> PreTrainedTokenizerBase:
     """The tokenizer at `args.path`, or one trained on `texts` (which are not touched if there is a path).
+
+    Args:
+        args: the section `tokenizer` of a recipe.
+        texts: the training data.
+        data: knows where relative paths start.
 
     Raises:
         UserError: nothing can be loaded from the path, or it has no padding or end token.
 
     """
+    if args.codes is not None:
+        return tokenizer_from_codes(data.resolve(args.codes), texts)
     if args.path is None:
         return train_tokenizer(texts, args)
     tokenizer = load_tokenizer(args.path, f"tokenizer.path {args.path!r}: no tokenizer could be loaded")

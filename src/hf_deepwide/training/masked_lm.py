@@ -144,7 +144,7 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
     run, process = recipe.output_dir, PartialState()
     checkpoint = begin(recipe, args, overwrite, process)
     if checkpoint is None and process.is_main_process:
-        tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")))
+        tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")), data)
         if tokenizer.mask_token is None:
             tokenizer.add_special_tokens({"mask_token": MASK})
         tokenizer.save_pretrained(run)

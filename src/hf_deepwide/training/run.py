@@ -298,7 +298,7 @@ def _tokenizer(
         return load_tokenizer(checkpoint)
     if process.is_main_process:
         limit = STREAM_TEXTS if isinstance(texts, IterableDataset) else DATASET_TEXTS
-        tokenizer = load_or_train(recipe.tokenizer, training_texts(texts, limit))
+        tokenizer = load_or_train(recipe.tokenizer, training_texts(texts, limit), recipe.data)
         set_codes(tokenizer, recipe.data)
         add_tags(tokenizer, recipe.data)
         tokenizer.save_pretrained(run)

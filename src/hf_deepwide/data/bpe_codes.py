@@ -1,0 +1,86 @@
+"""Subword merges that somebody has learnt with subword-nmt, as a tokenizer that `AutoTokenizer` loads.
+
+Published scores belong to a segmentation. With the same merges a sentence has the same pieces here as there.
+"""
+
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ..errors import UserError, quote
+
+SPECIAL_TOKENS = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}  # ids 0 to 3
+VERSION, END_OF_WORD = "#version: 0.2", "</w>"
+
+
+def tokenizer_from_codes(codes: Path, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of subword-nmt's merges (Sennrich et al. 2016, algorithm 1).
+
+    Text is split at white space only, so it must be tokenised already. The entries are the special tokens, each
+    character of `texts` inside and at the end of a word, and each merge. subword-nmt lists only pieces that occur in
+    the segmented text: the vocabulary here is a little larger.
+
+    Args:
+        codes: what `subword-nmt learn-bpe` writes, `.gz` too.
+        texts: the training data, whose characters are the smallest pieces.
+
+    Raises:
+        UserError: the file is missing or holds something else, or there is no text.
+    """
+    merges = read_codes(codes)
+    characters = sorted({character for text in texts for character in text if not character.isspace()})
+    if not characters:
+        raise UserError("the tokenizer was given no text to train on")
+    pieces = [
+        *SPECIAL_TOKENS.values(),
+        *characters,
+        *(character + END_OF_WORD for character in characters),
+        *(piece for pair in merges for piece in (*pair, "".join(pair))),
+    ]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    unknown, end = SPECIAL_TOKENS["unk_token"], SPECIAL_TOKENS["eos_token"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, vocabulary[end])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, padding_side="right", **SPECIAL_TOKENS
+    )
+
+
+def read_codes(path: Path) -> list[tuple[str, str]]:
+    """The merges in a file of subword-nmt, most frequent first.
+
+    Raises:
+        UserError: there is no such file, or a line is not a merge.
+    """
+    if not path.is_file():
+        raise UserError(f"tokenizer.codes: there is no file {path}")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise UserError(f"tokenizer.codes: {path} cannot be read ({error})") from error
+    if not lines or lines[0] != VERSION:
+        raise UserError(f"tokenizer.codes: {path} does not begin with {VERSION!r}, as a file of subword-nmt does")
+    merges = []
+    for number, line in enumerate(lines[1:], start=2):
+        pair = line.split(" ")
+        if len(pair) != 2 or not all(pair):
+            raise UserError(
+                f"tokenizer.codes: {path}, line {number}: {quote(line)} is no merge; accepted: two pieces and a space"
+            )
+        merges.append((pair[0], pair[1]))
+    return merges

@@ -1,0 +1,96 @@
+"""A tokenizer from merges of subword-nmt, against the algorithm written out naively."""
+
+import gzip
+import random
+from itertools import pairwise
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_deepwide.data.bpe_codes import tokenizer_from_codes
+from hf_deepwide.data.tokenizer import TokenizerArguments, load_or_train
+from hf_deepwide.errors import UserError
+
+WORDS = ["low", "lower", "lowest", "newer", "newest", "wider", "new", "widen", "weir", "enter"]
+
+
+def learn(words: list[str], number: int) -> list[tuple[str, str]]:
+    """Sennrich et al. 2016, algorithm 1: the most frequent pair is merged, again and again."""
+    pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
+    merges = []
+    for _ in range(number):
+        pairs = [pair for word in pieces for pair in pairwise(word)]
+        best = max(sorted(set(pairs)), key=pairs.count)
+        merges.append(best)
+        pieces = [merge(word, best) for word in pieces]
+    return merges
+
+
+def merge(word: list[str], pair: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    for piece in word:
+        if merged and (merged[-1], piece) == pair:
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    return merged
+
+
+def segment(word: str, merges: list[tuple[str, str]]) -> list[str]:
+    """The merges in the order in which they were learnt."""
+    pieces = [*word[:-1], word[-1] + "</w>"]
+    for pair in merges:
+        pieces = merge(pieces, pair)
+    return pieces
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory):
+    merges = learn(WORDS, 15)
+    path = tmp_path_factory.mktemp("codes") / "codes.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n")
+    return path, merges
+
+
+def test_segments_as_the_algorithm(codes):
+    path, merges = codes
+    tokenizer = tokenizer_from_codes(path, [" ".join(WORDS)])
+    draw = random.Random(1)
+    words = [*WORDS, *("".join(draw.choices("lowernidst", k=draw.randint(1, 9))) for _ in range(200))]
+    for word in words:
+        assert tokenizer.tokenize(word) == segment(word, merges), word
+    sentence = " ".join(words)
+    assert tokenizer(sentence)["input_ids"][-1] == tokenizer.eos_token_id == 2
+    assert tokenizer.decode(tokenizer(sentence)["input_ids"], skip_special_tokens=True) == sentence
+    assert tokenizer.tokenize("löw")[1] == "<unk>"
+
+
+def test_a_recipe_names_the_codes(codes, tmp_path, monkeypatch):
+    path, merges = codes
+    monkeypatch.setenv("HF_DEEPWIDE_DATA", str(path.parent))
+    load_or_train(TokenizerArguments(codes=path.name), WORDS).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.tokenize("lowest newest") == [*segment("lowest", merges), *segment("newest", merges)]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (None, "no file"),
+        ("", "#version"),
+        ("#version: 0.1\na b\n", "#version"),
+        ("#version: 0.2\na b\na b c\n", "line 3"),
+        ("#version: 0.2\nab\n", "line 2"),
+    ],
+)
+def test_refuses_what_is_no_file_of_codes(tmp_path, text, word):
+    if text is not None:
+        (tmp_path / "codes").write_text(text)
+    with pytest.raises(UserError, match=word):
+        tokenizer_from_codes(tmp_path / "codes", WORDS)
+
+
+def test_refuses_two_tokenizers_at_once():
+    with pytest.raises(UserError, match="both set"):
+        TokenizerArguments(path="here", codes="there")
