@@ -6,8 +6,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, FuncFormatter
 
-from ..errors import UserError
+from ..durable import whole_file
+from ..errors import UserError, quote
 
 
 def new_figure(rows: int, columns: int, panel: tuple[float, float], **options: object) -> tuple[Figure, np.ndarray]:
@@ -19,10 +22,31 @@ def new_figure(rows: int, columns: int, panel: tuple[float, float], **options: o
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the image; its folder is made."""
+    """Write the image, in full or not at all; its folder is made.
+
+    All text is shown as it is, also where names of runs, languages or files have dollar signs. Only the numbers that
+    Matplotlib itself puts on an axis are formulas (powers of ten).
+
+    Raises:
+        UserError: the file's ending is no kind of image.
+    """
     path = Path(path)
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise UserError(f"{path}: {quote(path.suffix)} is no kind of image; accepted: {', '.join(sorted(kinds))}")
+    numbers = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if not isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter)
+        for label in axis.get_ticklabels(which="both")
+    }
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in numbers)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as draft:
+        figure.savefig(draft, dpi=120)
     return path
 
 

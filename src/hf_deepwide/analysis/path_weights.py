@@ -64,11 +64,9 @@ def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:
         for axis in column:
             axis.grid(alpha=0.3)
     two = len(next(iter(weights.values()))[0]) == 2
-    axes[0][0].set_ylabel(
-        r"$|\alpha_1-\alpha_2|\,/\,|\alpha_1+\alpha_2|$" if two else r"spread of $\alpha$ (std / mean)"
-    )
+    axes[0][0].set_ylabel("|α₁ − α₂| / |α₁ + α₂|" if two else "spread of α (std / mean)")
     axes[0][0].set_ylim(bottom=0)
-    axes[1][0].set_ylabel(r"$\alpha$")
+    axes[1][0].set_ylabel("α")
     axes[1][-1].legend(frameon=False, fontsize="small")
     figure.suptitle(title)
     return save(figure, path)

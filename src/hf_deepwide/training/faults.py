@@ -32,6 +32,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
+from ..durable import write_whole
 from ..errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ class FaultGuard:
                 self.accelerator.unwrap_model(self.model_wrapped).save_pretrained(folder, state_dict=weights)
                 self.processing_class.save_pretrained(folder)
                 text = json.dumps(report, indent=2, ensure_ascii=False)
-                (folder / FAULT).write_text(text + "\n", encoding="utf-8")
+                write_whole(folder / FAULT, text + "\n")  # last: a fault is whole if it has this file
         except (OSError, SafetensorError) as error:  # of the two things that went wrong, the fault is the one to tell
             return f"The batches ({pairs}) could not be saved to {folder} ({error})."
         return f"The batches ({pairs}) are in {folder}; `scripts/replay_fault.py {folder}` shows where it begins."

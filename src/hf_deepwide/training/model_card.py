@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..data.arguments import split_pair
+from ..durable import write_whole
 from ..errors import UserError
 from .recipe import Recipe, check_recipe
 
@@ -34,7 +35,7 @@ def write_model_card(
         samples: a few test sentences as (source, translation, reference).
     """
     path = run / "README.md"
-    _fill(recipe, results, run, samples).save(path)
+    write_whole(path, str(_fill(recipe, results, run, samples)))
     return path
 
 

@@ -1,0 +1,65 @@
+"""Figures: text of users is shown as it is, and a figure is there in full or not at all."""
+
+import errno
+import re
+from functools import partial
+from html import unescape
+
+import matplotlib
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from hf_deepwide.analysis.figures import new_figure, save
+from hf_deepwide.analysis.gradient_norms import plot_gradient_norms
+from hf_deepwide.analysis.layer_utilization import plot_layer_utilization, plot_selection_samples
+from hf_deepwide.analysis.learning_curves import plot_runs
+from hf_deepwide.errors import UserError
+from hf_deepwide.training.plots import plot_learning_curves
+
+ODD = r"from $5 \frac{ to $6"  # which Matplotlib takes for a formula, and a wrong one
+HISTORY = [
+    {"step": step, "loss": 5 / step, "grad_norm": 10.0**step, "gradient_norms": {"encoder": [0.01, 1, 100]},
+     "layer_utilization": {"decoder": [[0.1, 0.9], [0.2, 0.8]]}}
+    for step in (1, 2, 3)
+]  # fmt: skip
+FIGURES = {
+    "learning curves": partial(plot_learning_curves, HISTORY, title=ODD),
+    "learning curves of runs": partial(plot_runs, {ODD: HISTORY, "b": HISTORY}),
+    "gradient norms": partial(plot_gradient_norms, {ODD: HISTORY}),
+    "layer utilisation": partial(plot_layer_utilization, HISTORY, names=[ODD, "b"]),
+    "samples of layers": partial(plot_selection_samples, {"a": {"decoder": torch.rand(2, 3)}}, names=[ODD, "b"]),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_dollar_signs_are_shown(name, tmp_path):
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        image = FIGURES[name](path=tmp_path / "figure.svg").read_text(encoding="utf-8")
+    shown = unescape(re.sub(r"<!--.*?-->", "", image))
+    assert ODD in shown
+    assert "mathdefault" not in shown, "powers of ten are formulas, and are shown as such"
+    FIGURES[name](path=tmp_path / "figure.png")
+
+
+def test_an_image_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    figure, _ = new_figure(1, 1, (1, 1))
+    path = save(figure, tmp_path / "plots" / "figure")
+    before = path.read_bytes()
+    assert before.startswith(b"\x89PNG")
+
+    def full(figure, path, **options):
+        path.write_bytes(before[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(figure, path)
+    assert [file.name for file in path.parent.iterdir()] == ["figure.png"]
+    assert path.read_bytes() == before
+
+
+def test_an_ending_that_is_no_image_is_refused(tmp_path):
+    figure, _ = new_figure(1, 1, (1, 1))
+    with pytest.raises(UserError, match=r"'\.docx' is no kind of image; accepted: .*png"):
+        save(figure, tmp_path / "figure.docx")
