@@ -1,9 +1,11 @@
-"""LoRA on the wide projections, whose branches may be dropped while an adapter wraps them."""
+"""LoRA on the wide projections, whose branches may be dropped while an adapter wraps them, and prefix tuning."""
+
+import json
 
 import pytest
 import torch
-from model_cases import build, pair
-from peft import LoraConfig, PeftModel, get_peft_model
+from model_cases import build, config_of, pair, source
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, TaskType, get_peft_model
 
 TARGETS = {
     "as usual": ["q_proj", "v_proj", "out_proj", "fc1"],
@@ -79,3 +81,85 @@ def test_training_an_adapter_changes_it_and_nothing_else(targets, tmp_path):
     again = PeftModel.from_pretrained(wide(), tmp_path).eval()
     with torch.no_grad():
         assert torch.equal(again(**pair()).logits, model(**pair()).logits)
+
+
+# Prefix tuning: keys and values of the decoder's self-attention are learnt
+
+LAYERS = {"encoder_layers": 3, "decoder_layers": 3}
+PREFIXED = {
+    "vanilla": ("vanilla", {}),
+    "mat": ("mat-3", {"ffn_branches": 2, "drop_branch": 0.3}),
+    "multipath": ("multipath-3-more", {}),
+    "latent": ("latent-both", {}),
+    "latent, hard": ("latent-both", {"inference_selection": "hard"}),
+    "lstm": ("lstm-two", {}),
+}
+
+
+def prefixed(family, **changes):
+    """A model whose decoder has other heads than its encoder, behind a prefix of three tokens."""
+    case, fields = PREFIXED[family]
+    model = build(case, **{**LAYERS, **fields, **changes})
+    if family == "latent, hard":  # the first layer, off whose slot lengths are read, is left out
+        model.layer_selections["decoder"].layer_logits.data = torch.tensor([[-1.0, 1.0, 1.0]])
+    model.generation_config.update(max_new_tokens=5, num_beams=2)
+    torch.manual_seed(3)
+    return get_peft_model(model, PrefixTuningConfig(task_type=TaskType.SEQ_2_SEQ_LM, num_virtual_tokens=3))
+
+
+@pytest.mark.parametrize("family", PREFIXED)
+def test_prefix_tuning_trains_saves_and_generates(family, tmp_path):
+    model = prefixed(family).train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=2.0)
+    torch.manual_seed(0)
+    model(**pair()).loss.backward()
+    optimizer.step()
+    model.eval().save_pretrained(tmp_path)
+    with torch.no_grad():
+        base = model.get_base_model()(**pair()).logits
+        logits = model(**pair()).logits
+        assert (logits - base).abs().mean() > 0.01
+        base_model = prefixed(family).get_base_model()
+        again = PeftModel.from_pretrained(base_model, tmp_path).eval()
+        assert torch.equal(again(**pair()).logits, logits)
+        beams = model.generate(**source())
+        assert beams.shape == (3, 6)
+        greedy = model.generate(**source(), num_beams=1)
+        scored = model(**source(), decoder_input_ids=greedy[:, :-1]).logits.argmax(-1)
+    assert torch.equal(scored, greedy[:, 1:]), "token by token, behind the same prefix"
+
+
+@pytest.mark.parametrize("family", PREFIXED)
+def test_a_prefix_of_real_tokens_is_a_translation_that_has_begun(family):
+    """The keys and values of three tokens, given as a prefix, leave the logits of later tokens as they are."""
+    model = prefixed(family).eval()
+    base, sentence, target = model.get_base_model(), source((6,)), torch.tensor([[2, 9, 7, 11, 5]])
+    with torch.no_grad():
+        expected = base(**sentence, decoder_input_ids=target).logits[:, 3:]
+        begun = base(**sentence, decoder_input_ids=target[:, :3], use_cache=True).past_key_values
+        slots = begun.self_attention_cache.layers
+        config = model.active_peft_config
+        heads, width = config.num_attention_heads, config.token_dim // config.num_attention_heads
+        embedding = torch.zeros(3, 6, heads, width)
+        for layer, slot in enumerate(slots):
+            if slot.is_initialized and slot.keys.shape[1] == heads:  # not that of a layer that is left out
+                row = 4 * layer % 6  # PEFT lays two copies of 6 rows end to end and gives each layer the next 4
+                embedding[:, row : row + 2] = torch.stack([slot.keys[0], slot.values[0]]).permute(2, 0, 1, 3)
+        model.prompt_encoder["default"].embedding.weight.copy_(embedding.flatten(1))
+        got = model(**sentence, decoder_input_ids=target[:, 3:]).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prefix_in_too_few_layers_is_refused_with_their_number():
+    """PEFT makes as many as the encoder has."""
+    with pytest.raises(ValueError, match=r"2 layers.*PrefixTuningConfig\(num_layers=3\)"):
+        prefixed("mat", encoder_layers=2)(**pair())
+
+
+def test_the_shape_of_the_cache_is_told_and_not_saved(tmp_path):
+    config = config_of("mat-3")
+    fields = config.to_dict()
+    assert (fields["num_key_value_heads"], fields["head_dim"]) == (12, 4)
+    assert type(config)(**fields).to_dict() == fields
+    config.save_pretrained(tmp_path)
+    assert not {"num_key_value_heads", "head_dim"} & set(json.loads((tmp_path / "config.json").read_text()))

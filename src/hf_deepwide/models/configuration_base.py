@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 Config = TypeVar("Config", bound=type)
+CACHE_SHAPE = ("num_key_value_heads", "head_dim")  # of a decoder layer's cache, as Transformers names them
 
 
 def validated(cls: Config) -> Config:
@@ -129,6 +130,8 @@ class DeepWideConfig(PreTrainedConfig):
             # A shared checkpoint names its own copy of the translation pipeline. Where this package is imported, the
             # registered pipeline serves, and the key would only make `pipeline()` ask for trust_remote_code.
             kwargs.pop("custom_pipelines", None)
+        for name in CACHE_SHAPE:
+            kwargs.pop(name, None)  # of a `to_dict`: other fields determine them
         super().__post_init__(**kwargs)
 
     @property
@@ -137,8 +140,20 @@ class DeepWideConfig(PreTrainedConfig):
 
         Transformers also asks `get_text_config(decoder=True)`, a copy that keeps the decoder's heads as the encoder's.
         """
-        heads = vars(self).get("decoder_attention_heads", self.encoder_attention_heads)
-        return self.attention_branches * heads
+        return self.attention_branches * self._decoder_heads
+
+    @property
+    def _decoder_heads(self) -> int:
+        return vars(self).get("decoder_attention_heads", self.encoder_attention_heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the parent, with the shape of the cache: PEFT reads from this dictionary how large a prefix must be."""
+        shape = self.num_key_value_heads, self.d_model // self._decoder_heads
+        return super().to_dict() | dict(zip(CACHE_SHAPE, shape, strict=True))
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """As the parent, which writes `config.json`; what other fields determine is left out."""
+        return {name: value for name, value in super().to_diff_dict().items() if name not in CACHE_SHAPE}
 
     def validate_sizes(self) -> None:
         """Counts are positive; heads divide the width; sinusoids need an even width."""

@@ -295,6 +295,7 @@ class Decoder(Stack):
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        check_prefix(past_key_values, len(self.layers))
         hidden_states = self.embeddings(inputs_embeds, attention_mask, past_length)
         causal_mask = None
         one_more = type(past_length) is int and past_length > 0 and inputs_embeds.shape[1] == 1
@@ -323,6 +324,20 @@ class Decoder(Stack):
         )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+def check_prefix(cache: Cache | None, layers: int) -> None:
+    """Refuse a cache that begins with tokens (PEFT's prefix tuning) in some of the decoder's `layers` alone.
+
+    PEFT makes a prefix for as many layers as the encoder has. A cache with tokens begins where no sentence has been
+    attended to yet.
+    """
+    held = len(cache.self_attention_cache.layers) if isinstance(cache, EncoderDecoderCache) else 0
+    if 0 < held < layers and not any(cache.is_updated.values()) and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"`past_key_values` begins with a prefix in {held} layers, and the decoder has {layers}; give the prefix "
+            f"as many, in PEFT by PrefixTuningConfig(num_layers={layers})"
         )
 
 

@@ -89,7 +89,7 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
         if self.layer_selection is None:
             return super().run_layers(hidden_states, *inputs, **kwargs)
         cache = kwargs.get("past_key_values")
-        gates = self.layer_selection(posteriors, len(hidden_states), self._may_skip(cache, kwargs))
+        gates = self.layer_selection(posteriors, hidden_states.shape[0], self._may_skip(cache, kwargs))
         if gates[0] is False and cache is not None:
             count_tokens(cache, hidden_states)
         for layer, gate in zip(self.layers, gates, strict=True):
@@ -112,11 +112,14 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
 def count_tokens(cache: Cache, hidden_states: torch.Tensor) -> None:
     """Put one number for each new token `[B, T, D]` into the first layer's slot, off which lengths are read.
 
-    Layers keep their slots, whichever are used, so that of a first layer that is left out would stay empty.
+    Layers keep their slots, whichever are used, so that of a first layer that is left out would stay empty. A slot
+    that holds a prefix (PEFT's prefix tuning) has heads and a width already.
     """
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
-    ones = hidden_states.new_ones(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
+    keys = cache.layers[0].keys if cache.layers and cache.layers[0].is_initialized else None
+    heads, width = (1, 1) if keys is None else (keys.shape[1], keys.shape[3])
+    ones = hidden_states.new_ones(hidden_states.shape[0], heads, hidden_states.shape[1], width)
     cache.update(ones, ones, 0)
 
 
