@@ -2,7 +2,6 @@
 # make test         environment, then the tests
 # make check        environment, then style
 # make bench        environment, then the speed benchmarks (minutes; close other programs)
-# make paper-tables  environment, then the papers' tables beside this library's counts and runs (a minute, no data)
 # make hf-tests     environment, then Hugging Face's own model tests on every family (needs HF_COMMON)
 
 PYTHON ?= python3
@@ -11,7 +10,7 @@ RUN := $(VENV)/bin/python
 HF_COMMON ?= ../shared/hf_common
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup quickstart test check bench paper-tables hf-tests
+.PHONY: setup quickstart test check bench hf-tests
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -35,9 +34,6 @@ check: setup
 bench: setup
 	$(RUN) benchmarks/training_speed.py
 	$(RUN) benchmarks/generation_speed.py
-
-paper-tables: setup
-	$(RUN) benchmarks/paper_tables.py
 
 hf-tests: setup
 	PYTHON="$(CURDIR)/$(RUN)" HF_COMMON="$(HF_COMMON)" bash tests/hf_tests.sh

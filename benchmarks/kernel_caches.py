@@ -3,7 +3,7 @@
     python benchmarks/kernel_caches.py                                           # a table
     python benchmarks/kernel_caches.py --output benchmarks/results/kernel_caches # and kernel_caches.json, .md
 
-The vanilla model of the quality study (6 + 3 layers, d 128) computes loss and gradients of batches of up to 4,096
+The vanilla model of the studies (6 + 3 layers, d 128) computes loss and gradients of batches of up to 4,096
 tokens of many shapes, in a process of its own, whose caches are as large as PyTorch and oneDNN have them, or bounded
 as training bounds them (`hf_deepwide.training.memory`). The two take turns; what counts is the median over the rounds
 of the ratio in the same round. Time is the processor's, which other work on the machine changes less.

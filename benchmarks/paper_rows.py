@@ -12,7 +12,6 @@ us. Keys of a table; those marked * may also be of a row, and then go before its
     ours            where a results.json has the score that is comparable with a column; a column may say its own
     columns         name to overrides: a row is trained once for each
     rows            of each its name (`row`), `at`, and `scores` as printed, one for each column, between blanks
-    smaller         runs of this comparison at other sizes: name to a file of benchmarks/results and a place in it
 
 and of a row, for its parameters, in millions: `printed`; `note`, where ours is another number; with it `should_be`,
 what the papers' specification counts for the row, or `paper_has`, so many parameters more than ours, or both.
@@ -21,7 +20,7 @@ what the papers' specification counts for the row, or `paper_has`, so many param
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from hf_deepwide.training.masked_lm import MaskedLMRecipe
 from hf_deepwide.training.recipe import Recipe, check_recipe, load_recipe, parse_yaml
 
 ROOT = Path(__file__).parent.parent
-OF_TABLE = {"title", "text", "recipe", "config", "vocabulary", "set", "axes", "ours", "columns", "rows", "smaller"}
+OF_TABLE = {"title", "text", "recipe", "config", "vocabulary", "set", "axes", "ours", "columns", "rows"}
 OF_ROW = {"row", "at", "recipe", "config", "vocabulary", "set", "printed", "note", "should_be", "paper_has", "scores"}
 assert hf_deepwide  # registers the families
 
@@ -139,15 +138,14 @@ class Table:
     axes: list[str]
     columns: dict[str, dict[str, Any]]
     rows: list[Row]
-    smaller: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
-def read_tables() -> Iterator[Table]:
-    """All tables, paper by paper."""
-    for file in sorted((ROOT / "benchmarks" / "paper_tables").glob("*.yaml")):
-        paper = parse_yaml(file.read_text(encoding="utf-8"), str(file))
-        for number, values in paper["tables"].items():
-            yield read_table(paper["paper"], str(number), values)
+def read_tables(paper: str = "*") -> Iterator[Table]:
+    """The tables of a paper, called as its file, or of all papers."""
+    for file in sorted((ROOT / "benchmarks" / "paper_tables").glob(f"{paper}.yaml")):
+        content = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        for number, values in content["tables"].items():
+            yield read_table(content["paper"], str(number), values)
 
 
 def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
@@ -190,8 +188,7 @@ def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
                 **own,
             )
         )
-    text, smaller = values.get("text", ""), values.get("smaller", {})
-    return Table(paper, number, values["title"], text, list(axes), columns, rows, smaller)
+    return Table(paper, number, values["title"], values.get("text", ""), list(axes), columns, rows)
 
 
 def kind(recipe: str) -> type[Recipe]:

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 
 import paper_tables
 import pytest
@@ -74,47 +73,17 @@ def test_a_layer_more_or_less_is_noticed():
             assert not row.agrees(parameters_of(config, row.seq2seq)), row.label
 
 
-@pytest.fixture(scope="module")
-def written():
-    return paper_tables.write()
+def test_the_overview_is_up_to_date():
+    page = paper_tables.PAGE.read_text(encoding="utf-8")
+    assert paper_tables.with_overview(page) == page, "run python benchmarks/paper_tables.py"
 
 
-@pytest.mark.parametrize("name", ["paper_tables.json", "paper_tables.md"])
-def test_the_committed_pages_are_what_the_script_writes(name, written):
-    assert (paper_tables.RESULTS / name).read_text(encoding="utf-8") == written[name.endswith(".md")], (
-        "run `make paper-tables`, and commit benchmarks/results/paper_tables.*"
-    )
-
-
-def test_a_row_that_was_run_has_our_score(tmp_path, monkeypatch):
-    """The mean over seeds; a run with another learning rate, or of another row, is not counted."""
-    row = next(row for row in TRAINED if row.label.endswith("Table 1: 3/256/2048"))
-    ran = {}
-    for name, seed, rate, bleu in (("a", 1, 5e-4, 35.0), ("b", 2, 5e-4, 36.0), ("c", 1, 1e-3, 99.0)):
-        recipe = row.values("ρ 0.2")
-        recipe["training"] |= {"seed": seed, "learning_rate": rate, "output_dir": f"runs/{name}"}
-        ran[name] = {"recipe": recipe, "test": {"multi_bleu": bleu}, "versions": {}}
-    (tmp_path / "runs.json").write_text(json.dumps({"runs": ran}), encoding="utf-8")
-    monkeypatch.setattr(paper_tables, "RUNS", [tmp_path])
-    monkeypatch.setattr(paper_tables, "ROOT", tmp_path)
-    paper_tables.all_runs.cache_clear()
-    ours = paper_tables.record(row)["ours"]
-    other = paper_tables.record(next(row for row in TRAINED if row.label.endswith("Table 1: 4/256/2048")))
-    paper_tables.all_runs.cache_clear()
-    assert ours == {"ρ 0.2": {"score": 35.5, "files": ["runs.json", "runs.json"]}}
-    assert paper_tables.ours({"ours": ours}) == "ρ 0.2 35.50, runs: 2"
-    assert paper_tables.ours(other) == "not run"
-
-
-def test_scores_at_other_sizes_come_from_committed_results(written):
-    """Each is in the Markdown as its results file has it, rounded."""
-    places = [where for table in TABLES for where in table.smaller.values()]
-    assert places
-    for where in places:
-        score = json.loads((paper_tables.RESULTS / where["file"]).read_text(encoding="utf-8"))
-        for key in where["score"].split("."):
-            score = score[key]
-        assert f" {score:.2f} ([{where['file'].rpartition('/')[2]}]({where['file']}))" in written[1]
+def test_prints_the_rows_of_a_paper(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["paper_tables.py", "--rows", "multipath"])
+    paper_tables.main()
+    printed = capsys.readouterr().out
+    assert "wmt14_en_de_multipath_6x6" in printed
+    assert "M parameters, printed" in printed
 
 
 @pytest.mark.parametrize(

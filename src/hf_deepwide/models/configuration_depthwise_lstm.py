@@ -39,7 +39,7 @@ class DepthwiseLSTMConfig(DeepWideConfig):
         lstm_bias: the biases of Eq. 2-6. The paper's counts have none: each product but the last meets a LayerNorm.
         forget_bias_init: what the bias of the forget gate's LayerNorm is at first. The paper says nothing of it; above
             0, more of the embeddings reaches the last layers of a deep stack before it is trained. Wherever 1 was
-            compared with 0 here, it learnt better (benchmarks/quality/ablation_gates.yaml and depthwise_lstm.py).
+            compared with 0 here, it learnt better.
         attn_input_norm: a LayerNorm on what asks in each attention, as the paper's counts say; without it, the "pure
             attention" of its text.
         cross_query: what asks in cross-attention, before the LayerNorm: the self-attention's output (`"self"`), that

@@ -331,6 +331,7 @@ def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, An
         "minutes": counted.minutes,
         **{name: value for name, value in later.items() if value},
         **best,
+        "validation_curve": [[entry["step"], entry["eval_loss"]] for entry in evaluations],
         "weights": weights,
         **{name: mark[name] for name in ("precision", "attention", "processes")},
     }

@@ -1,0 +1,127 @@
+"""What a study is: a YAML file that names a recipe, systems, a search and seeds.
+
+    recipe:     file beside the study, or a path from it: data, tokenizer, training and evaluation of all runs
+    overrides:  keys of the recipe by their dotted names, for all runs
+    model:      the section `model` of all systems, where they do not say otherwise
+    search:     stages, one after the other; a stage tries its settings around the best of the stage before
+    seeds:      the first is for the search; the winner is trained with the others, too
+    baseline:   the system that the others are compared with
+    systems:    name to {title, model, overrides, search, base, prune}
+
+A setting gives values to dotted keys of the recipe. A stage has `settings`, and may have a `name`, `overrides` (such
+as fewer epochs) and `extend: true`: while the best value is the largest or the smallest, one more is tried beyond it.
+A system with a `base` starts from a model that is trained before it, by the same setting and seed.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.training.recipe import Recipe, check_recipe, parse_yaml
+
+Setting = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a search. The last stage has no name: its runs are the rows of the table."""
+
+    settings: list[Setting]
+    name: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    extend: bool = False
+
+
+@dataclass(frozen=True)
+class System:
+    """One row of the table: `model` and `overrides` are what it has beside what all systems have."""
+
+    name: str
+    title: str
+    model: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    search: list[Stage] | None = None
+    base: "System | None" = None
+    prune: bool = False
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study's file says."""
+
+    name: str
+    recipe: dict[str, dict[str, Any]]
+    search: list[Stage]
+    seeds: list[int]
+    baseline: str
+    systems: list[System]
+    model: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    metric: str = "bleu"
+
+    def system(self, name: str) -> System:
+        """A system by its name."""
+        return next(system for system in self.systems if system.name == name)
+
+    def stages(self, system: System) -> list[Stage]:
+        """The search of a system."""
+        return system.search or self.search
+
+
+def load_study(path: Path) -> Study:
+    """Read and check a study; every recipe of the search is checked before a run starts.
+
+    Raises:
+        UserError: there is no such file, or something in it is wrong.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no study {path}")
+    values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        recipe = parse_yaml((path.parent / values["recipe"]).read_text(encoding="utf-8"), values["recipe"])
+        systems = [_system(name, **fields) for name, fields in values["systems"].items()]
+        common = {key: value for key, value in values.items() if key not in ("recipe", "systems", "search")}
+        stages = [Stage(**stage) for stage in values["search"]]
+        study = Study(path.stem, recipe, systems=systems, search=stages, **common)
+    except (KeyError, TypeError, AttributeError) as error:  # no such key, one too many, or not a mapping
+        raise UserError(f"{path} is no study as definition.py describes it: {error}") from error
+    if study.baseline not in [system.name for system in study.systems]:
+        raise UserError(f"{path}: baseline: {study.baseline!r} is not among the systems")
+    for system in study.systems:
+        start: Setting = {}
+        for stage in study.stages(system):
+            for setting in stage.settings:
+                recipe_of(study, system, stage, start | setting, study.seeds[0], Path("runs"))
+            start |= stage.settings[0]
+    return study
+
+
+def _system(name: str, base: dict[str, Any] | None = None, search: list | None = None, **fields: Any) -> System:
+    start = System(f"{name}_base", "", **base) if base is not None else None
+    return System(name, base=start, search=[Stage(**stage) for stage in search] if search else None, **fields)
+
+
+def run_name(system: System, stage: Stage, setting: Setting, seed: int) -> str:
+    """The folder of a run: system, stage, setting and seed."""
+    values = [f"{key.rpartition('.')[2]}-{value}" for key, value in setting.items()]
+    return "_".join([system.name, *([stage.name] if stage.name else []), *values, f"seed-{seed}"])
+
+
+def recipe_of(study: Study, system: System, stage: Stage, setting: Setting, seed: int, runs: Path) -> Recipe:
+    """The recipe of one run."""
+    values = {section: dict(keys) for section, keys in study.recipe.items()}
+    values["model"] = {**study.model, **system.model}
+    name = run_name(system, stage, setting, seed)
+    overrides = {**study.overrides, **system.overrides, **stage.overrides, **setting, "training.seed": seed}
+    overrides["training.output_dir"] = str(runs / name)
+    if system.base is not None:
+        base = str(runs / run_name(system.base, stage, setting, seed))
+        values["tokenizer"] = {}
+        overrides |= {"model.init_from": base, "tokenizer.path": base}
+    for key, value in overrides.items():
+        section, _, field_name = key.partition(".")
+        if section not in values:
+            raise UserError(f"{study.name}, {system.name}: {key} is in no section of a recipe")
+        values[section][field_name] = value
+    return check_recipe(values, name, f"{study.name}, {name}")

@@ -1,0 +1,164 @@
+"""The table, the paired tests and the figures of a study, made from its records alone."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from definition import Study, recipe_of
+from records import PRUNED, Record, read_records, read_translations
+from selection import Rows, chosen_rows, mean_and_error, validation_loss
+
+from hf_deepwide.analysis.figures import new_figure, save
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.durable import write_whole
+from hf_deepwide.evaluation.significance import compare_systems
+
+COMPARISON, TABLE = "comparison.json", "table.md"
+TITLES = {"bleu": "sacreBLEU", "multi_bleu": "tokenised BLEU", "chrf": "chrF"}
+
+
+def write_pages(study: Study, results: Path, page: Path | None = None) -> str:
+    """Compare, draw and write; returns the table, which also goes between the study's markers on `page`."""
+    records = read_records(results)
+    rows = chosen_rows(study, records)
+    compare(study, rows, results)
+    text = table(study, rows, results)
+    write_whole(results / TABLE, text)
+    if page is not None:
+        write_whole(page, with_table(page.read_text(encoding="utf-8"), study, text))
+    if any(_curve(record) for record in records):
+        plot_curves(study, rows, results / "learning_curves.png")
+    return text
+
+
+def with_table(page: str, study: Study, text: str) -> str:
+    """The page with a table between the markers of its study, if it has them."""
+    begin, end = f"<!-- study: {study.name} -->\n", f"<!-- /study: {study.name} -->"
+    before, found, rest = page.partition(begin)
+    return before + begin + text + end + rest.partition(end)[2] if found else page
+
+
+def compare(study: Study, rows: Rows, results: Path) -> None:
+    """Test each system against the baseline, over the sentences, on the seeds that both have.
+
+    A test whose runs have not changed is kept: not everyone has the translations of all runs.
+    """
+    kept, translations = load_comparison(results), read_translations(results)
+    comparison = {}
+    for name in rows:
+        pair = paired_runs(study, rows, name)
+        if name == study.baseline or not pair["seeds"]:
+            continue
+        if pair.items() <= kept.get(name, {}).items():
+            comparison[name] = kept[name]
+        elif all(run in translations for run in itertools.chain(*pair["runs"])):
+            recipe = recipe_of(study, study.systems[0], study.search[-1], {}, study.seeds[0], Path("runs"))
+            ours, theirs = ([line for run in runs for line in translations[run]] for runs in pair["runs"])
+            tests = compare_systems(
+                theirs,
+                ours,
+                load_parallel(recipe.data, "test")["target"][:],
+                lowercase=recipe.evaluation.lowercase,
+                metrics=[study.metric, "chrf"],
+                runs=len(pair["seeds"]),
+            )
+            comparison[name] = {**pair, **tests}
+    if comparison:
+        write_whole(results / COMPARISON, json.dumps(comparison, indent=1) + "\n")
+
+
+def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
+    """The paired tests that were made so far."""
+    file = results / COMPARISON
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
+    """The seeds that a system and the baseline share, and the names of their runs, the system's first."""
+    seeds = sorted(rows[name].keys() & rows.get(study.baseline, {}).keys())
+    return {
+        "seeds": seeds,
+        "runs": [[rows[system][seed]["run"] for seed in seeds] for system in (name, study.baseline)],
+    }
+
+
+def table(study: Study, rows: Rows, results: Path) -> str:
+    """One row a system: scores with standard errors over seeds, difference, p, setting and validation loss."""
+    comparison = load_comparison(results)
+    head = ["system", "parameters", TITLES[study.metric], "chrF", "difference", "p (sentences)", "seeds"]
+    head += ["setting", "validation loss", "updates"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, by_seed in rows.items():
+        runs = list(by_seed.values())
+        pair, test = paired_runs(study, rows, name), comparison.get(name, {})
+        difference = p = ""
+        if name != study.baseline and pair["seeds"]:
+            scores = [
+                [rows[system][seed]["test"][study.metric] for seed in pair["seeds"]]
+                for system in (name, study.baseline)
+            ]
+            difference = with_error([ours - theirs for ours, theirs in zip(*scores, strict=True)], sign="+")
+            p = f"{test[study.metric]['p_randomization']:.4f}" if pair.items() <= test.items() else ""
+        pruned = name.startswith(PRUNED)
+        cells = [
+            study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
+            f"{sum(run['parameters'] for run in runs) / len(runs) / 1e6:.2f} M",
+            with_error([run["test"][study.metric] for run in runs]),
+            with_error([run["test"]["chrf"] for run in runs]),
+            difference,
+            p,
+            str(len(runs)),
+            layers_left(runs) if pruned else setting_in_words(runs[0]),
+            "" if pruned else with_error([validation_loss(run) for run in runs], digits=3),
+            "" if pruned else f"{runs[0]['train']['steps']:,}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    about = (
+        "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
+        "share. p is of approximate randomisation over sentences: it speaks of these trained models, not of other "
+        "seeds. Validation loss is in nats a token, smoothed as in training."
+    )
+    return "\n".join([*lines, "", about, ""])
+
+
+def setting_in_words(record: Record) -> str:
+    """`learning_rate 0.004, dropout 0.1`."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in record["setting"].items())
+
+
+def layers_left(runs: list[Record]) -> str:
+    """`6 + 3 layers, 5 + 3 layers`: encoder and decoder, run by run."""
+    return ", ".join(f"{run['layers']['encoder']} + {run['layers']['decoder']} layers" for run in runs)
+
+
+def with_error(values: list[float], sign: str = "-", digits: int = 2) -> str:
+    """Mean and standard error; `sign` is that of format specifications."""
+    value = mean_and_error(values)
+    error = "" if value["standard_error"] is None else f" ± {value['standard_error']:.{digits}f}"
+    return f"{value['mean']:{sign}.{digits}f}{error}"
+
+
+def plot_curves(study: Study, rows: Rows, path: Path) -> None:
+    """Validation loss against updates, a line a run and a colour a system."""
+    figure, axes = new_figure(1, 1, (7.5, 4.5))
+    (axis,) = axes[0]
+    colours = itertools.cycle([f"C{number}" for number in range(10)])
+    for name, by_seed in rows.items():
+        if name.startswith(PRUNED):
+            continue
+        colour, label = next(colours), study.system(name).title
+        for record in by_seed.values():
+            if curve := _curve(record):
+                axis.plot(*zip(*curve, strict=True), color=colour, linewidth=1, label=label)
+                label = None
+    axis.set_xlabel("updates")
+    axis.set_ylabel("validation loss, nats a token")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save(figure, path)
+
+
+def _curve(record: Record) -> list[list[float]]:
+    """Updates and validation loss; [] for a run of a version that did not keep them."""
+    return record["train"].get("validation_curve", [])

@@ -1,0 +1,56 @@
+"""What is kept of a study's runs: a line a run in `runs.jsonl`, and the translations in `translations.jsonl.gz`.
+
+A record is the run's `results.json`, validation curve included, beside `run` (its name), `system`, `stage`, `setting`
+and `seed`; and `pruned`, the parameters, layers and scores of the model that pruning leaves.
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from hf_deepwide.durable import whole_file, write_whole
+
+Record = dict[str, Any]
+RUNS, TRANSLATIONS = "runs.jsonl", "translations.jsonl.gz"
+PRUNED = "pruned "  # before the name of a system or a run: the same model without the layers that it does not use
+
+
+def read_records(results: Path) -> list[Record]:
+    """All records of a study, in the order in which the runs ended."""
+    file = results / RUNS
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def read_translations(results: Path) -> dict[str, list[str]]:
+    """Run to its translations of the test set; empty where they are not kept."""
+    file = results / TRANSLATIONS
+    if not file.is_file():
+        return {}
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return {entry["run"]: entry["translations"] for entry in map(json.loads, lines)}
+
+
+def add_record(results: Path, record: Record, translations: dict[str, list[str]]) -> None:
+    """Add a run; both files appear whole, as a report may be reading them."""
+    results.mkdir(parents=True, exist_ok=True)
+    write_records(results, [*read_records(results), record])
+    write_translations(results, read_translations(results) | translations)
+
+
+def write_records(results: Path, records: list[Record]) -> None:
+    """Write `runs.jsonl`."""
+    write_whole(results / RUNS, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def write_translations(results: Path, translations: dict[str, list[str]]) -> None:
+    """Write `translations.jsonl.gz`, always the same bytes for the same translations."""
+    with (
+        whole_file(results / TRANSLATIONS) as draft,
+        draft.open("wb") as raw,
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file,
+    ):
+        for run, lines in translations.items():
+            file.write((json.dumps({"run": run, "translations": lines}, ensure_ascii=False) + "\n").encode())
