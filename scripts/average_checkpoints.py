@@ -6,17 +6,17 @@ The result is what `from_pretrained` loads: the mean in the checkpoints' own pre
 config, the generation config and the tokenizer of the checkpoint named last.
 """
 
-import argparse
 import logging
 from pathlib import Path
 
+from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.averaging import average_checkpoints
 
 
 def main() -> None:
     """Check the output folder, average."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoints", nargs="+", help="folders with a model.safetensors each")
     parser.add_argument("--output", required=True, help="folder for the result; it is made")
     parser.add_argument("--overwrite", action="store_true", help="write into the folder even if it is not empty")

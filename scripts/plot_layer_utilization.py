@@ -5,10 +5,10 @@
 
 Each argument is the folder of a run, or one of its checkpoints. Of each, the layers that every posterior selects are
 printed, and how much it used them over training is drawn (<name>_layer_utilization.png). Samples of z from all of
-them, drawn with the same noise, stand in one figure (selection_samples.png); with --hard they are 0 or 1.
+them, drawn with the same noise, stand in one figure (selection_samples.png); with --hard they are 0 or 1. Figures that
+exist are not replaced without --overwrite.
 """
 
-import argparse
 from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
@@ -23,6 +23,8 @@ from hf_deepwide.analysis.layer_utilization import (
     posterior_names,
     selection_samples,
 )
+from hf_deepwide.command_line import Parser
+from hf_deepwide.durable import check_output
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_config, load_model
 from hf_deepwide.training.checkpoints import checkpoints, load_history
@@ -30,27 +32,34 @@ from hf_deepwide.training.checkpoints import checkpoints, load_history
 
 def main() -> None:
     """Load, print, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs or checkpoints")
     parser.add_argument("--output", type=Path, help="folder of the figures (default: `plots` in the first folder)")
     parser.add_argument("--hard", action="store_true", help="samples that are 0 or 1")
     parser.add_argument("--seed", type=int, default=0, help="of the samples' noise (default: 0)")
+    parser.add_argument("--overwrite", action="store_true", help="replace figures of these names")
     script = parser.parse_args()
     disable_progress_bar()
     output = script.output or script.runs[0] / "plots"
+    samples_figure = output / "selection_samples.png"
+    folders = dict(zip(run_labels(script.runs), script.runs, strict=True))
+    figures = {label: output / f"{label.replace('/', '_')}_layer_utilization.png" for label in folders}
+    histories = {label: load_history(folder) for label, folder in folders.items()}
+    drawn = {label for label, history in histories.items() if any(KEY in entry for entry in history)}
+    for figure in (samples_figure, *(figures[label] for label in drawn)):
+        check_output(figure, overwrite=script.overwrite, option="--overwrite")
     samples, names = {}, None
-    for label, folder in zip(run_labels(script.runs), script.runs, strict=True):
-        history, model = load_history(folder), latent_model(folder)
+    for label, folder in folders.items():
+        model = latent_model(folder)
         if names not in (None, posterior_names(model.config)):
             raise UserError(f"{folder} has the posteriors {posterior_names(model.config)}, and others have {names}")
         names = posterior_names(model.config)
         print(f"{label}:")
         print_selection(model, names)
         samples[label] = selection_samples(model, script.seed, script.hard)
-        if any(KEY in entry for entry in history):
-            file = output / f"{label.replace('/', '_')}_layer_utilization.png"
-            print(plot_layer_utilization(history, file, names, label))
-    print(plot_selection_samples(samples, output / "selection_samples.png", names))
+        if label in drawn:
+            print(plot_layer_utilization(histories[label], figures[label], names, label))
+    print(plot_selection_samples(samples, samples_figure, names))
 
 
 def latent_model(folder: Path) -> PreTrainedModel:

@@ -9,26 +9,29 @@ which for two is the same. Below: the weights themselves. The numbers are printe
 of its final model by itself, into its folder `plots/`.
 """
 
-import argparse
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.analysis.path_weights import path_weights, plot_path_weights, spread
+from hf_deepwide.command_line import Parser
+from hf_deepwide.durable import check_output
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_model
 
 
 def main() -> None:
     """Load, print, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", help="a folder or Hub id")
     parser.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an image of this name")
     args = parser.parse_args()
     formats = FigureCanvasAgg.get_supported_filetypes()
     if args.output.suffix and args.output.suffix[1:] not in formats:
         raise UserError(f"{args.output}: no kind of image is called so; accepted: {', '.join(formats)}")
+    check_output(args.output, overwrite=args.overwrite, option="--overwrite")
     model = load_model(AutoModelForSeq2SeqLM, args.checkpoint)
     weights = path_weights(model)
     if not weights:

@@ -13,13 +13,13 @@ The output is a checkpoint with the base's generation config and tokenizer, for 
 tokenizer (deu_Latn). It is read back and its logits on a random batch are compared with the base's, in float32.
 """
 
-import argparse
 import logging
 from pathlib import Path
 
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils.logging import disable_progress_bar
 
+from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.registration import FAMILIES
@@ -32,9 +32,7 @@ ROUNDED_TOLERANCE = 1e-2  # of a base in half precision, whose computed position
 
 def main() -> None:
     """Load, widen, save, read back and compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("base", help="a folder or Hub id")
     parser.add_argument("output", type=Path, help="folder for the result; it is made")
     parser.add_argument("--family", default="mat", choices=FAMILIES, help="the result's family (default: %(default)s)")

@@ -9,7 +9,6 @@ tempered) keeps all layers and folds their weights in. The output is a `vanilla_
 generation config and tokenizer. It is read back and its logits on a random batch are compared with the model's.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide import LatentDepthForConditionalGeneration, prune
+from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.prune import SELECTIONS, kept_layers, posterior_index
@@ -27,9 +27,7 @@ TOLERANCE = 1e-5  # relative to the largest logit, or to 1; in float32
 
 def main() -> None:
     """Load, prune, save, read back and compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("model", help="a folder or Hub id of a latent-depth model")
     parser.add_argument("output", type=Path, help="folder for the result; it is made")
     parser.add_argument("--language", help="name or index of the posterior; not needed where there is one")

@@ -1,46 +1,59 @@
 """The main job on the embedded corpus: train a small MAT, score it, load it again, translate with it.
 
     python scripts/quickstart.py
-    python scripts/quickstart.py --training.num_train_epochs 2      # any key of recipes/quickstart.yaml
+    python scripts/quickstart.py --training.num_train_epochs 2 --training.output_dir runs/shorter
 
-Takes a few minutes on two cores, no download, no GPU. What it leaves is in runs/quickstart; each call starts afresh.
+No download, no GPU. Any key of recipes/quickstart.yaml can be set by its dotted name. What it leaves is in
+runs/quickstart. Each call starts afresh; a run of other settings is not replaced without --overwrite.
 """
 
 import logging
-import sys
 import time
 from pathlib import Path
 
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
-from hf_deepwide.data.corpora import load_parallel  # importing any part of the package registers the pipeline
+from hf_deepwide.command_line import Parser  # importing any part of the package registers the pipeline
+from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import run_script
-from hf_deepwide.training.recipe import load_recipe
+from hf_deepwide.training.recipe import RECIPE, Recipe, differences, load_recipe, parse_script
 from hf_deepwide.training.run import run_recipe
 
 SHOWN = 6  # held-out phrases that are printed
+EXAMPLE = "Viktor hat 16,50 € auf dem Konto."  # one more: the README's first example
 
 
 def main() -> None:
     """Run the recipe, then use its checkpoint as a user would."""
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--overwrite", action="store_true", help="replace what another run left in the folder")
+    script, overrides = parse_script(parser)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("hf_deepwide").setLevel(logging.INFO)
     disable_progress_bar()
     start = time.perf_counter()
-    recipe = load_recipe(Path(__file__).parent / "recipes" / "quickstart.yaml", sys.argv[1:])
-    results = run_recipe(recipe, overwrite=True)
+    recipe = load_recipe(Path(__file__).parent / "recipes" / "quickstart.yaml", overrides)
+    results = run_recipe(recipe, overwrite=script.overwrite or is_the_same(recipe))
 
     translator = pipeline("translation", model=str(recipe.output_dir))
-    held_out = load_parallel(recipe.data, "test").select(range(SHOWN))
+    held_out = load_parallel(recipe.data, "test")
+    shown = [*range(SHOWN), *(row for row, source in enumerate(held_out["source"]) if source == EXAMPLE)]
+    phrases = held_out.select(shown)
     for source, reference, output in zip(
-        held_out["source"], held_out["target"], translator(held_out["source"][:]), strict=True
+        phrases["source"], phrases["target"], translator(phrases["source"][:]), strict=True
     ):
         print(f"\n  {source}\n= {output['translation_text']}\n  {reference}  (reference)")
     test = results["test"]
-    print(f"\nBLEU {test['bleu']:.1f} on {len(load_parallel(recipe.data, 'test'))} held-out phrases")
+    print(f"\nBLEU {test['bleu']:.1f} on {len(held_out)} held-out phrases")
     print(f"{test['signature']['bleu']}")
     print(f"{time.perf_counter() - start:.0f} s in all; the checkpoint is {recipe.output_dir}")
+
+
+def is_the_same(recipe: Recipe) -> bool:
+    """True if the run's folder holds an earlier run by the same recipe, which would come out the same again."""
+    kept = recipe.output_dir / RECIPE
+    return kept.is_file() and not differences(load_recipe(kept).values, recipe.values)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,19 @@ The folder is what a run leaves when it stops at such a step, or skips it (train
 random generators before each of them, and the model as it was. Nothing is changed in it.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.replay import read_fault, replay
 
 
 def main() -> None:
     """Replay, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("folder", type=Path, help="a folder faults/step-… of a run")
     parser.add_argument("--rank", type=int, default=0, help="whose batches, of several processes (default: 0)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")

@@ -7,16 +7,16 @@ Without the package, the folder or repository loads through `AutoModelForSeq2Seq
 `pipeline("translation", model=…)` with `trust_remote_code=True`. Log in once by `hf auth login`, or set HF_TOKEN.
 """
 
-import argparse
 import logging
 
+from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import run_script
 from hf_deepwide.export import share
 
 
 def main() -> None:
     """Share; print where the result is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("model", help="folder of a finished run, or a checkpoint")
     parser.add_argument("folder", nargs="?", help="folder to write; may be left out with --repo-id")
     parser.add_argument("--repo-id", help="repository on the Hub to upload to, e.g. me/multi30k-mat")

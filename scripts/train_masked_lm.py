@@ -13,12 +13,12 @@ An interrupted run goes on where it was when the same command is given again. A 
 (perplexity on held-out text, of each language and of all), plots/, recipe.yaml, run.json and the checkpoints.
 """
 
-import argparse
 import logging
 import os
 
 from transformers.utils.logging import disable_progress_bar
 
+from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import run_script
 from hf_deepwide.training.masked_lm import MaskedLMRecipe, run_masked_lm
 from hf_deepwide.training.process_group import leaving_process_group
@@ -27,9 +27,7 @@ from hf_deepwide.training.recipe import load_recipe, parse_script
 
 def main() -> None:
     """Read the recipe, run it, print the perplexities."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("recipe", help="the recipe, a YAML file")
     parser.add_argument("--overwrite", action="store_true", help="remove what an earlier run left in the folder")
     script, overrides = parse_script(parser)

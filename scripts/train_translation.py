@@ -18,12 +18,12 @@ one that was left alone. A finished run is not touched unless --overwrite is giv
 README.md, results.json, translations.txt, plots/, recipe.yaml, run.json and the checkpoints.
 """
 
-import argparse
 import logging
 import os
 
 from transformers.utils.logging import disable_progress_bar
 
+from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import run_script
 from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.recipe import load_recipe, parse_script
@@ -32,9 +32,7 @@ from hf_deepwide.training.run import run_recipe
 
 def main() -> None:
     """Read the recipe, run it, print the scores."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("recipe", help="the recipe, a YAML file")
     parser.add_argument("--overwrite", action="store_true", help="remove what an earlier run left in the folder")
     script, overrides = parse_script(parser)

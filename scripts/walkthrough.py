@@ -3,18 +3,19 @@
 #
 # This is a script and a notebook in one. As a script:
 #
-#     python scripts/walkthrough.py                                       # on phrases made here; some minutes
+#     python scripts/walkthrough.py                                       # on phrases made here
 #     python scripts/walkthrough.py --source corpus.de --target corpus.en --source_lang de --target_lang en
 #
 # As a notebook: open it in VS Code, which runs the cells between `# %%`, or convert it by
 # `jupytext --to notebook scripts/walkthrough.py`; options are then set in the first cell, in `ARGUMENTS`.
 #
-# All it writes goes to `--folder`. Run again, it goes on where it was interrupted, and trains nothing twice.
+# All it writes goes to `--folder`, which is new, or its own. Run again, it goes on where it was interrupted, and
+# trains nothing twice. With `--overwrite` it begins again.
 
 # %%
 """From two text files to a shared checkpoint: look, split, train, widen, compare, translate, share."""
 
-import argparse
+import hashlib
 import json
 import logging
 import shlex
@@ -29,17 +30,20 @@ from transformers.utils.logging import disable_progress_bar
 
 import hf_deepwide
 from hf_deepwide.analysis.learning_curves import plot_runs
+from hf_deepwide.command_line import Parser
 from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.durable import check_output, write_whole
 from hf_deepwide.errors import UserError, one_line_errors
 from hf_deepwide.evaluation.metrics import check_parallel
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.training.checkpoints import load_history
 from hf_deepwide.training.recipe import Recipe, differences, load_recipe
 from hf_deepwide.training.run import run_recipe
+from hf_deepwide.training.suggestions import measure, suggest_settings
 
 ARGUMENTS = [] if "ipykernel" in sys.modules else sys.argv[1:]
-parser = argparse.ArgumentParser(
+parser = Parser(
     description=__doc__,
     epilog="Any key of the recipe can be set by its dotted name, e.g. --training.num_train_epochs 10",
     allow_abbrev=False,
@@ -50,6 +54,7 @@ parser.add_argument("--source_lang", default="de", help="language code (default:
 parser.add_argument("--target_lang", default="en", help="language code (default: %(default)s)")
 parser.add_argument("--phrases", type=int, default=10_000, help="how many are made, without files of your own")
 parser.add_argument("--folder", type=Path, default=Path("runs", "walkthrough"), help="(default: %(default)s)")
+parser.add_argument("--overwrite", action="store_true", help="begin again, and replace what is in the folder")
 script, overrides = parser.parse_known_args(ARGUMENTS)
 
 one_line_errors()  # what is wrong with a file is said in one line
@@ -59,13 +64,21 @@ disable_progress_bar()  # of loading weights; training and translating have thei
 folder, source_lang, target_lang = script.folder, script.source_lang, script.target_lang
 
 
-def write_lines(path: Path, lines: list[str]) -> None:
-    """Write one sentence a line; a file that holds something else is not replaced."""
-    text = "".join(f"{line}\n" for line in lines).encode()
-    if path.is_file() and path.read_bytes() != text:
-        raise UserError(f"{path} is of other data; give another --folder, or remove {folder}")
+def write(path: Path, text: str) -> None:
+    """Write a file of the folder. What holds something else is not replaced unasked, and what is read, never."""
+    check_output(path, inputs=[file for file in (script.source, script.target) if file], overwrite=True)
+    if path.is_file() and path.read_bytes() != text.encode() and not script.overwrite:
+        raise UserError(
+            f"{path} holds something else (of other data or options?); give another --folder, or --overwrite to begin "
+            "again"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text)
+    write_whole(path, text)
+
+
+def lines(texts: list[str]) -> str:
+    """A text of one sentence a line."""
+    return "".join(f"{text}\n" for text in texts)
 
 
 # %% [markdown]
@@ -79,17 +92,22 @@ def write_lines(path: Path, lines: list[str]) -> None:
 # %%
 if (script.source is None) != (script.target is None):
     raise UserError("give both --source and --target, or neither")
+here = Path(globals().get("__file__", "scripts/walkthrough.py")).parent  # a notebook: start it in the repository
+load_recipe(here / "recipes" / "multi30k_en_de_vanilla.yaml", overrides)  # what is wrong with an option comes first
 source_file, target_file = script.source, script.target
 if source_file is None:
     source_file, target_file = (folder / f"phrases.{language}" for language in (source_lang, target_lang))
     phrases = build_phrases(source_lang, target_lang, train_size=script.phrases)["train"]
-    write_lines(source_file, phrases["source"][:])
-    write_lines(target_file, phrases["target"][:])
-for file in (source_file, target_file):
-    if not file.is_file():
-        raise UserError(f"there is no file {file}")
-sources, targets = list(read_lines(source_file)), list(read_lines(target_file))  # says where a byte is not UTF-8
-check_parallel(sources, targets, (str(source_file), str(target_file)))  # as many lines in both
+    sources, targets = phrases["source"][:], phrases["target"][:]
+else:
+    for file in (source_file, target_file):
+        if not file.is_file():
+            raise UserError(f"there is no file {file}")
+    sources, targets = list(read_lines(source_file)), list(read_lines(target_file))  # says where a byte is not UTF-8
+    check_parallel(sources, targets, (str(source_file), str(target_file)))  # as many lines in both
+pairs = {source: target for source, target in zip(sources, targets, strict=True) if source.strip() and target.strip()}
+if len(pairs) < 50:
+    raise UserError(f"{source_file}: {len(pairs)} different sentences are too few to train on; give thousands")
 
 print(f"\n{len(sources):,} pairs in {source_file} and {target_file}\n")
 for source, target in zip(sources[:3], targets[:3], strict=True):
@@ -127,37 +145,46 @@ print(f"\n{same:,} pairs are the same on both sides\n")
 # Sentences that follow one another in a text are alike as well: of documents, hold out whole ones instead.
 
 # %%
-pairs = {source: target for source, target in zip(sources, targets, strict=True) if source.strip() and target.strip()}
+mark = folder / "walkthrough.json"  # says that the folder is ours, and of which data
+if not mark.is_file():
+    check_output(folder, overwrite=script.overwrite, option="--overwrite")
+digest = hashlib.sha256(lines([*sources, *targets]).encode()).hexdigest()
+write(mark, json.dumps({"source_lang": source_lang, "target_lang": target_lang, "sha256": digest}, indent=2) + "\n")
+if script.source is None:
+    write(source_file, lines(sources))
+    write(target_file, lines(targets))
+
 dataset = Dataset.from_dict({"source": list(pairs), "target": list(pairs.values())})
-if len(dataset) < 50:
-    raise UserError(f"{source_file}: {len(dataset)} different sentences are too few to train on; give thousands")
 held_out = min(500, len(dataset) // 10)
 without_test = dataset.train_test_split(test_size=held_out, seed=1)
 without_both = without_test["train"].train_test_split(test_size=held_out, seed=1)
 splits = {"train": without_both["train"], "validation": without_both["test"], "test": without_test["test"]}
 for name, split in splits.items():
-    write_lines(folder / "data" / f"{name}.{source_lang}", split["source"][:])
-    write_lines(folder / "data" / f"{name}.{target_lang}", split["target"][:])
+    write(folder / "data" / f"{name}.{source_lang}", lines(split["source"][:]))
+    write(folder / "data" / f"{name}.{target_lang}", lines(split["target"][:]))
     print(f"{name:<11} {len(split):>9,} pairs")
 
 # %% [markdown]
 # ## A recipe
 #
 # A recipe is one YAML file that says everything about a run. This one starts from one that comes with the library,
-# where each key is explained, and changes what a small corpus needs: a narrower model, a smaller vocabulary, shorter
-# training. What is given on the command line has the last word.
+# where each key is explained. A small corpus needs a narrower model. Vocabulary, batches, epochs and warm-up follow
+# from the number of sentences. What is given on the command line has the last word.
 
 # %%
-here = Path(globals().get("__file__", "scripts/walkthrough.py")).parent  # a notebook: start it in the repository
+suggested = suggest_settings(measure(splits["train"]["source"][:], splits["train"]["target"][:]))
+if suggested.expectation:
+    print(f"\nWhat to expect of {len(splits['train']):,} pairs: {suggested.expectation}")
 data = ["--data.root", str(folder / "data"), "--data.source_lang", source_lang, "--data.target_lang", target_lang]
 data += shlex.split("--data.train train --data.validation validation --data.test test")
-small = shlex.split("""
+small = shlex.split(f"""
     --model.d_model 128 --model.encoder_layers 2 --model.decoder_layers 2
     --model.encoder_ffn_dim 512 --model.decoder_ffn_dim 512
-    --tokenizer.vocab_size 1500 --tokenizer.split_digits true
-    --training.num_train_epochs 6 --training.learning_rate 3e-3
+    --tokenizer.vocab_size {suggested.vocab_size} --tokenizer.split_digits true
+    --training.num_train_epochs {suggested.num_train_epochs} --training.warmup_steps {suggested.warmup_steps}
+    --training.learning_rate 3e-3
 """)
-both = shlex.split("--training.max_tokens 2048 --training.predict_with_generate false")
+both = shlex.split(f"--training.max_tokens {suggested.max_tokens} --training.predict_with_generate false")
 
 
 def recipe_of(file: str, run: str, *options: str) -> Recipe:
@@ -165,7 +192,7 @@ def recipe_of(file: str, run: str, *options: str) -> Recipe:
     options = (*data, *both, *options, "--training.output_dir", str(folder / run), *overrides)
     recipe = load_recipe(here / "recipes" / file, options)
     written = folder / f"{run}.yaml"
-    written.write_text(yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write(written, yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True))
     print(f"\n{written}, for scripts/train_translation.py:\n\n{written.read_text(encoding='utf-8')}")
     return recipe
 
@@ -185,11 +212,11 @@ vanilla = recipe_of("multi30k_en_de_vanilla.yaml", "vanilla", *small)
 def train(recipe: Recipe) -> dict:
     """What a run's results.json holds, of a run that is made now or was made before by the same recipe."""
     results = recipe.output_dir / "results.json"
-    if results.is_file():
+    if results.is_file() and not script.overwrite:
         earlier = json.loads(results.read_text(encoding="utf-8"))
         if not differences(earlier["recipe"], recipe.values):
             return earlier
-    return run_recipe(recipe)
+    return run_recipe(recipe, script.overwrite)
 
 
 results = {"vanilla": train(vanilla)}
@@ -207,7 +234,8 @@ mat = recipe_of(
     "multi30k_en_de_mat.yaml",
     "mat",
     *("--model.init_from", base, "--tokenizer.path", base, "--model.attention_branches", "2"),
-    *("--training.num_train_epochs", "3", "--training.learning_rate", "1e-3"),
+    *("--training.num_train_epochs", str(max(1, suggested.num_train_epochs // 2))),
+    *("--training.warmup_steps", str(max(1, suggested.warmup_steps // 2)), "--training.learning_rate", "1e-3"),
 )
 results["mat"] = train(mat)
 

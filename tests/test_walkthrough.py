@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import AutoConfig
 
 from hf_deepwide.errors import UserError
@@ -60,7 +61,7 @@ def test_from_two_files_to_a_shared_model(walk, capsys):
 
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/model.safetensors")}
     capsys.readouterr()
-    with pytest.raises(UserError, match="of other data; give another --folder"):
+    with pytest.raises(UserError, match=r"other data.*--folder"):
         walk("--phrases", "299", *TINY)
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/model.safetensors")} == before
 
@@ -82,12 +83,74 @@ def test_mistakes_in_the_files_are_told_before_anything_is_trained(walk, source,
     assert not Path("runs").exists()
 
 
+STOP = ("--model.init_from", "./no", "--tokenizer.path", "./no")  # which fails when the data are written
+
+
+def make_corpus(count):
+    Path("de.txt").write_bytes(b"".join(b"a \r b %d\n" % number for number in range(count)))
+    Path("en.txt").write_bytes(b"".join(b"c %d\n" % number for number in range(count)))
+    return "--source", "de.txt", "--target", "en.txt"
+
+
 def test_a_stray_carriage_return_is_no_other_data(walk):
-    Path("de.txt").write_bytes(b"".join(b"a \r b %d\n" % number for number in range(60)))
-    Path("en.txt").write_bytes(b"".join(b"c %d\n" % number for number in range(60)))
+    corpus = make_corpus(60)
     for _ in range(2):
-        with pytest.raises(UserError, match="unknown key 'foo'"):  # which comes when the data are written
-            walk("--source", "de.txt", "--target", "en.txt", "--training.foo", "1")
+        with pytest.raises(UserError, match=r"'\./no'"):
+            walk(*corpus, *STOP)
+
+
+def test_a_wrong_option_is_said_before_anything_is_written(walk):
+    with pytest.raises(UserError, match="unknown key 'foo'"):
+        walk("--training.foo", "1")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("place", ["vanilla.yaml", "learning_curves.png", "data/train.de", "notes.txt"])
+def test_a_folder_that_is_not_its_own_is_left_alone(walk, place):
+    corpus = make_corpus(60)
+    mine = Path("mine", place)
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    for folder in ("mine", "mine/../mine"):
+        with pytest.raises(UserError, match=r"exists already.*--overwrite"):
+            walk(*corpus, "--folder", folder, *STOP)
+    assert [path for path in Path("mine").rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+
+
+def test_the_corpus_is_never_written_over(walk):
+    corpus = make_corpus(60)
+    Path("data").mkdir()
+    Path("de.txt").rename("data/train.de")
+    before = Path("data/train.de").read_bytes()
+    with pytest.raises(UserError, match="also an input"):
+        walk("--source", "data/../data/train.de", *corpus[2:], "--folder", ".", "--overwrite", *STOP)
+    assert Path("data/train.de").read_bytes() == before
+
+
+def test_a_recipe_that_was_edited_is_not_written_over(walk):
+    corpus = make_corpus(60)
+    with pytest.raises(UserError, match=r"'\./no'"):
+        walk(*corpus, *STOP)
+    recipe = Path("runs/walkthrough/vanilla.yaml")
+    written = recipe.read_text()
+    recipe.write_text("mine")
+    with pytest.raises(UserError, match=r"vanilla\.yaml.*--overwrite"):
+        walk(*corpus, *STOP)
+    assert recipe.read_text() == "mine"
+    with pytest.raises(UserError, match=r"'\./no'"):
+        walk(*corpus, *STOP, "--overwrite")
+    assert recipe.read_text() == written
+
+
+def test_settings_follow_from_the_size_of_the_corpus(walk, capsys):
+    with pytest.raises(UserError, match=r"'\./no'"):
+        walk(*make_corpus(60), *STOP)
+    said = capsys.readouterr().out
+    assert "What to expect of 48 pairs" in said
+    training = yaml.safe_load(Path("runs/walkthrough/vanilla.yaml").read_text())["training"]
+    updates = training["num_train_epochs"] * 48 * 8 / training["max_tokens"]
+    assert 0 < training["warmup_steps"] <= updates / 4
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..models.language_pairs import with_tag
+from ..progress import bars_where_shown
 from .arguments import DataArguments
 from .languages import translation_pairs
 from .sampling import Repeats
@@ -77,9 +78,10 @@ def encode(
     if isinstance(dataset, IterableDataset):
         stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=features)
         return stream.filter(keep) if filter else stream
-    encoded = dataset.map(
-        tokenize, batched=True, remove_columns=dataset.column_names, features=features, desc="encode"
-    )
+    with bars_where_shown():
+        encoded = dataset.map(
+            tokenize, batched=True, remove_columns=dataset.column_names, features=features, desc="encode"
+        )
     lengths = list(zip(encoded["source_length"], encoded["target_length"], strict=True))
     if not filter:
         long = sum(max(pair) > args.max_length for pair in lengths)

@@ -31,6 +31,7 @@ from datasets.exceptions import DatasetsError
 from tqdm import tqdm
 
 from ..errors import UserError
+from ..progress import bars_where_shown, shows_bars
 from .arguments import DataArguments, Split, where_paths_start
 
 logger = logging.getLogger(__name__)
@@ -162,7 +163,8 @@ def _collect(pairs: Iterator[Pair], keep: PairFilter) -> Dataset:
         source.clear()
         target.clear()
 
-    for line, source_text, target_text in tqdm(pairs, desc=f"read {keep.split}", unit=" pairs", leave=False, delay=1):
+    bar = tqdm(pairs, desc=f"read {keep.split}", unit=" pairs", leave=False, delay=1, disable=not shows_bars())
+    for line, source_text, target_text in bar:
         if keep(line, source_text, target_text):
             source.append(source_text)
             target.append(target_text)
@@ -315,7 +317,8 @@ def pick(row: dict, name: str, where: str) -> str:
 def _telling(args: DataArguments, split_name: str) -> Iterator[None]:
     """Turn what `datasets` raises for unknown names, configs and splits and for broken files into a `UserError`."""
     try:
-        yield
+        with bars_where_shown():
+            yield
     except UserError:
         raise
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError, pickle.UnpicklingError) as error:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..models.language_pairs import pair_settings, with_tag
+from ..progress import shows_bars
 from .metrics import METRICS, build_metrics
 
 logger = logging.getLogger(__name__)
@@ -149,12 +151,13 @@ def generate_ids(
         raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
     outputs: list[list[int]] = [[] for _ in encoded]
     limit_of = [_length_limit(model, len(ids), args) for ids in encoded]
+    bars, start = shows_bars(), time.perf_counter()
     with (
         _evaluating(model),
         _generation_settings(model, args, pair) as settings,
         torch.no_grad(),
         _autocast(model.device, args.precision),
-        tqdm(total=len(encoded), desc="translating", unit="sentence", leave=False) as progress,
+        tqdm(total=len(encoded), desc="translating", unit="sentence", leave=False, disable=not bars) as progress,
     ):
         for batch in _batches([len(ids) for ids in encoded], limit_of, args.max_tokens):
             settings.max_new_tokens = limit_of[batch[0]]
@@ -173,6 +176,8 @@ def generate_ids(
             for i, row in zip(batch, generated[:, 1:].tolist(), strict=True):
                 outputs[i] = _strip_padding(row, pad_id)
             progress.update(len(batch))
+    if not bars:
+        logger.info("translated %d sentences in %.0f s", len(encoded), time.perf_counter() - start)
     return outputs
 
 

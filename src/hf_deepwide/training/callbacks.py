@@ -1,7 +1,9 @@
 """What happens at the seams of the training loop: data order, dropout seeds, schedules, speed, the progress bar."""
 
+import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -177,7 +179,42 @@ class TranslationProgress(ProgressCallback):
                 f"epoch {state.epoch:.1f}, loss {logs['loss']:.3f}, {logs['tokens_per_second']:,.0f} tokens/s"
             )
         if "eval_loss" in logs:
-            bleu = f", BLEU {logs['eval_bleu']:.2f}" if "eval_bleu" in logs else ""
-            self.training_bar.write(
-                f"step {state.global_step}, epoch {state.epoch:.1f}: validation loss {logs['eval_loss']:.4f}{bleu}"
+            self.training_bar.write(of_evaluation(state, logs))
+
+
+class PlainProgress(TrainerCallback):
+    """One line on stderr per `logging_steps`, and one per evaluation, where a bar could not be seen."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock by which the time left is estimated."""
+        self._start, self._first = time.perf_counter(), state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print the newest numbers."""
+        if not state.is_world_process_zero or logs is None:
+            return
+        if "loss" in logs:
+            a_step = (time.perf_counter() - self._start) / (state.global_step - self._first)
+            left = timedelta(seconds=round(a_step * (state.max_steps - state.global_step)))
+            line = (
+                f"step {state.global_step} of {state.max_steps}, epoch {state.epoch:.1f}: loss {logs['loss']:.3f}, "
+                f"{logs['tokens_per_second']:,.0f} tokens/s, {left} left"
             )
+            print(line, file=sys.stderr, flush=True)
+        if "eval_loss" in logs:
+            print(of_evaluation(state, logs), file=sys.stderr, flush=True)
+
+
+def of_evaluation(state: TrainerState, logs: dict[str, Any]) -> str:
+    """An evaluation in one line."""
+    bleu = f", BLEU {logs['eval_bleu']:.2f}" if "eval_bleu" in logs else ""
+    return f"step {state.global_step}, epoch {state.epoch:.1f}: validation loss {logs['eval_loss']:.4f}{bleu}"

@@ -27,6 +27,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
 
+from ..command_line import Parser
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TokenizerArguments
 from ..errors import UserError
@@ -248,7 +249,7 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UserError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
 
 
-def parse_script(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+def parse_script(parser: Parser) -> tuple[argparse.Namespace, list[str]]:
     """A script's own arguments, and the overrides among them, which may stand before or behind the recipe.
 
     argparse alone would take the value of an option that it does not know for the recipe.
@@ -256,7 +257,7 @@ def parse_script(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, l
     own, overrides, rest = [], [], sys.argv[1:]
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--") or word.partition("=")[0] in parser._option_string_actions:
+        if not word.startswith("--") or parser.knows(word):
             own.append(word)
             continue
         overrides.append(word)
@@ -267,13 +268,14 @@ def parse_script(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, l
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """`["--a.b", "1", "--c.d=x"]` to `[("a.b", 1), ("c.d", "x")]`; values are YAML."""
+    """`["--a.b", "1", "--c.d-e=x"]` to `[("a.b", 1), ("c.d_e", "x")]`; values are YAML, dashes underscores."""
     pairs, rest = [], list(arguments)
     while rest:
         option = rest.pop(0)
         if not option.startswith("--"):
             raise UserError(f"{option!r} is no override; write --section.key value")
         key, equals, value = option[2:].partition("=")
+        key = key.replace("-", "_")
         if not equals:
             if not rest or re.match(r"--\w+\.", rest[0]):
                 raise UserError(f"--{key} has no value; write --{key} VALUE (a switch: --{key} true)")

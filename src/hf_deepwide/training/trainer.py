@@ -27,8 +27,9 @@ from ..data.streaming import EndlessStream, StreamBatches
 from ..evaluation.translate import EvaluationArguments, translate
 from ..models.loss import token_count
 from ..models.modeling_base import DeepWidePreTrainedModel
+from ..progress import shows_bars
 from .arguments import TranslationTrainingArguments
-from .callbacks import EpochCallback, SeedByRank, Throughput, TranslationProgress
+from .callbacks import EpochCallback, PlainProgress, SeedByRank, Throughput, TranslationProgress
 from .depth import DepthTraining
 from .faults import FaultGuard
 from .preemption import Preemption, outlive_signals
@@ -108,7 +109,7 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
-            self.add_callback(TranslationProgress())
+            self.add_callback(TranslationProgress() if shows_bars() else PlainProgress())
 
     # Data
 

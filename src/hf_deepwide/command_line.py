@@ -1,0 +1,38 @@
+"""The command line of a script: its options have two spellings, with dashes and with underscores."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser to which `--repo-id` and `--repo_id` are the same option.
+
+    The description keeps its line breaks: it is the script's docstring.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As the parent."""
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([self.spell(word) for word in words], namespace)
+
+    def spell(self, word: str) -> str:
+        """A word of the command line; an option of this parser as the parser spells it."""
+        name, equals, value = word.partition("=")
+        spellings = {plain(option): option for option in self._option_string_actions}
+        return f"{spellings.get(plain(name), name)}{equals}{value}" if word.startswith("--") else word
+
+    def knows(self, word: str) -> bool:
+        """True if a word of the command line is an option of this parser, in either spelling."""
+        return self.spell(word).partition("=")[0] in self._option_string_actions
+
+
+def plain(option: str) -> str:
+    """An option with underscores behind its first two dashes: the spelling by which options are compared."""
+    return option[:2] + option[2:].replace("-", "_")

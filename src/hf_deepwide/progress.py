@@ -1,0 +1,25 @@
+"""Progress is a bar on a terminal and in a notebook. In a file it would be one long line of carriage returns."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+
+def shows_bars() -> bool:
+    """True if somebody may be looking at stderr: it is a terminal, or a notebook's."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+@contextmanager
+def bars_where_shown() -> Iterator[None]:
+    """While it is open, `datasets` draws its bars only where bars can be seen."""
+    if shows_bars() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,92 @@
+"""Settings for a corpus of one's own: how long to train, by which batches, with how many pieces of words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+UPDATES = 2_000  # a small model has learnt most of what a small corpus teaches after so many
+EPOCHS = (3, 40)  # a large corpus is worth more than one look; after forty, a small one is known by heart
+TOKENS = (512, 4096)  # in a batch: small ones make many updates of few sentences, large ones keep a processor busy
+BATCHES = 100  # in an epoch, where the limits of a batch allow it
+WARMUP_SHARE, WARMUP = 10, 4_000  # a tenth of the training, and at most what the papers take for millions of pairs
+PIECES = 32_000  # the papers' vocabularies for millions of pairs
+CHARACTERS = 3  # in a piece of a word, by small vocabularies
+
+# Up to so many pairs, what to expect of a model that starts from nothing.
+EXPECTATIONS = (
+    (1_000, "enough to try the tools out; the model will learn a few words, and no translation will be of use"),
+    (
+        10_000,
+        "enough for frequent words and short phrases; most sentences will come out wrong, and BLEU will be low unless "
+        "they are much alike. Expect usable translations from some 30,000 pairs of one domain on",
+    ),
+    (
+        100_000,
+        "enough for sentences like those in the corpus, if it is of one domain; names and rare words will come out "
+        "wrong",
+    ),
+)
+ADVICE = "Fine-tuning a model that is trained already (model.init_from) needs far less text"
+
+
+@dataclass(frozen=True)
+class CorpusSize:
+    """What the settings follow from.
+
+    Args:
+        pairs: sentence pairs to train on.
+        length: tokens of a pair's longer side, about, on average.
+        alphabet: different characters, each of which needs an entry of the vocabulary.
+    """
+
+    pairs: int
+    length: float = 16
+    alphabet: int = 100
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Settings of the sections `tokenizer` and `training`, about how many updates they make, and what to expect."""
+
+    vocab_size: int
+    max_tokens: int
+    num_train_epochs: int
+    warmup_steps: int
+    updates: int
+    expectation: str | None
+
+
+def measure(sources: Sequence[str], targets: Sequence[str]) -> CorpusSize:
+    """The size of a corpus that is not cut into tokens yet."""
+    longer = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    alphabet = set().union(*sources, *targets)
+    return CorpusSize(len(longer), sum(longer) / max(1, len(longer)) / CHARACTERS + 1, len(alphabet))
+
+
+def suggest_settings(size: CorpusSize) -> Suggestion:
+    """Settings that fit a small model to a corpus of that size.
+
+    - The vocabulary grows with the square root of the corpus, as the number of words does that occur often enough to
+      be learnt: 1,100 pieces of words for 3,000 pairs, 20,000 for a million, and an entry for each character.
+    - A batch holds about a hundredth of the corpus, within limits: a small corpus in large batches would make few
+      updates, and what a model learns depends on these.
+    - Epochs follow from the updates that are wanted. The checkpoint with the best validation loss is kept, so that
+      one epoch too many does no harm.
+    - The learning rate rises for a tenth of the training. In a longer warm-up a short training would end.
+    """
+    tokens = size.pairs * size.length
+    max_tokens = 8 * round(_within(tokens / BATCHES, TOKENS) / 8)
+    steps = max(1, -(-round(tokens) // max_tokens))  # an epoch
+    epochs = round(_within(UPDATES / steps, EPOCHS))
+    updates = steps * epochs
+    return Suggestion(
+        vocab_size=size.alphabet + min(PIECES, max(100, round(20 * size.pairs**0.5))),
+        max_tokens=max_tokens,
+        num_train_epochs=epochs,
+        warmup_steps=max(1, min(WARMUP, updates // WARMUP_SHARE)),
+        updates=updates,
+        expectation=next((f"{text}. {ADVICE}" for limit, text in EXPECTATIONS if size.pairs < limit), None),
+    )
+
+
+def _within(value: float, limits: tuple[int, int]) -> float:
+    return min(max(value, limits[0]), limits[1])

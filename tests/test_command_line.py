@@ -1,0 +1,61 @@
+"""Every script's `--help`, and the two spellings of its options."""
+
+import argparse
+import runpy
+import sys
+
+import pytest
+from mistakes import SCRIPTS
+
+from hf_deepwide.command_line import Parser
+from hf_deepwide.training.recipe import parse_overrides, parse_script
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
+def test_help_does_nothing_but_help(script, tmp_path, monkeypatch, capsys):
+    """It ends with status 0 before anything is written, and each option of the parser has both spellings."""
+    shown = []
+    print_help = argparse.ArgumentParser.print_help
+    monkeypatch.setattr(argparse.ArgumentParser, "print_help", lambda self: (shown.append(self), print_help(self)))
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the walkthrough sets its own
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")
+    assert not any(tmp_path.iterdir())
+    (parser,) = shown
+    options = [option for option in parser._option_string_actions if option.startswith("--")]
+    for option in options:
+        for other in (option[:2] + option[2:].replace("-", "_"), option[:2] + option[2:].replace("_", "-")):
+            spelt = parser.spell(other) if isinstance(parser, Parser) else other
+            assert parser._option_string_actions[spelt] is parser._option_string_actions[option]
+
+
+def parser_of(*options):
+    parser = Parser(allow_abbrev=False)
+    parser.add_argument("place")
+    for option in options:
+        parser.add_argument(option)
+    return parser
+
+
+@pytest.mark.parametrize("words", ["x --repo-id=a_b-c", "x --repo_id a_b-c", "--repo-id a_b-c x"])
+@pytest.mark.parametrize("option", ["--repo-id", "--repo_id"])
+def test_dashes_and_underscores_are_one_in_names_only(option, words):
+    parsed = parser_of(option).parse_args(words.split())
+    assert (parsed.repo_id, parsed.place) == ("a_b-c", "x")
+
+
+def test_an_unknown_option_is_told_as_it_was_given(capsys):
+    with pytest.raises(SystemExit):
+        parser_of("--repo-id").parse_args(["x", "--re_po-id", "y"])
+    assert "--re_po-id" in capsys.readouterr().err
+
+
+def test_overrides_have_both_spellings(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script", "--training.max-steps", "3", "x-y", "--repo_id", "z", "--d-model=8"])
+    parsed, overrides = parse_script(parser_of("--repo-id"))
+    assert (parsed.place, parsed.repo_id) == ("x-y", "z")
+    assert parse_overrides(overrides) == [("training.max_steps", 3), ("d_model", 8)]

@@ -1,0 +1,65 @@
+"""Progress is bars on a terminal; in a file it is plain lines, one per `logging_steps`."""
+
+import logging
+import re
+import sys
+
+import pytest
+from tiny_run import tiny_corpus, tiny_trainer
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar
+
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.evaluation.translate import EvaluationArguments
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return tiny_corpus()
+
+
+@pytest.fixture(autouse=True)
+def no_bars_of_saving():
+    """As the scripts have it: Transformers' own bars of loading and saving weights, which takes no time, are off."""
+    disable_progress_bar()
+    yield
+    enable_progress_bar()
+
+
+def train(corpus, folder):
+    settings = {"max_steps": 4, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 4, "disable_tqdm": False}
+    trainer = tiny_trainer(corpus, folder, **settings)
+    trainer.train()
+    return trainer
+
+
+def test_training_prints_a_line_per_logging_steps_into_a_file(corpus, tmp_path, capsys):
+    train(corpus, tmp_path)
+    out, err = capsys.readouterr()
+    assert "\r" not in out + err
+    lines = [line for line in err.splitlines() if line.startswith("step ")]
+    assert [re.match(r"step \d+ of 4|step \d+", line)[0] for line in lines] == ["step 2 of 4", "step 4 of 4", "step 4"]
+    assert all(re.search(r"loss \d+\.\d+", line) for line in lines)
+    assert "tokens/s, 0:00:00 left" in lines[1]
+    assert "validation loss" in lines[2]
+
+
+def test_training_draws_a_bar_on_a_terminal(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    train(corpus, tmp_path)
+    out, err = capsys.readouterr()
+    assert "\r" in err
+    assert "4/4" in err
+    assert "step 4, epoch" in out
+
+
+def test_encoding_and_translating_draw_no_bar_into_a_file(corpus, tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO, "hf_deepwide")
+    data = DataArguments(format="phrases", source_lang="de", target_lang="en", train_size=30)
+    encode(load_parallel(data, "train"), corpus.tokenizer, data, filter=True)
+    trainer = tiny_trainer(corpus, tmp_path)
+    caplog.clear()
+    trainer.translate(["Ja.", "Nein."], EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=2))
+    assert capsys.readouterr().err == ""
+    assert [record.message for record in caplog.records if "translated 2 sentences" in record.message]
