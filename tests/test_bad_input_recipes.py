@@ -32,7 +32,7 @@ def check(case, workspace, tmp_path, capsys, monkeypatch, call=TRAIN):
 
 NO_RECIPE = {
     "there is none": (None, ["nowhere.yaml"], ["there is no recipe nowhere.yaml"]),
-    "a folder": (None, ["corpus"], ["there is no recipe corpus"]),
+    "a folder": (None, ["corpus"], ["corpus is a folder; a recipe is a file"]),
     "a picture": (
         lambda at: at.put("r.yaml", b"\x89PNG\xff"),
         ["r.yaml"],
@@ -47,8 +47,16 @@ NO_RECIPE = {
         ["r.yaml"],
         ["r.yaml, line 1", "python/object/apply:os.system"],
     ),
-    "a list as key": (lambda at: at.put("r.yaml", "model: {[a]: b}"), ["r.yaml"], ["line 1: found unhashable key"]),
-    "contains itself": (lambda at: at.put("r.yaml", "model: &a {family: *a}"), ["r.yaml"], ["model.family"]),
+    "a list as key": (
+        lambda at: at.put("r.yaml", "model: {[a]: b}"),
+        ["r.yaml"],
+        ["line 1: the key ['a'] is no text"],
+    ),
+    "contains itself": (
+        lambda at: at.put("r.yaml", "model: &a {family: *a}"),
+        ["r.yaml"],
+        ["a value contains itself"],
+    ),
 }
 
 
@@ -67,7 +75,7 @@ VALUES = {
     "--training.adam_epsilon=0": ["adam_epsilon is 0; accepted: more than 0"],
     "--training.weight_decay=-1": ["weight_decay is -1"],
     "--training.label_smoothing_factor=2": ["label_smoothing_factor is 2"],
-    "--training.warmup_steps=-5": ["warmup_steps = -5"],
+    "--training.warmup_steps=-5": ["warmup_steps is -5; accepted: 0 or more"],
     "--training.gradient_accumulation_steps=0": ["gradient_accumulation_steps is 0; accepted: 1 or more"],
     "--training.num_train_epochs=0": ["num_train_epochs is 0; accepted: more than 0"],
     "--training.max_steps=0": ["max_steps is 0; accepted: 1 or more, or -1"],
@@ -108,7 +116,7 @@ VALUES = {
     "--data.max_length=2": ["none of the 30 training pairs passes the length filters"],
     "--data.max_length_ratio=.nan": ["data.max_length_ratio is nan; accepted: 1 or more"],
     "--data.seed=-1": ["data.seed"],
-    "--data.shuffle_buffer=0": ["data.shuffle_buffer is 0; accepted: 1 pair or more"],
+    "--data.shuffle_buffer=0": ["data.shuffle_buffer is 0; accepted: 1 or more"],
     "--data.train=": ["recipe.yaml: data.train is not set"],
     "--data.validation=": ["recipe.yaml: data.validation is not set", "training.eval_strategy: no"],
     "--data.pairs=[../en-de]": ["data.pairs: '../en-de' is no language pair"],
@@ -121,7 +129,7 @@ VALUES = {
     "--tokenizer.path=corpus": ["tokenizer.path 'corpus'", "the folder holds no tokenizer"],
     "--tokenizer.path=recipe.yaml": ["it is a file; give the folder of a checkpoint"],
     "--model.d_model=17": ["model:", "`encoder_attention_heads` must divide `d_model` (17), got 2"],
-    "--model.d_model=1000000000000": ["model: it cannot be made", "memory"],
+    "--model.d_model=1000000000000": ["`d_model` must be at most 10,000,000"],
     "--model.encoder_layers=-1": ["`encoder_layers` must be at least 1, got -1"],
     "--model.dropout=.nan": ["`dropout` must be in [0, 1), got nan"],
     "--model.activation_function=foo": ["`activation_function` must be one of"],
@@ -129,8 +137,8 @@ VALUES = {
     "--model.vocab_size=5": ["model.vocab_size: 5 contradicts the tokenizer, whose vocab_size is"],
     "--model.dtype=foo": ["model.dtype: 'foo' is not accepted"],
     "--model.auto_map={}": ["unknown key 'auto_map'"],
-    "--evaluation.num_beams=0": ["evaluation.num_beams: 0 is too small"],
-    "--evaluation.length_penalty=.nan": ["evaluation.length_penalty: nan"],
+    "--evaluation.num_beams=0": ["evaluation.num_beams is 0"],
+    "--evaluation.length_penalty=.nan": ["evaluation.length_penalty is nan"],
     "--evaluation.tokenize=foo": ["tokenize: 'foo'; accepted: auto, none"],
     "--evaluation.precision=float8": ["evaluation.precision: 'float8'; accepted: float32"],
 }

@@ -116,7 +116,7 @@ def test_compares_systems(run, capsys):
         (["--hypotheses", "better.txt", "--output", "worse.txt"], "worse.txt exists; give another name"),
         (["--hypotheses", "better.txt", "--output", "no/s.json"], "there is no folder no; make it first"),
         (["--hypotheses", "better.txt", "--translations", "t.txt"], "--translations is for what --model translates"),
-        (["--hypotheses", "better.txt", "--num_beams", "0"], "evaluation.num_beams: 0 is too small"),
+        (["--hypotheses", "better.txt", "--num_beams", "0"], "evaluation.num_beams is 0"),
         (["--model", "checkpoint", "--source", "short.txt"], "short.txt has 11 lines"),
         (["--model", "empty", "--source", "sources.txt"], "empty cannot be loaded: "),
         (["--model", "checkpoint", "--source", "sources.txt", "--source_lang", "de"], "has no language codes"),

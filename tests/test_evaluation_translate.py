@@ -214,7 +214,7 @@ def test_every_setting_is_explained():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_beams": 0}, "evaluation.num_beams: 0 is too small; accepted: 1 or more"),
+        ({"num_beams": 0}, "evaluation.num_beams is 0; accepted: 1 or more"),
         ({"max_tokens": -1}, "evaluation.max_tokens"),
         ({"bootstrap_samples": 0}, "evaluation.bootstrap_samples"),
         ({"max_length_offset": -1}, "evaluation.max_length_offset"),

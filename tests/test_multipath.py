@@ -158,7 +158,7 @@ def test_weights_of_features_are_reported_to_the_log():
     ("fields", "message"),
     [
         ({"encoder_paths": 0}, "`encoder_paths` must be at least 1, got 0"),
-        ({"path_weight_init": 0}, "`path_weight_init` must be None or above 0, got 0"),
+        ({"path_weight_init": 0}, "`path_weight_init` must be above 0, got 0"),
         ({"attention_branches": 2}, "`attention_branches` must be 1: the width here is `encoder_paths`, got 2"),
         ({"ffn_branches": 3}, "`ffn_branches` must be 1: the width here is `encoder_paths`, got 3"),
         ({"drop_branch": 0.1}, "`drop_branch` must be 0: paths are never dropped, got 0.1"),

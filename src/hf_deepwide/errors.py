@@ -1,10 +1,13 @@
 """The one exception for mistakes that are the user's, and how a script shows it."""
 
 import errno
-import reprlib
 import sys
 from collections.abc import Callable
 from types import TracebackType
+
+from .models.quoting import one_line, quote
+
+__all__ = ["UserError", "one_line", "one_line_errors", "quote", "run_script"]
 
 # What the system says of a path, and the user can mend; anything else it says is a fault of ours, and keeps its trace.
 _MENDABLE = {
@@ -22,26 +25,6 @@ _MENDABLE = {
 
 class UserError(ValueError):
     """Something the user can mend: the message says what was wrong, where, what is accepted, and what to do."""
-
-
-class _Quote(reprlib.Repr):
-    """`repr` of the first few members and levels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxstring, self.maxother = 3, 80, 80
-
-    def repr_int(self, value: int, level: int) -> str:
-        return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length():,} bits"
-
-
-QUOTED = 100  # characters
-
-
-def quote(value: object) -> str:
-    """A value for a message, on one line of at most 100 characters, however large or nested it is."""
-    text = " ".join(_Quote().repr(value).split())
-    return text if len(text) <= QUOTED else f"{text[: QUOTED - 1]}…"
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -77,9 +60,8 @@ def _message(error: BaseException) -> str | None:
         return str(error)
     if not isinstance(error, OSError) or error.errno not in _MENDABLE:
         return None
-    path = str(error.filename)
-    shown = path if len(path) <= 200 else f"{path[:200]}…"
-    return f"{shown}: {_MENDABLE[error.errno]}" if error.filename else _MENDABLE[error.errno]
+    told = _MENDABLE[error.errno]
+    return f"{one_line(error.filename)}: {told}" if error.filename else told
 
 
 def _end(message: str) -> None:

@@ -1,13 +1,17 @@
 """The section `data` of a recipe."""
 
 import dataclasses
+import math
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..errors import UserError
+from ..errors import UserError, quote
+from ..limits import Range, check_numbers
+from ..reading import home_expanded, what_is
 
 Format = Literal["text", "tsv", "jsonl", "datasets", "phrases"]
 Split = Literal["train", "validation", "test"]
@@ -15,6 +19,16 @@ LanguageTag = Literal["source", "decoder", "none"]
 PosteriorsBy = Literal["target", "source", "pair", "none"]
 
 ROOT_VARIABLE = "HF_DEEPWIDE_DATA"
+PAIRS = 10_000  # most language pairs of a run: of a hundred languages into a hundred
+TOKENS, COUNT = 10**9, 10**12  # limits that no corpus comes near
+RANGES = {
+    "sampling_temperature": Range(1, math.inf),
+    "shuffle_buffer": Range(1, COUNT),
+    "seed": Range(0, 2**32, excludes_most=True),
+    "train_size": Range(1, COUNT),
+    "max_length": Range(2, TOKENS),  # a word and </s>
+    "max_length_ratio": Range(1, TOKENS),
+}
 
 
 class Places:
@@ -24,7 +38,9 @@ class Places:
 
     def resolve(self, path: str) -> Path:
         """`path` as given if absolute, else under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""
-        return Path(self.root or os.environ.get(ROOT_VARIABLE) or ".").expanduser() / path
+        if self.root:
+            return home_expanded(self.root, "data.root") / path
+        return home_expanded(os.environ.get(ROOT_VARIABLE) or ".", f"${ROOT_VARIABLE}") / path
 
     def location(self, split: Split) -> str:
         """Where `split` is, or a `UserError` if the recipe does not say."""
@@ -95,61 +111,56 @@ class DataArguments(Places):
 
     def __post_init__(self):
         if self.format not in get_args(Format):
-            raise UserError(f"data.format is {self.format!r}; accepted: {', '.join(get_args(Format))}")
+            raise UserError(f"data.format is {quote(self.format)}; accepted: {', '.join(get_args(Format))}")
+        check_numbers(self, RANGES, "data.")
         self._check_languages()
         if self.format == "datasets" and self.name is None:
             raise UserError("data.format is 'datasets' but data.name is not set: a Hub name or a local directory")
         if self.streaming and self.format == "phrases":
             raise UserError("data.streaming: phrases are made in memory; accepted formats: text, tsv, jsonl, datasets")
-        if self.shuffle_buffer < 1:
-            raise UserError(f"data.shuffle_buffer is {self.shuffle_buffer}; accepted: 1 pair or more")
         if self.streaming and self.drop_duplicates:
             raise UserError("data.drop_duplicates would have to remember a whole stream; turn one of the two off")
-        if self.seed < 0 or self.train_size < 1:
-            raise UserError(
-                f"data.seed is {self.seed}, data.train_size {self.train_size}; accepted: 0, and 1, or more"
-            )
-        if self.max_length < 2:
-            raise UserError(f"data.max_length is {self.max_length}; accepted: 2 tokens (a word and </s>) or more")
-        if self.max_length_ratio is not None and not self.max_length_ratio >= 1:  # so that NaN is refused as well
-            raise UserError(f"data.max_length_ratio is {self.max_length_ratio}; accepted: 1 or more, or null")
 
     def _check_languages(self) -> None:
         for name, accepted in (("language_tag", LanguageTag), ("posteriors", PosteriorsBy)):
             if getattr(self, name) not in get_args(accepted):
-                raise UserError(f"data.{name} is {getattr(self, name)!r}; accepted: {', '.join(get_args(accepted))}")
-        if not self.sampling_temperature >= 1:
-            raise UserError(f"data.sampling_temperature is {self.sampling_temperature}; accepted: 1 or more, or .inf")
+                value = quote(getattr(self, name))
+                raise UserError(f"data.{name} is {value}; accepted: {', '.join(get_args(accepted))}")
         if self.pairs is not None:
             self._check_pairs()
             return
         for name, alone in (("posteriors", "none"), ("sampling_temperature", 1), ("train_only_pairs", [])):
             if getattr(self, name) != alone:
-                raise UserError(f"data.{name} is {getattr(self, name)} but there is one language pair: set data.pairs")
+                raise UserError(
+                    f"data.{name} is {quote(getattr(self, name))} but there is one language pair: set data.pairs"
+                )
         self.source_lang = self.source_lang or "en"
         self.target_lang = self.target_lang or "de"
         for name in ("source_lang", "target_lang"):
             if not re.fullmatch(r"\w[\w.@-]*", getattr(self, name)):
                 raise UserError(
-                    f"data.{name} is {getattr(self, name)!r}; accepted: a language code, such as de or zh-CN"
+                    f"data.{name} is {quote(getattr(self, name))}; accepted: a language code, such as de or zh-CN"
                 )
         if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
-            raise UserError(f"data.source_lang and data.target_lang are both {self.source_lang!r}")
+            raise UserError(f"data.source_lang and data.target_lang are both {quote(self.source_lang)}")
 
     def _check_pairs(self) -> None:
         if self.source_lang or self.target_lang:
             raise UserError("data.pairs names the languages; leave out data.source_lang and data.target_lang")
         if not self.pairs:
             raise UserError("data.pairs is empty; name the language pairs, as in [en-de, en-fr], or leave it out")
+        if len(self.pairs) > PAIRS:
+            raise UserError(f"data.pairs names {len(self.pairs):,} language pairs; accepted: {PAIRS:,} at most")
+        counts = Counter(self.pairs)
         for pair in self.pairs:
             if not re.fullmatch(r"\w+-\w+", pair) or len(set(pair.split("-"))) == 1:
-                raise UserError(f"data.pairs: {pair!r} is no language pair; write source and target, as in en-de")
-            if self.pairs.count(pair) > 1:
-                raise UserError(f"data.pairs: {pair} is named twice; data.sampling_temperature weighs pairs")
+                raise UserError(f"data.pairs: {quote(pair)} is no language pair; write source and target, as in en-de")
+            if counts[pair] > 1:
+                raise UserError(f"data.pairs: {quote(pair)} is named twice; data.sampling_temperature weighs pairs")
         for pair in self.train_only_pairs:
-            if pair not in self.pairs:
+            if pair not in counts:
                 raise UserError(
-                    f"data.train_only_pairs: {pair!r} is not in data.pairs, which names all that is trained on"
+                    f"data.train_only_pairs: {quote(pair)} is not in data.pairs, which names all that is trained on"
                 )
         if not self.evaluated_pairs:
             raise UserError("data.train_only_pairs names all of data.pairs: there would be nothing to evaluate on")
@@ -180,7 +191,8 @@ class DataArguments(Places):
     @property
     def evaluated_pairs(self) -> list[str]:
         """Those of the `pairs` that have a validation and a test set."""
-        return [pair for pair in self.pairs or [] if pair not in self.train_only_pairs]
+        trained_only = set(self.train_only_pairs)
+        return [pair for pair in self.pairs or [] if pair not in trained_only]
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:
@@ -225,11 +237,15 @@ def fill_in(text: str | None, pair: str, where: str) -> str | None:
     unknown = [found for found in re.findall(r"\{(.*?)\}", text or "") if found not in names]
     if unknown:
         accepted = ", ".join(f"{{{name}}}" for name in names)
-        raise UserError(f"{where}: {text!r} cannot be filled in ({unknown[0]!r}); accepted: {accepted}")
+        raise UserError(f"{where}: {quote(text)} cannot be filled in ({quote(unknown[0])}); accepted: {accepted}")
     return text and re.sub(r"\{(\w+)\}", lambda found: names[found[1]], text)
 
 
 def where_paths_start() -> str:
     """The end of each message about a file that was not found."""
-    variable = os.environ.get(ROOT_VARIABLE) or "not set"
-    return f"Relative paths start at data.root, else at ${ROOT_VARIABLE} ({variable}), else in the working directory"
+    variable = os.environ.get(ROOT_VARIABLE)
+    told = "not set"
+    if variable:
+        found = what_is(Path(variable).expanduser())
+        told = quote(variable) if found == "a folder" else f"{quote(variable)}, which is {found or 'nowhere'}"
+    return f"Relative paths start at data.root, else at ${ROOT_VARIABLE} ({told}), else in the working directory"

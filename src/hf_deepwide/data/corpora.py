@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,14 +31,20 @@ from datasets import (
 from datasets.exceptions import DatasetsError
 from tqdm import tqdm
 
-from ..errors import UserError
+from ..errors import UserError, one_line, quote
+from ..models.quoting import QUOTED
 from ..progress import bars_where_shown, shows_bars
+from ..reading import check_file, what_is
 from .arguments import DataArguments, Split, where_paths_start
 
 logger = logging.getLogger(__name__)
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 
+LINE = 1_000_000  # bytes of a line
+WORD = 20_000  # characters without a space; the time to train a tokenizer grows with the square of a word's length
+BOMB, RATIO = 1 << 28, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
 CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arrow, three times smaller
 
 
@@ -125,6 +132,7 @@ class PairFilter:
     def __call__(self, line: int, source: str, target: str) -> bool:
         """True if the pair stays; counts it either way."""
         for side, text, file in (("source", source, self.files[0]), ("target", target, self.files[1])):
+            check_words(text, f"{file}, line {line}")
             if text.strip():
                 continue
             if self.split != "train":
@@ -179,11 +187,25 @@ def _collect(pairs: Iterator[Pair], keep: PairFilter) -> Dataset:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file (`.gz`: compressed) without line ends and byte order mark."""
-    number = 0
+    """Yield the lines of a UTF-8 file (`.gz`: compressed) without line ends and byte order mark.
+
+    Raises:
+        UserError: it is no file, is empty, or holds a line that is no UTF-8 text or longer than any sentence.
+    """
+    check_file(path, "file")
+    number = read = 0
+    compressed = path.suffix == ".gz"
+    most = max(BOMB, RATIO * path.stat().st_size) if compressed else None
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):  # a binary file splits at b"\n" and nowhere else
+        with gzip.open(path, "rb") if compressed else open(path, "rb") as file:
+            # a binary file splits at b"\n" and nowhere else
+            for number, raw in enumerate(iter(lambda: file.readline(LINE + 1), b""), start=1):
+                read += len(raw)
+                if most is not None and read > most:
+                    raise UserError(
+                        f"{path}, line {number}: the file gives more than {RATIO} times its size in bytes; text does "
+                        "not. Unpack it yourself if it is what you want to train on"
+                    )
                 yield _decode(raw, path, number)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
@@ -195,6 +217,8 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _decode(raw: bytes, path: Path, number: int) -> str:
+    if len(raw) > LINE:
+        raise UserError(f"{path}, line {number}: more than {LINE:,} bytes; write each sentence on a line of its own")
     try:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -207,18 +231,32 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
+def check_words(text: str, where: str) -> None:
+    """Refuse a text with a word that is longer than any word; `where` opens the message."""
+    if len(text) > WORD and (longest := max(map(len, text.split()), default=0)) > WORD:
+        raise UserError(
+            f"{where}: a word of {longest:,} characters; accepted: {WORD:,} at most. Remove the line, and its partner "
+            "in the other language"
+        )
+
+
 def find_file(path: Path) -> Path:
     """`path`, or its `.gz` twin where only that exists; else a `UserError` that says what was looked for."""
     for candidate in (path, path.with_name(path.name + ".gz")):
-        if candidate.is_file():
+        found = what_is(candidate)
+        if found == "a file":
             return candidate
-    raise UserError(f"no file {path} or {path.name}.gz. {where_paths_start()}")
+        if found is not None:
+            raise UserError(f"no file {one_line(candidate)}: it is {found}, and a corpus is read more than once")
+    raise UserError(f"no file {one_line(path)} or {one_line(path.name)}.gz. {where_paths_start()}")
 
 
 def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Iterator[Pair]]:
     stem = args.resolve(prefix)
     if not stem.name:
-        raise UserError(f"data: {prefix!r} is no prefix of files; give one such as corpus/train, for corpus/train.de")
+        raise UserError(
+            f"data: {quote(prefix)} is no prefix of files; give one such as corpus/train, for corpus/train.de"
+        )
     paths = []
     for lang in (args.source_lang, args.target_lang):
         try:
@@ -227,7 +265,7 @@ def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Itera
             found = {
                 file.name[len(stem.name) + 1 :].removesuffix(".gz") for file in stem.parent.glob(f"{stem.name}.*")
             }
-            languages = f"; languages found for this prefix: {', '.join(sorted(found))}" if found else ""
+            languages = f"; languages found for this prefix: {one_line(', '.join(sorted(found)))}" if found else ""
             raise UserError(f"{error}{languages}") from None
     source, target = paths
 
@@ -259,11 +297,11 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
                     columns, width = (cells.index(wanted[0]), cells.index(wanted[1])), len(cells)
                     continue
                 if args.source_field or args.target_field:
-                    raise UserError(f"{path}, line 1: no columns {wanted} in the header {cells}")
+                    raise UserError(f"{path}, line 1: no columns {quote(wanted)} in the header {quote(cells)}")
             if len(cells) != width:
                 raise UserError(
                     f"{path}, line {number}: {len(cells)} tab-separated columns instead of {width}. Without "
-                    f"a header that names {wanted[0]!r} and {wanted[1]!r} a line is source, tab, target"
+                    f"a header that names {quote(wanted[0])} and {quote(wanted[1])} a line is source, tab, target"
                 )
             yield number, cells[columns[0]], cells[columns[1]]
 
@@ -281,14 +319,13 @@ def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterat
             except json.JSONDecodeError as error:
                 raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
             except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets as deep
-                raise UserError(f"{where}: not JSON that can be read ({error})") from error
+                raise UserError(f"{where}: not JSON that can be read ({one_line(error)})") from error
             if not isinstance(row, dict):
                 raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
             source, target = pick(row, args.source_name, where), pick(row, args.target_name, where)
-            try:
-                (source + target).encode()
-            except UnicodeEncodeError as error:
-                raise UserError(f"{where}: half a surrogate pair (\\ud800 to \\udfff) is no character") from error
+            if found := _NO_TEXT.search(source + target):
+                what = "a zero byte" if found[0] == "\0" else "half a surrogate pair (\\ud800 to \\udfff)"
+                raise UserError(f"{where}: {what} is no character")
             yield number, source, target
 
     return (str(path), str(path)), pairs()
@@ -304,12 +341,12 @@ def pick(row: dict, name: str, where: str) -> str:
             *(f"translation.{field}" for field in nested),
         ]
         raise UserError(
-            f"{where}: no field {name!r}; available: {', '.join(available)}. Set data.source_field and "
-            "data.target_field, or the language codes"
+            f"{where}: no field {quote(name)}; available: {one_line(', '.join(available), QUOTED)}. Set "
+            "data.source_field and data.target_field, or the language codes"
         )
     value = row[name] if name in row else nested[name]
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{where}: field {name!r} holds {type(value).__name__}, not text")
+        raise UserError(f"{where}: field {quote(name)} holds {type(value).__name__}, not text")
     return value or ""
 
 
@@ -323,8 +360,8 @@ def _telling(args: DataArguments, split_name: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError, pickle.UnpicklingError) as error:
         raise UserError(
-            f"data.name {args.name!r} (config {args.config!r}, split {split_name!r}) could not be loaded: "
-            f"{' '.join(str(error).split())}. {where_paths_start()}"
+            f"data.name {quote(args.name)} (config {quote(args.config)}, split {quote(split_name)}) could not be "
+            f"loaded: {one_line(error)}. {where_paths_start()}"
         ) from error
 
 
@@ -337,7 +374,7 @@ def _open_dataset(args: DataArguments, split_name: str) -> Dataset | IterableDat
     saved = load_from_disk(name)
     if isinstance(saved, DatasetDict):
         if split_name not in saved:
-            raise UserError(f"{name}: no split {split_name!r}; available: {', '.join(saved)}")
+            raise UserError(f"{name}: no split {quote(split_name)}; available: {one_line(', '.join(saved))}")
         saved = saved[split_name]
     return saved.to_iterable_dataset() if args.streaming else saved
 

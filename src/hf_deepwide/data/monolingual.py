@@ -15,15 +15,21 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from ..errors import UserError
-from .arguments import Places, Split
+from ..errors import UserError, quote
+from ..limits import Range, check_numbers
+from .arguments import PAIRS, RANGES, Places, Split
 from .batches import TranslationCollator
-from .corpora import find_file, read_lines
+from .corpora import check_words, find_file, read_lines
 
 logger = logging.getLogger(__name__)
 
 MASK = "<mask>"
 PosteriorsBy = Literal["language", "none"]
+NUMBERS = {
+    "max_length": RANGES["max_length"],
+    "sampling_temperature": RANGES["sampling_temperature"],
+    "mask_probability": Range(0, 1, excludes_least=True, excludes_most=True),
+}
 
 
 @dataclass
@@ -56,18 +62,17 @@ class MonolingualArguments(Places):
             if getattr(self, name) is None:
                 raise UserError(f"data.{name} is not set; name files without the language, as in wikipedia/{name}")
         if not self.languages or len(set(self.languages)) < len(self.languages):
-            raise UserError(f"data.languages is {self.languages}; name each language once, as in [en, de]")
+            raise UserError(f"data.languages is {quote(self.languages)}; name each language once, as in [en, de]")
+        if len(self.languages) > PAIRS:
+            raise UserError(f"data.languages names {len(self.languages):,} languages; accepted: {PAIRS:,} at most")
         for language in self.languages:
             if not re.fullmatch(r"\w[\w.@-]*", language):
-                raise UserError(f"data.languages: {language!r} is no language code, such as de or zh-CN")
+                raise UserError(f"data.languages: {quote(language)} is no language code, such as de or zh-CN")
         if self.posteriors not in get_args(PosteriorsBy):
-            raise UserError(f"data.posteriors is {self.posteriors!r}; accepted: {', '.join(get_args(PosteriorsBy))}")
-        if self.max_length < 2:
-            raise UserError(f"data.max_length is {self.max_length}; accepted: 2 tokens (a word and </s>) or more")
-        if not self.sampling_temperature >= 1:  # so that NaN is refused as well
-            raise UserError(f"data.sampling_temperature is {self.sampling_temperature}; accepted: 1 or more, or .inf")
-        if not 0 < self.mask_probability < 1:
-            raise UserError(f"data.mask_probability is {self.mask_probability}; accepted: between 0 and 1")
+            raise UserError(
+                f"data.posteriors is {quote(self.posteriors)}; accepted: {', '.join(get_args(PosteriorsBy))}"
+            )
+        check_numbers(self, NUMBERS, "data.")
 
     @property
     def pairs(self) -> list[str]:
@@ -91,7 +96,11 @@ class MonolingualArguments(Places):
 def read_texts(args: MonolingualArguments, split: Split) -> Iterator[tuple[int, str]]:
     """Index of the language and text of each line that is not empty, one language after the other."""
     for index, language in enumerate(args.languages):
-        yield from ((index, line) for line in read_lines(args.file(split, language)) if line.strip())
+        file = args.file(split, language)
+        for number, line in enumerate(read_lines(file), start=1):
+            check_words(line, f"{file}, line {number}")
+            if line.strip():
+                yield index, line
 
 
 def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrainedTokenizerBase) -> Dataset:

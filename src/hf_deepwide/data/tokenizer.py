@@ -16,7 +16,8 @@ from datasets import Dataset, IterableDataset
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..errors import UserError
+from ..errors import UserError, quote
+from ..limits import Range, check_numbers
 from ..loading import load_tokenizer
 from .arguments import Places
 from .bpe_codes import SPECIAL_TOKENS, tokenizer_from_codes
@@ -58,16 +59,15 @@ class TokenizerArguments:
     def __post_init__(self):
         if self.normalization not in get_args(Normalization):
             accepted = ", ".join(get_args(Normalization))
-            raise UserError(f"tokenizer.normalization is {self.normalization!r}; accepted: {accepted}")
+            raise UserError(f"tokenizer.normalization is {quote(self.normalization)}; accepted: {accepted}")
         if not len(SPECIAL_TOKENS) < self.vocab_size <= LARGEST:
             raise UserError(
-                f"tokenizer.vocab_size is {self.vocab_size}; it must exceed the 4 special tokens, and be {LARGEST:,} "
-                "at most"
+                f"tokenizer.vocab_size is {quote(self.vocab_size)}; it must exceed the 4 special tokens, and be "
+                f"{LARGEST:,} at most"
             )
         if self.path and self.codes:
             raise UserError("tokenizer.path and tokenizer.codes are both set; set the one that is meant")
-        if self.min_frequency < 1:
-            raise UserError(f"tokenizer.min_frequency is {self.min_frequency}; accepted: 1 or more")
+        check_numbers(self, {"min_frequency": Range(1, 10**12)}, "tokenizer.")
 
 
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:
@@ -161,10 +161,10 @@ def load_or_train(args: TokenizerArguments, texts: Iterable[str], data: Places =
         return tokenizer_from_codes(data.resolve(args.codes), texts)
     if args.path is None:
         return train_tokenizer(texts, args)
-    tokenizer = load_tokenizer(args.path, f"tokenizer.path {args.path!r}: no tokenizer could be loaded")
+    tokenizer = load_tokenizer(args.path, f"tokenizer.path {quote(args.path)}: no tokenizer could be loaded")
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token) is None:
-            raise UserError(f"tokenizer.path {args.path!r}: it has no {token}; a translation model needs one")
+            raise UserError(f"tokenizer.path {quote(args.path)}: it has no {token}; a translation model needs one")
     return tokenizer
 
 

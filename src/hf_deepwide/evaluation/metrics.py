@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 
-from ..errors import UserError
+from ..errors import UserError, quote
 
 METRICS = ("bleu", "chrf", "multi_bleu")
 
@@ -59,7 +59,7 @@ def build_metrics(
     if unknown or not names:
         raise UserError(f"metrics: {', '.join(unknown) or 'none given'}; accepted: {', '.join(METRICS)}")
     if tokenize != "auto" and tokenize not in BLEU.TOKENIZERS:
-        raise UserError(f"tokenize: {tokenize!r}; accepted: auto, {', '.join(BLEU.TOKENIZERS)}")
+        raise UserError(f"tokenize: {quote(tokenize)}; accepted: auto, {', '.join(BLEU.TOKENIZERS)}")
     language = re.split("[-_]", target_lang or "")[0].lower()  # of zh-CN and zh_Hans: zh
     metrics: dict[str, Metric] = {}
     for name in names:

@@ -13,7 +13,8 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, quote
+from ..limits import Range, check_numbers
 from ..models.language_pairs import pair_settings, with_tag
 from ..progress import shows_bars
 from .metrics import METRICS, build_metrics
@@ -22,6 +23,15 @@ logger = logging.getLogger(__name__)
 
 _AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LENGTH_STEP = 8  # source lengths are rounded up to this before the length limit is computed
+
+RANGES = {
+    "num_beams": Range(1, 1000),
+    "length_penalty": Range(-1000, 1000),
+    "max_length_factor": Range(0, 1000),
+    "max_length_offset": Range(0, 1_000_000),
+    "max_tokens": Range(1, 10**9),
+    "bootstrap_samples": Range(1, 10_000_000),
+}
 
 
 @dataclass
@@ -70,24 +80,14 @@ class EvaluationArguments:
     )
 
     def __post_init__(self) -> None:
-        for name, smallest in (
-            ("num_beams", 1),
-            ("max_tokens", 1),
-            ("bootstrap_samples", 1),
-            ("max_length_offset", 0),
-        ):
-            if getattr(self, name) < smallest:
-                raise UserError(f"evaluation.{name}: {getattr(self, name)} is too small; accepted: {smallest} or more")
-        for name in ("max_length_factor", "length_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise UserError(f"evaluation.{name}: {getattr(self, name)} is no number to compute with")
-        if self.max_length_factor < 0 or self.max_length_factor == self.max_length_offset == 0:
+        check_numbers(self, RANGES, "evaluation.")
+        if self.max_length_factor == self.max_length_offset == 0:
             raise UserError(
                 f"evaluation.max_length_factor: {self.max_length_factor} with max_length_offset "
-                f"{self.max_length_offset} leaves no room for a translation; accepted: 0 or more, not both 0"
+                f"{self.max_length_offset} leaves no room for a translation; accepted: not both 0"
             )
         if self.precision not in _AUTOCAST:
-            raise UserError(f"evaluation.precision: {self.precision!r}; accepted: {', '.join(_AUTOCAST)}")
+            raise UserError(f"evaluation.precision: {quote(self.precision)}; accepted: {', '.join(_AUTOCAST)}")
         build_metrics(self.metrics, tokenize=self.tokenize)
 
 

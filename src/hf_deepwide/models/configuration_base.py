@@ -14,8 +14,14 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .quoting import one_line, quote
+
 Config = TypeVar("Config", bound=type)
 CACHE_SHAPE = ("num_key_value_heads", "head_dim")  # of a decoder layer's cache, as Transformers names them
+
+# Limits that no real model comes near; beyond them a model takes all memory, or takes hours to be made.
+LAYERS, WIDTH, ENTRIES, STEPS, WEIGHT = 10_000, 10_000_000, 100_000_000, 10**12, 1_000_000
+PARAMETERS = 10**13
 
 
 def validated(cls: Config) -> Config:
@@ -31,7 +37,7 @@ def validated(cls: Config) -> Config:
             try:
                 return method(self, *args, **kwargs)
             except StrictDataclassError as error:
-                raise ValueError(f"{type(self).__name__}: {error.__cause__ or error}") from error
+                raise ValueError(f"{type(self).__name__}: {one_line(error.__cause__ or error, 400)}") from error
 
         return wrapper
 
@@ -155,38 +161,36 @@ class DeepWideConfig(PreTrainedConfig):
         """As the parent, which writes `config.json`; what other fields determine is left out."""
         return {name: value for name, value in super().to_diff_dict().items() if name not in CACHE_SHAPE}
 
+    @property
+    def least_parameters(self) -> int:
+        """Numbers in the weights and tables of a model, at least: what can never fit is known before it is made."""
+        vocabularies = self.vocab_size + (0 if self.share_encoder_decoder_embeddings else self.decoder_vocab_size)
+        stacks = ((self.encoder_layers, self.encoder_ffn_dim), (self.decoder_layers, self.decoder_ffn_dim))
+        rows = sum(n * (4 * self.attention_branches * self.d_model + 2 * self.ffn_branches * f) for n, f in stacks)
+        return self.d_model * (vocabularies + self.max_position_embeddings + rows)
+
     def validate_sizes(self) -> None:
-        """Counts are positive; heads divide the width; sinusoids need an even width."""
-        for name in (
-            "vocab_size",
-            "decoder_vocab_size",
-            "d_model",
-            "encoder_layers",
-            "decoder_layers",
-            "encoder_attention_heads",
-            "decoder_attention_heads",
-            "encoder_ffn_dim",
-            "decoder_ffn_dim",
-            "max_position_embeddings",
-            "attention_branches",
-            "ffn_branches",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}")
+        """Counts are positive and bounded; heads divide the width; sinusoids need an even width."""
+        check_bounds(self, 1, ENTRIES, "vocab_size", "decoder_vocab_size", "max_position_embeddings")
+        check_bounds(self, 1, WIDTH, "d_model", "encoder_ffn_dim", "decoder_ffn_dim")
+        check_bounds(self, 1, WIDTH, "encoder_attention_heads", "decoder_attention_heads")
+        check_bounds(self, 1, LAYERS, "encoder_layers", "decoder_layers", "attention_branches", "ffn_branches")
+        check_bounds(self, 0, WIDTH, "chunk_size_feed_forward")
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % getattr(self, name):
                 raise ValueError(f"`{name}` must divide `d_model` ({self.d_model}), got {getattr(self, name)}")
         if self.d_model % 2 and self.position_embedding_type != "learned":
             raise ValueError(f"`d_model` must be even for sinusoidal positions, got {self.d_model}")
+        if self.least_parameters > PARAMETERS:
+            raise ValueError(
+                f"the sizes make at least {self.least_parameters:.1e} parameters, and {PARAMETERS:.0e} is the most; "
+                "lower `d_model`, `encoder_layers`, `decoder_layers`, `vocab_size` or `attention_branches`"
+            )
 
     def validate_probabilities(self) -> None:
         """Rates lie in [0, 1)."""
-        for name in ("dropout", "attention_dropout", "activation_dropout", "drop_branch"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self, name)}")
-        if self.init_std is not None and self.init_std < 0:
-            raise ValueError(f"`init_std` must be None or at least 0, got {self.init_std}")
+        check_rates(self, "dropout", "attention_dropout", "activation_dropout", "drop_branch")
+        check_bounds(self, 0, WEIGHT, "init_std")
 
     def validate_choices(self) -> None:
         """Named options are among the names that exist."""
@@ -198,7 +202,7 @@ class DeepWideConfig(PreTrainedConfig):
         }
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
-                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {quote(getattr(self, name))}")
 
     def validate_vocabularies(self) -> None:
         """One shared embedding matrix needs one vocabulary, and token ids must lie in it."""
@@ -210,7 +214,41 @@ class DeepWideConfig(PreTrainedConfig):
             )
         if self.pad_token_id is None:
             raise ValueError("`pad_token_id` is required: padding and shifted labels use it, got None")
-        for name in ("pad_token_id", "decoder_start_token_id"):
-            token = getattr(self, name)
-            if token is not None and not 0 <= token < target_size:
-                raise ValueError(f"`{name}` must be an id of the vocabulary (0 to {target_size - 1}), got {token}")
+        for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
+            size = max(self.vocab_size, target_size) if name == "bos_token_id" else target_size
+            tokens = getattr(self, name)
+            for token in tokens if isinstance(tokens, list) else [tokens]:
+                if token is not None and (isinstance(token, bool) or not 0 <= token < size):
+                    raise ValueError(f"`{name}` must be an id of the vocabulary (0 to {size - 1}), got {quote(token)}")
+
+
+def check_bounds(config: PreTrainedConfig, least: float, most: float, *names: str, above: bool = False) -> None:
+    """Refuse fields that are out of range, not a number, or a bool; None is in range.
+
+    Args:
+        config: the config.
+        least, most: the range.
+        names: the fields.
+        above: `least` itself is refused.
+
+    Raises:
+        ValueError: names the field, its value, and what is accepted.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or value != value:
+            raise ValueError(f"`{name}` must be a number, got {value}")
+        if value < least or (above and value == least):
+            raise ValueError(f"`{name}` must be {'above' if above else 'at least'} {least:,}, got {quote(value)}")
+        if value > most:
+            raise ValueError(f"`{name}` must be at most {most:,}, got {quote(value)}")
+
+
+def check_rates(config: PreTrainedConfig, *names: str) -> None:
+    """Refuse fields that are no rate, which is 0 or more and less than 1."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not 0 <= value < 1:
+            raise ValueError(f"`{name}` must be in [0, 1), got {quote(value)}")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .configuration_base import DeepWideConfig, validated
+from .configuration_base import WEIGHT, DeepWideConfig, check_bounds, validated
+from .quoting import quote
 
 
 @validated
@@ -82,6 +83,12 @@ class DepthwiseLSTMConfig(DeepWideConfig):
         """Whether the decoder's LSTM has weights of the encoder's."""
         return self.share_hidden == "global" or (self.share_gates == "global" and self.cell == "lstm")
 
+    @property
+    def least_parameters(self) -> int:
+        """As the parent, without feed-forward networks, which no layer has."""
+        ffn = 2 * (self.encoder_layers * self.encoder_ffn_dim + self.decoder_layers * self.decoder_ffn_dim)
+        return super().least_parameters - self.d_model * self.ffn_branches * ffn
+
     def validate_lstm(self) -> None:
         """Named options are among those that exist; a GLU halves an even width."""
         choices = {
@@ -95,7 +102,8 @@ class DepthwiseLSTMConfig(DeepWideConfig):
         }
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
-                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {quote(getattr(self, name))}")
+        check_bounds(self, -WEIGHT, WEIGHT, "forget_bias_init")
         for name, hidden in (("encoder_ffn_dim", "lstm_hidden"), ("decoder_ffn_dim", "decoder_lstm_hidden")):
             if getattr(self, hidden) == "glu" and getattr(self, name) % 2:
                 raise ValueError(f"`{name}` must be even, for its GLU halves it, got {getattr(self, name)}")
@@ -114,12 +122,12 @@ class DepthwiseLSTMConfig(DeepWideConfig):
                 if used and getattr(self, one) != getattr(self, other):
                     raise ValueError(
                         f"`share_hidden='global'` needs `{one}` and `{other}` to be equal, got "
-                        f"{getattr(self, one)!r} and {getattr(self, other)!r}"
+                        f"{quote(getattr(self, one))} and {quote(getattr(self, other))}"
                     )
         if self.decoder_merge == "two_lstms" and self.cross_query != "self":
             raise ValueError(
                 f"`cross_query` must be 'self' with `decoder_merge='two_lstms'`: the first LSTM's output asks, got "
-                f"{self.cross_query!r}"
+                f"{quote(self.cross_query)}"
             )
         if not self.normalize_before:
             raise ValueError(

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .configuration_base import DeepWideConfig, validated
+from .configuration_base import LAYERS, STEPS, WEIGHT, DeepWideConfig, check_bounds, validated
+from .quoting import quote
 
 
 @validated
@@ -136,7 +137,8 @@ class LatentDepthConfig(DeepWideConfig):
             target, layers = getattr(self, f"target_{stack}_layers"), getattr(self, f"{stack}_layers")
             if target is not None and not getattr(self, f"latent_{stack}"):
                 raise ValueError(f"`target_{stack}_layers` must be None where `latent_{stack}` is False, got {target}")
-            if target is not None and not 0 <= target <= layers:
+            check_bounds(self, 0, LAYERS, f"target_{stack}_layers")
+            if target is not None and target > layers:
                 raise ValueError(f"`target_{stack}_layers` must be in [0, {layers}], got {target}")
 
     def validate_selection(self) -> None:
@@ -150,23 +152,18 @@ class LatentDepthConfig(DeepWideConfig):
         }
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
-                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
-        for name in ("kl_weight", "target_depth_weight", "layer_sharing_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"`{name}` must be at least 0, got {getattr(self, name)}")
+                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {quote(getattr(self, name))}")
+        check_bounds(self, 0, WEIGHT, "kl_weight", "target_depth_weight", "layer_sharing_weight")
+        check_bounds(self, -WEIGHT, WEIGHT, "layer_selection_init")
         steps = ("temperature_anneal_steps", "soft_selection_steps", "kl_anneal_steps", "target_depth_anneal_steps")
-        for name in steps:
-            if getattr(self, name) is not None and getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must be at least 0, got {getattr(self, name)}")
-        for name in ("gumbel_temperature", "final_temperature", "prior_select", "prior_skip"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)}")
-        if self.num_posteriors < 1:
-            raise ValueError(f"`num_posteriors` must be at least 1, got {self.num_posteriors}")
+        check_bounds(self, 0, STEPS, *steps)
+        positive = ("gumbel_temperature", "final_temperature", "prior_select", "prior_skip")
+        check_bounds(self, 0, WEIGHT, *positive, above=True)
+        check_bounds(self, 1, WEIGHT, "num_posteriors")
         if self.posterior_names is not None and len(self.posterior_names) != self.num_posteriors:
             raise ValueError(
                 f"`posterior_names` must name each of the {self.num_posteriors} posteriors (`num_posteriors`), got "
-                f"{self.posterior_names}"
+                f"{quote(self.posterior_names)}"
             )
 
 

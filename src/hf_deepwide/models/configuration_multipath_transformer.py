@@ -1,6 +1,6 @@
 """Configuration of the Multi-Path Transformer."""
 
-from .configuration_base import DeepWideConfig, validated
+from .configuration_base import LAYERS, WEIGHT, DeepWideConfig, check_bounds, validated
 
 
 @validated
@@ -54,12 +54,16 @@ class MultiPathConfig(DeepWideConfig):
             return 1 / self.path_features
         return (self.encoder_paths * (2 if self.learnable_path_weights else 1)) ** -0.5
 
+    @property
+    def least_parameters(self) -> int:
+        """As the parent, with all paths of the encoder."""
+        path = self.d_model * (4 * self.d_model + 2 * self.encoder_ffn_dim)
+        return super().least_parameters + self.encoder_layers * (self.encoder_paths - 1) * path
+
     def validate_paths(self) -> None:
         """Paths are counted from 1, and are the only kind of width here."""
-        if self.encoder_paths < 1:
-            raise ValueError(f"`encoder_paths` must be at least 1, got {self.encoder_paths}")
-        if self.path_weight_init is not None and self.path_weight_init <= 0:
-            raise ValueError(f"`path_weight_init` must be None or above 0, got {self.path_weight_init}")
+        check_bounds(self, 1, LAYERS, "encoder_paths")
+        check_bounds(self, 0, WEIGHT, "path_weight_init", above=True)
         for name in ("attention_branches", "ffn_branches"):
             if getattr(self, name) != 1:
                 raise ValueError(f"`{name}` must be 1: the width here is `encoder_paths`, got {getattr(self, name)}")

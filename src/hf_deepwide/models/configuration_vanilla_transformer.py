@@ -1,6 +1,7 @@
 """Configuration of the vanilla Transformer."""
 
-from .configuration_base import DeepWideConfig, validated
+from .configuration_base import DeepWideConfig, check_rates, validated
+from .quoting import quote
 
 
 @validated
@@ -30,12 +31,11 @@ class VanillaTransformerConfig(DeepWideConfig):
 
     def validate_depth(self) -> None:
         """A rate in [0, 1), known names, and no LayerNorms beside ReZero."""
-        if not 0 <= self.layer_drop < 1:
-            raise ValueError(f"`layer_drop` must be in [0, 1), got {self.layer_drop}")
+        check_rates(self, "layer_drop")
         if self.residual not in ("add", "rezero"):
-            raise ValueError(f"`residual` must be one of add, rezero, got {self.residual!r}")
+            raise ValueError(f"`residual` must be one of add, rezero, got {quote(self.residual)}")
         if self.layer_aggregation not in (None, "dlcl"):
-            raise ValueError(f"`layer_aggregation` must be None or dlcl, got {self.layer_aggregation!r}")
+            raise ValueError(f"`layer_aggregation` must be None or dlcl, got {quote(self.layer_aggregation)}")
         if self.residual == "rezero" and self.normalize_before:
             raise ValueError("`residual='rezero'` has no LayerNorms; set `normalize_before=False`")
         if self.residual == "rezero" and self.layer_aggregation is not None:

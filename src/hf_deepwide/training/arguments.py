@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from transformers import Seq2SeqTrainingArguments
 
+from ..errors import quote
+from ..limits import check_numbers
 from .depth import DepthArguments
 from .faults import FaultArguments
-from .ranges import check_ranges
+from .ranges import RANGES, check_names
 
 _EVALUATION = "validation is the loss per token and, with predict_with_generate, BLEU; no logits are kept"
 # Fields of the parent that would be ignored, or would break token batches or resuming, and what to use instead.
@@ -119,13 +121,14 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
     restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
 
     def __post_init__(self) -> None:
-        """Fill in what is left to us, check our own fields, and leave the rest to the parent."""
+        """Check numbers, fill in what is left to us, leave the rest to the parent, and see that all of it agrees."""
+        check_numbers(self, RANGES)  # first, as the parent computes with them
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
         self.use_cpu = on_cpu  # the parent refuses bf16 on a CPU unless it is told that a CPU is meant
         if self.bf16 == "auto":
             self.bf16 = not self.fp16 and (cpu_is_faster_in_bf16() if on_cpu else torch.cuda.is_bf16_supported(False))
         if not isinstance(self.bf16, bool):
-            raise ValueError(f"bf16 is {self.bf16!r}; accepted: true, false, auto")
+            raise ValueError(f"bf16 is {quote(self.bf16)}; accepted: true, false, auto")
         if self.fp16 and on_cpu:
             raise ValueError("fp16 needs a GPU; on a CPU set bf16: auto, or neither")
         if self.attn_implementation == "auto":
@@ -137,9 +140,8 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
         self._check()
 
     def _check(self) -> None:
-        self.check_depth()
         self.check_faults()
-        check_ranges(self)
+        check_names(self)
         if self.save_total_limit and self.save_total_limit <= self.average_last:
             raise ValueError(
                 f"save_total_limit {self.save_total_limit} would delete checkpoints that average_last "
@@ -159,15 +161,36 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
             )
         metric = (self.metric_for_best_model or "loss").removeprefix("eval_")
         if metric not in ("loss", "bleu"):
-            raise ValueError(f"metric_for_best_model is {metric!r}; accepted: loss, bleu")
+            raise ValueError(f"metric_for_best_model is {quote(metric)}; accepted: loss, bleu")
+        if self.greater_is_better is not None and self.greater_is_better != (metric == "bleu"):
+            best = "largest" if self.greater_is_better else "smallest"
+            raise ValueError(
+                f"greater_is_better: {str(self.greater_is_better).lower()} would keep the checkpoint of the {best} "
+                f"{metric}, the worst; leave it out"
+            )
         if metric == "bleu" and not (self.predict_with_generate and self.generation_every == 1):
             raise ValueError("metric_for_best_model: bleu needs predict_with_generate: true and generation_every: 1")
         if self.early_stopping_patience and not self.load_best_model_at_end:
             raise ValueError("early_stopping_patience needs load_best_model_at_end: true")
+        self._check_evaluations()
         if self.save_strategy not in ("epoch", "steps"):
             raise ValueError(
                 f"save_strategy is {self.save_strategy.value}; the final model is made from checkpoints, and a run is "
                 "resumed from them: epoch or steps"
+            )
+
+    def _check_evaluations(self) -> None:
+        """What is decided in evaluations needs some."""
+        if self.eval_on_start and self.eval_strategy == "no":
+            raise ValueError("eval_on_start needs evaluations, and eval_strategy is no")
+        # of evaluations that come once an epoch, the delay is in epochs
+        in_steps = self.eval_strategy == "steps" and self.max_steps > 0
+        end = self.max_steps if in_steps else self.num_train_epochs
+        counted = in_steps or (self.eval_strategy == "epoch" and self.max_steps <= 0)
+        if counted and self.eval_delay > end:
+            raise ValueError(
+                f"eval_delay {self.eval_delay:g} is more than the {end:g} {'steps' if in_steps else 'epochs'} of the "
+                "training: nothing would be evaluated"
             )
 
 

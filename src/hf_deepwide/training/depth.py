@@ -26,11 +26,7 @@ from .callbacks import TrainingStep
 
 @dataclass
 class DepthArguments:
-    """The fields that `DepthTraining` adds to a Trainer's arguments.
-
-    Raises:
-        ValueError: a value out of range (by `check_depth`).
-    """
+    """The fields that `DepthTraining` adds to a Trainer's arguments; their ranges are in `ranges.py`."""
 
     posterior_learning_rate: float | None = field(
         default=None,
@@ -47,13 +43,6 @@ class DepthArguments:
         default=False,
         metadata={"help": "Log the gradient norm of each layer, and plot it at the end."},
     )
-
-    def check_depth(self) -> None:
-        """The rate is positive or not given, and steps are counted from 1."""
-        if self.posterior_learning_rate is not None and not self.posterior_learning_rate > 0:
-            raise ValueError(f"posterior_learning_rate is {self.posterior_learning_rate}; accepted: above 0, or null")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps is {self.inner_steps}; accepted: 1 or more")
 
 
 def posteriors_of(model: nn.Module) -> list[nn.Parameter]:

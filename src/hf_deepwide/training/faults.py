@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from ..durable import write_whole
-from ..errors import UserError
+from ..errors import UserError, quote
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +69,9 @@ class FaultArguments:
     )
 
     def check_faults(self) -> None:
-        """The action is one of two, and the count is positive."""
+        """The action is one of two."""
         if self.on_nonfinite not in ("stop", "skip"):
-            raise ValueError(f"on_nonfinite is {self.on_nonfinite!r}; accepted: stop, skip")
-        if self.max_skipped < 1:
-            raise ValueError(f"max_skipped is {self.max_skipped}; accepted: 1 or more")
+            raise ValueError(f"on_nonfinite is {quote(self.on_nonfinite)}; accepted: stop, skip")
 
 
 @dataclass

@@ -6,13 +6,13 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..data.arguments import split_pair
 from ..durable import write_whole
 from ..errors import UserError
 from .recipe import Recipe, check_recipe
+from .yaml_values import to_yaml
 
 PAPERS = {
     "vanilla_transformer": ("Vaswani et al. 2017, Attention Is All You Need", "1706.03762"),
@@ -89,7 +89,7 @@ def _fill(
             results=results,
             samples=samples,
             sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
-            recipe=yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True).strip(),
+            recipe=to_yaml(recipe.values).strip(),
         )
 
 

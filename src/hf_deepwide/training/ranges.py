@@ -1,74 +1,69 @@
 """Values of training arguments that Transformers takes as they come, and which fail late or train nonsense."""
 
-import math
-from typing import NamedTuple
-
 import torch
 from transformers import Seq2SeqTrainingArguments, Trainer, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_liger_kernel_available
+
+from ..errors import one_line, quote
+from ..limits import Range
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 WANTS_MODEL = ("galore", "apollo", "lomo", "adalomo")  # optimizers that cannot be made without a model
 SEEDS = 2**32  # how many there are for NumPy
 
 
-class Range(NamedTuple):
-    """What a number may be."""
+COUNT, STEPS, RATE = 1_000_000, 10**12, 1_000_000  # limits that no training comes near
 
-    least: float
-    below: float = math.inf
-    excludes_least: bool = False
-
-    def __str__(self) -> str:
-        least = f"more than {self.least}" if self.excludes_least else f"{self.least} or more"
-        return least if math.isinf(self.below) else f"{least}, and less than {self.below}"
-
-    def holds(self, value: float) -> bool:
-        """True if the value is within; NaN is within none, nor is infinity."""
-        return self.least <= value < self.below and not (self.excludes_least and value == self.least)
-
-
+# Every argument that is a number and that a recipe may set.
 RANGES = {
-    "max_tokens": Range(1),
-    "average_last": Range(0),
-    "early_stopping_patience": Range(0),
-    "generation_every": Range(1),
-    "generation_num_beams": Range(1),
-    "learning_rate": Range(0),
-    "weight_decay": Range(0),
-    "adam_beta1": Range(0, 1),
-    "adam_beta2": Range(0, 1),
-    "adam_epsilon": Range(0, excludes_least=True),
-    "max_grad_norm": Range(0),
-    "label_smoothing_factor": Range(0, 1),
-    "gradient_accumulation_steps": Range(1),
-    "num_train_epochs": Range(0, excludes_least=True),
-    "logging_steps": Range(0, excludes_least=True),
-    "eval_steps": Range(0, excludes_least=True),
-    "save_steps": Range(0, excludes_least=True),
-    "save_total_limit": Range(1),
-    "seed": Range(0, SEEDS),
-    "data_seed": Range(0, SEEDS),
-    "dataloader_num_workers": Range(0),
+    "max_tokens": Range(1, 10**9),
+    "average_last": Range(0, COUNT),
+    "early_stopping_patience": Range(0, COUNT),
+    "generation_every": Range(1, COUNT),
+    "generation_num_beams": Range(1, 1000),
+    "learning_rate": Range(0, RATE),
+    "posterior_learning_rate": Range(0, RATE, excludes_least=True),
+    "inner_steps": Range(1, STEPS),
+    "max_skipped": Range(1, STEPS),
+    "weight_decay": Range(0, RATE),
+    "adam_beta1": Range(0, 1, excludes_most=True),
+    "adam_beta2": Range(0, 1, excludes_most=True),
+    "adam_epsilon": Range(0, 1, excludes_least=True),
+    "max_grad_norm": Range(0, RATE),
+    "label_smoothing_factor": Range(0, 1, excludes_most=True),
+    "neftune_noise_alpha": Range(0, RATE),
+    "gradient_accumulation_steps": Range(1, COUNT),
+    "num_train_epochs": Range(0, COUNT, excludes_least=True),
+    "max_steps": Range(-1, STEPS),
+    "warmup_steps": Range(0, STEPS),
+    "logging_steps": Range(0, STEPS, excludes_least=True),
+    "eval_steps": Range(0, STEPS, excludes_least=True),
+    "eval_delay": Range(0, STEPS),
+    "save_steps": Range(0, STEPS, excludes_least=True),
+    "save_total_limit": Range(1, COUNT),
+    "torch_empty_cache_steps": Range(1, STEPS),
+    "seed": Range(0, SEEDS, excludes_most=True),
+    "data_seed": Range(0, SEEDS, excludes_most=True),
+    "dataloader_num_workers": Range(0, 1000),
+    "dataloader_prefetch_factor": Range(1, 10_000),
+    "ddp_bucket_cap_mb": Range(1, COUNT),
+    "ddp_timeout": Range(1, COUNT),
+    "local_rank": Range(-1, COUNT),
 }
 
 
-def check_ranges(args: Seq2SeqTrainingArguments) -> None:
-    """Refuse numbers out of range, and names of what does not exist or is not installed.
+def check_names(args: Seq2SeqTrainingArguments) -> None:
+    """Refuse names of what does not exist or is not installed, and what no optimizer or schedule can be made of.
 
     Raises:
         ValueError: names the argument, its value, and what is accepted.
     """
-    for name, accepted in RANGES.items():
-        value = getattr(args, name)
-        if value is not None and not accepted.holds(value):
-            raise ValueError(f"{name} is {value}; accepted: {accepted}")
-    if args.max_steps == 0 or args.max_steps < -1:
+    if args.max_steps == 0:
         raise ValueError(f"max_steps is {args.max_steps}; accepted: 1 or more, or -1 for num_train_epochs epochs")
     if args.attn_implementation not in ATTENTION:
         raise ValueError(
-            f"attn_implementation is {args.attn_implementation!r}; accepted: auto, {', '.join(ATTENTION)}"
+            f"attn_implementation is {quote(args.attn_implementation)}; accepted: auto, {', '.join(ATTENTION)}"
         )
     if args.attn_implementation == "flash_attention_2" and not (is_flash_attn_2_available() or is_kernels_available()):
         raise ValueError(
@@ -80,10 +75,12 @@ def check_ranges(args: Seq2SeqTrainingArguments) -> None:
     installed = get_available_reporting_integrations()
     for name in args.report_to or []:
         if name not in installed:
-            raise ValueError(f"report_to is {name!r}; accepted: none, or what is installed: {', '.join(installed)}")
+            raise ValueError(
+                f"report_to is {quote(name)}; accepted: none, or what is installed: {', '.join(installed)}"
+            )
     if args.torch_compile_backend and args.torch_compile_backend not in torch._dynamo.list_backends():
         known = ", ".join(torch._dynamo.list_backends())
-        raise ValueError(f"torch_compile_backend is {args.torch_compile_backend!r}; accepted: {known}")
+        raise ValueError(f"torch_compile_backend is {quote(args.torch_compile_backend)}; accepted: {known}")
     if not str(args.optim).split(".")[-1].lower().startswith(WANTS_MODEL):
         _try_optimizer(args)
 
@@ -94,8 +91,18 @@ def _try_optimizer(args: Seq2SeqTrainingArguments) -> None:
         cls, options = Trainer.get_optimizer_cls_and_kwargs(args)
         optimizer = cls([torch.nn.Parameter(torch.zeros(1))], **options)
     except (ValueError, TypeError, ImportError) as error:
-        raise ValueError(f"optim {args.optim} cannot be made (optim_args {args.optim_args!r}): {error}") from error
+        raise ValueError(
+            f"optim {args.optim} cannot be made (optim_args {quote(args.optim_args)}): {one_line(error)}"
+        ) from error
     steps = max(args.max_steps, 1)
+    for name, value in (args.lr_scheduler_kwargs or {}).items():
+        if isinstance(value, int | float) and not Range(-RATE, RATE).holds(value):
+            raise ValueError(f"lr_scheduler_kwargs: {quote(name)} is {quote(value)}; accepted: {Range(-RATE, RATE)}")
+        if name in ("min_lr", "lr_end") and isinstance(value, int | float) and value > args.learning_rate:
+            raise ValueError(
+                f"lr_scheduler_kwargs: {name}, {quote(value)}, is more than learning_rate, {args.learning_rate}: the "
+                "rate would rise to its end"
+            )
     try:
         get_scheduler(
             args.lr_scheduler_type,
@@ -107,5 +114,5 @@ def _try_optimizer(args: Seq2SeqTrainingArguments) -> None:
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"lr_scheduler_type {args.lr_scheduler_type} cannot be made with lr_scheduler_kwargs "
-            f"{args.lr_scheduler_kwargs}: {error}"
+            f"{quote(args.lr_scheduler_kwargs)}: {one_line(error)}"
         ) from error

@@ -23,18 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from ..command_line import Parser
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TokenizerArguments
-from ..errors import UserError
+from ..errors import UserError, one_line, quote
 from ..evaluation.averages import groups
 from ..evaluation.metrics import build_metrics
 from ..evaluation.translate import EvaluationArguments
+from ..limits import Range
+from ..models.configuration_base import ENTRIES, LAYERS, WEIGHT, DeepWideConfig
+from ..models.quoting import QUOTED
+from ..reading import home_expanded, read_text
 from .arguments import REFUSED, TranslationTrainingArguments
+from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
 NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
@@ -42,34 +46,6 @@ NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 
 # In the folder of a run: what it was started with, and what tells that the folder is a run's, which only we write.
 RECIPE, MARK = "recipe.yaml", "run.json"
-
-
-class RecipeLoader(yaml.SafeLoader):
-    """YAML as its readers expect it: `1e-3` is a number, `no` a word (Norwegian, or a strategy), keys are unique."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        """As `SafeLoader`, but a key that is given twice is an error: the first would be lost silently."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for position, (key_node, _) in enumerate(node.value):
-            key = keys[position]
-            if key in keys[:position]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
-RecipeLoader.yaml_implicit_resolvers = {
-    first: [resolver for resolver in resolvers if resolver[0] not in (_BOOL, _FLOAT)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-RecipeLoader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-RecipeLoader.add_implicit_resolver(
-    _FLOAT,
-    re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|nan)$"),
-    list("-+.0123456789"),
-)
 
 
 @dataclass
@@ -127,16 +103,18 @@ class Recipe:
     @property
     def output_dir(self) -> Path:
         """Where the run lives: `training.output_dir`, else `runs/<name>`."""
-        return Path(self.values["training"].get("output_dir") or Path("runs", self.name)).expanduser()
+        folder = self.values["training"].get("output_dir") or Path("runs", self.name)
+        return home_expanded(folder, f"{self.source}: training.output_dir")
 
     def training_arguments(self) -> TranslationTrainingArguments:
         """The section `training` as an object. Made on demand: making it chooses and opens the devices."""
         fields = self.values["training"] | {"output_dir": str(self.output_dir)}
         try:
             return self.sections["training"](**fields)
-        # ImportError: what an argument asks for is not installed; OSError: a file that an argument names
-        except (ValueError, ImportError, OSError) as error:
-            raise UserError(f"{self.source}: training: {' '.join(str(error).split())}") from error
+        # ImportError: what an argument asks for is not installed; OSError: a file that an argument names; the others:
+        # what Transformers and Accelerate raise for mappings and lists that hold what they do not expect
+        except (ValueError, ImportError, OSError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            raise UserError(f"{self.source}: training: {one_line(error)}") from error
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Recipe] = Recipe) -> Recipe:
@@ -149,20 +127,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
             type or out of range. Each message starts with the file (or the override) and the key's dotted path.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"there is no recipe {path}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no recipe: byte {error.start + 1} is not UTF-8 text") from error
-    values = parse_yaml(text, str(path))
+    values = parse_yaml(read_text(path, "recipe", LARGEST), str(path))
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of the sections {', '.join(kind.sections)}")
     for section, keys in values.items():
         _check_name(str(path), "section", section, kind.sections)
         if keys is not None and not isinstance(keys, dict):
-            raise UserError(f"{path}: {section}: a section is a mapping of keys to values, not {keys!r}")
+            raise UserError(f"{path}: {section}: a section is a mapping of keys to values, not {quote(keys)}")
     values = {section: dict(values.get(section) or {}) for section in kind.sections}
     name, mark = path.stem, read_mark(path.parent) if path.name == RECIPE else None
     if mark is not None:
@@ -170,9 +142,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
         values["training"]["output_dir"] = str(path.parent)
     for key, value in parse_overrides(overrides):
         section, _, field = key.partition(".")
-        _check_name(f"--{key}", "section", section, kind.sections)
+        _check_name(f"--{one_line(key, QUOTED)}", "section", section, kind.sections)
         if not field or "." in field:
-            raise UserError(f"--{key}: an override names a section and a key, as in --training.max_steps 100")
+            raise UserError(
+                f"--{one_line(key, QUOTED)}: an override names a section and a key, as in --training.max_steps 100"
+            )
         values[section][field] = value
     return check_recipe(values, name, str(path), kind)
 
@@ -183,7 +157,7 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
     if values["model"].get("init_from") and not values["tokenizer"].get("path"):
         raise UserError(
             f"{source}: model.init_from: the checkpoint knows only its own tokens, so tokenizer.path must be set "
-            f"(to {values['model']['init_from']}, if its tokenizer is beside it)"
+            f"(to {one_line(values['model']['init_from'], QUOTED)}, if its tokenizer is beside it)"
         )
     sections = {}
     for section, cls in kind.sections.items():
@@ -226,27 +200,11 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
             mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
             return mark if isinstance(mark, dict) and "hf_deepwide" in mark else None
         if (folder / "results.json").is_file() or any(folder.glob("checkpoint-*/trainer_state.json")):
-            text = (folder / RECIPE).read_text(encoding="utf-8")
+            text = read_text(folder / RECIPE, "recipe", LARGEST)
             return {} if to_yaml(parse_yaml(text, RECIPE)) == text else None
-    except (OSError, ValueError):  # what is there is not ours
+    except (OSError, ValueError, RecursionError):  # what is there is not ours
         pass
     return None
-
-
-def to_yaml(values: Any) -> str:
-    """A recipe's values as they are kept."""
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML; a syntax error names `source` and the line."""
-    try:
-        return yaml.load(text, RecipeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{source}{line}: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
 
 
 def parse_script(parser: Parser) -> tuple[argparse.Namespace, list[str]]:
@@ -273,14 +231,18 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
     while rest:
         option = rest.pop(0)
         if not option.startswith("--"):
-            raise UserError(f"{option!r} is no override; write --section.key value")
+            raise UserError(f"{quote(option)} is no override; write --section.key value")
         key, equals, value = option[2:].partition("=")
+<<<<<<< HEAD
         key = key.replace("-", "_")
+=======
+        told = f"--{one_line(key, QUOTED)}"
+>>>>>>> ff5c559 (Check values where they are read, within limits that are said)
         if not equals:
             if not rest or re.match(r"--\w+\.", rest[0]):
-                raise UserError(f"--{key} has no value; write --{key} VALUE (a switch: --{key} true)")
+                raise UserError(f"{told} has no value; write {told} VALUE (a switch: {told} true)")
             value = rest.pop(0)
-        pairs.append((key, parse_yaml(value, f"--{key}")))
+        pairs.append((key, parse_yaml(value, told)))
     return pairs
 
 
@@ -293,7 +255,7 @@ def differences(
         a, b = ours.get(section, {}), theirs.get(section, {})
         for key in sorted({*a, *b} - ({*apart_from} if section == "training" else set())):
             if key not in a or key not in b or a[key] != b[key]:
-                shown = [repr(side[key]) if key in side else "not set" for side in (a, b)]
+                shown = [quote(side[key]) if key in side else "not set" for side in (a, b)]
                 lines.append(f"{section}.{key}: {shown[0]}, now {shown[1]}")
     return lines
 
@@ -311,21 +273,32 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
     _check_name(f"{source}: model.family", "model type", family, families)
     init_from = fields.get("init_from")
     if init_from is not None and not isinstance(init_from, str):
-        raise UserError(f"{source}: model.init_from: {init_from!r} is neither a folder, a Hub id, nor null")
+        raise UserError(f"{source}: model.init_from: {quote(init_from)} is neither a folder, a Hub id, nor null")
     cls = config_class(family)
     known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
         _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])
     given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
+    _check_sizes(cls, given, source)
     if given.get("dtype") not in (None, "float32"):
         raise UserError(
-            f"{source}: model.dtype: {given['dtype']!r} is not accepted; weights are trained in float32, and "
+            f"{source}: model.dtype: {quote(given['dtype'])} is not accepted; weights are trained in float32, and "
             "training.bf16 says how they are multiplied"
         )
     try:
         cls(**given)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype
-        raise UserError(f"{source}: model: {' '.join(str(error).split())}") from error
+        raise UserError(f"{source}: model: {one_line(error, 400)}") from error
+
+
+def _check_sizes(cls: type[PreTrainedConfig], given: dict[str, Any], source: str) -> None:
+    """Refuse numbers that no model can have; configs of our own know better, those of Transformers know no limit."""
+    for name, value in given.items():
+        accepted = Range(-WEIGHT, LAYERS if "layers" in name else ENTRIES)
+        if issubclass(cls, DeepWideConfig) or not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if not accepted.holds(value):
+            raise UserError(f"{source}: model.{name} is {quote(value)}; accepted: {accepted}")
 
 
 def _check_fields(values: dict[str, Any], section: str, cls: type, refused: dict[str, str], source: str) -> None:
@@ -336,7 +309,7 @@ def _check_fields(values: dict[str, Any], section: str, cls: type, refused: dict
             raise UserError(f"{source}: {section}.{key} has no effect here: {refused[key]}")
         _check_name(f"{source}: {section}", "key", key, [name for name in known if name not in refused])
         if not _fits(value, hints[key]):
-            raise UserError(f"{source}: {section}.{key}: {value!r} is not accepted; give {_describe(hints[key])}")
+            raise UserError(f"{source}: {section}.{key}: {quote(value)} is not accepted; give {_describe(hints[key])}")
 
 
 def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
@@ -344,8 +317,8 @@ def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
     known = list(known)
     if name in known:
         return
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0)[0]
-    raise UserError(f"{where}: unknown {kind} {name!r}; the nearest is {nearest!r}")
+    nearest = difflib.get_close_matches(one_line(name, QUOTED), known, n=1, cutoff=0)[0]
+    raise UserError(f"{where}: unknown {kind} {quote(name)}; the nearest is {nearest!r}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -32,6 +32,7 @@ from ..data.tokenizer import load_or_train, training_texts
 from ..durable import STAGING, remove, write_whole
 from ..errors import UserError
 from ..loading import load_model, load_tokenizer, refusing_pickles
+from ..reading import read_text
 from .arguments import TranslationTrainingArguments
 from .averaging import SIDE_FILES, average_checkpoints
 from .build import build_model
@@ -52,9 +53,10 @@ from .faults import FAULTS
 from .memory import bound_kernel_caches, keep_memory
 from .model_card import write_model_card
 from .plots import plot_learning_curves
-from .recipe import MARK, NO_DIFFERENCE, RECIPE, Recipe, differences, parse_yaml, read_mark, to_yaml
+from .recipe import MARK, NO_DIFFERENCE, RECIPE, Recipe, differences, read_mark
 from .scoring import by_pair, translate_and_score
 from .trainer import TranslationTrainer
+from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +219,7 @@ def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool
 def _refuse_another_recipe(recipe: Recipe, apart_from: set[str]) -> None:
     """An unfinished run goes on by the recipe that it began with, `apart_from` some keys of the section training."""
     kept = recipe.output_dir / RECIPE
-    earlier = parse_yaml(kept.read_text(encoding="utf-8"), str(kept)) if kept.is_file() else None
+    earlier = parse_yaml(read_text(kept, "recipe", LARGEST), str(kept)) if kept.is_file() else None
     if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
         raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
     if changes := differences(earlier, recipe.values, apart_from):

@@ -1,0 +1,27 @@
+"""Values of a person's in messages: one short line, however large or nested the value is."""
+
+import reprlib
+
+QUOTED, TOLD = 100, 300  # characters of a value, and of what somebody else says in a message
+
+
+class _Quote(reprlib.Repr):
+    """`repr` of the first few members and levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 80, 80
+
+    def repr_int(self, value: int, level: int) -> str:
+        return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length():,} bits"
+
+
+def quote(value: object) -> str:
+    """Write a value for a message, on one line of at most 100 characters."""
+    return one_line(_Quote().repr(value), QUOTED)
+
+
+def one_line(said: object, most: int = TOLD) -> str:
+    """Write what somebody else says, such as an exception, on one line of at most so many characters."""
+    text = " ".join(str(said).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"

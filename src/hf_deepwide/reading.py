@@ -1,0 +1,73 @@
+"""Files that a person names: looked at before they are opened, and read up to a limit."""
+
+import os
+import stat
+from pathlib import Path
+
+from .errors import UserError, one_line
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def what_is(path: Path) -> str | None:
+    """What is at a path: `"a file"`, `"a folder"`, `"a named pipe"`, `"a socket"`, `"a device"`; None: nothing.
+
+    To open a named pipe waits for somebody who writes into it, and a device may never end.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte in the path
+        return None
+    return next((name for holds, name in _KINDS if holds(mode)), "a file")
+
+
+def check_file(path: Path, told: str) -> None:
+    """Refuse what is no file that can be read to its end.
+
+    Args:
+        path: the file.
+        told: how messages call it, such as "recipe".
+
+    Raises:
+        UserError: there is nothing, or a folder, a named pipe, a socket or a device.
+    """
+    found = what_is(path)
+    if found is None:
+        raise UserError(f"there is no {told} {one_line(path)}")
+    if found != "a file":
+        raise UserError(f"{one_line(path)} is {found}; a {told} is a file")
+
+
+def read_text(path: Path, told: str, most: int) -> str:
+    """Read a UTF-8 text file of at most so many bytes, without its byte order mark.
+
+    Raises:
+        UserError: it is no file (`check_file`), larger, or not UTF-8.
+    """
+    check_file(path, told)
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UserError(f"{one_line(path)}: a {told} has at most {most:,} bytes, and this file has more")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{one_line(path)} is no {told}: byte {error.start + 1} is not UTF-8 text") from error
+
+
+def home_expanded(path: str | Path, told: str) -> Path:
+    """Replace `~` and `~name` at the start of a path by the home folder; `told` opens the message.
+
+    Raises:
+        UserError: nobody of this name has a home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{told}: {one_line(path)}: nobody of this name has a home folder") from error
