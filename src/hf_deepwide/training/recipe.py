@@ -233,11 +233,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
         if not option.startswith("--"):
             raise UserError(f"{quote(option)} is no override; write --section.key value")
         key, equals, value = option[2:].partition("=")
-<<<<<<< HEAD
         key = key.replace("-", "_")
-=======
         told = f"--{one_line(key, QUOTED)}"
->>>>>>> ff5c559 (Check values where they are read, within limits that are said)
         if not equals:
             if not rest or re.match(r"--\w+\.", rest[0]):
                 raise UserError(f"{told} has no value; write {told} VALUE (a switch: {told} true)")
