@@ -84,7 +84,9 @@ CASES = {
         },
     ),
     "latent-both": Case("latent_depth", {"inference_selection": "soft"}),
-    "latent-decoder-hard": Case("latent_depth", {"latent_encoder": False, "attention_branches": 2}),
+    "latent-decoder-hard": Case(
+        "latent_depth", {"latent_encoder": False, "attention_branches": 2, "inference_selection": "hard"}
+    ),
     "lstm": Case("depthwise_lstm"),
     "lstm-concat": Case(
         "depthwise_lstm",

@@ -26,7 +26,8 @@ POSTERIORS = torch.tensor([1, 0, 2])
 
 def latent(used=(), **fields):
     """A scrambled model in evaluation; `used` gives one pattern for each stack, or several, one for each posterior."""
-    model = scramble(LatentDepthForConditionalGeneration(LatentDepthConfig(**{**SIZES, **fields}))).eval()
+    fields = {**SIZES, "inference_selection": "hard", **fields}
+    model = scramble(LatentDepthForConditionalGeneration(LatentDepthConfig(**fields))).eval()
     for stack, patterns in zip(("encoder", "decoder"), used, strict=False):
         selection = model.layer_selections.get(stack)
         if selection is None:

@@ -14,6 +14,7 @@ from hf_deepwide import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_deepwide.registration import FAMILIES
+from hf_deepwide.warm_start import preserves_function
 
 LL = {
     "both": {},
@@ -311,14 +312,19 @@ def test_a_model_in_training_can_be_copied_and_saved(tmp_path):
     assert again.training_step == 0
 
 
-def test_a_vanilla_base_is_started_from():
+def test_a_vanilla_base_is_started_from(caplog):
     base = build("vanilla-prenorm")
-    model = LatentDepthForConditionalGeneration.from_base(base, latent_encoder=False, target_decoder_layers=2)
+    fields = {"latent_encoder": False, "target_decoder_layers": 2, "soft_selection_steps": 0}
+    model = LatentDepthForConditionalGeneration.from_base(base, **fields)
+    assert preserves_function(model.config)
     with torch.no_grad():
         torch.testing.assert_close(model(**pair()).logits, base(**pair()).logits, atol=1e-6, rtol=1e-6)
     assert (model.layer_selections["decoder"].probabilities > 0.8).all()
     assert list(model.layer_selections) == ["decoder"]
+    assert not caplog.records
     other = LatentDepthForConditionalGeneration.from_base(base, layer_selection_init=0.25)
+    assert not preserves_function(other.config)
+    assert "does not compute the function" in caplog.text
     assert (other.layer_selections["encoder"].layer_logits == 0.25).all()
     with pytest.raises(ValueError, match="`normalize_before` must be True"):
         LatentDepthForConditionalGeneration.from_base(build("vanilla"))

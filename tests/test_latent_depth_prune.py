@@ -38,7 +38,7 @@ VARIANTS = {
 
 def latent(**fields):
     """A scrambled model of three languages that chooses as in `CHOSEN`, in evaluation."""
-    fields = {"num_posteriors": 3, "posterior_names": LANGUAGES, **fields}
+    fields = {"num_posteriors": 3, "posterior_names": LANGUAGES, "inference_selection": "hard", **fields}
     model = scramble(LatentDepthForConditionalGeneration(LatentDepthConfig(**{**SIZES, **fields}))).eval().double()
     for stack, selection in model.layer_selections.items():
         with torch.no_grad():
@@ -109,7 +109,8 @@ def test_the_selection_can_be_said_and_the_language_counted():
     model.config.inference_selection = "soft"
     torch.testing.assert_close(logits(soft), logits(model, posteriors=torch.tensor([1] * 3)), atol=1e-5, rtol=1e-5)
     assert torch.equal(logits(prune(model, "1", selection="hard")), logits(prune(model, "fr", selection="hard")))
-    assert kept_layers(model, "fr") == {"encoder": [1], "decoder": [0, 2]}
+    assert kept_layers(model, "fr") == {"encoder": [0, 1], "decoder": [0, 1, 2]}
+    assert kept_layers(latent(), "fr") == {"encoder": [1], "decoder": [0, 2]}
     alone = latent(num_posteriors=1, posterior_names=None)
     assert torch.equal(logits(prune(alone)), logits(alone))
 
@@ -130,7 +131,7 @@ def test_dtype_and_saving(tmp_path):
         ({}, {"language": 3}, ["no posterior 3", "0 to 2"]),
         ({}, {"language": -1}, ["no posterior -1", "0 to 2"]),
         ({}, {"language": "de", "selection": "sample"}, ["'sample'", "hard, soft, tempered"]),
-        ({"latent_decoder": False}, {"language": "de"}, ["no layer of the encoder", "'soft'"]),
+        ({"latent_decoder": False}, {"language": "de"}, ["no layer of the encoder", "'tempered'"]),
     ],
 )
 def test_what_cannot_be_pruned_is_explained(change, arguments, words):

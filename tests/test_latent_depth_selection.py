@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_deepwide import LatentDepthConfig
+from hf_deepwide.models import layer_selection
 from hf_deepwide.models.layer_selection import (
     LayerSelection,
     bernoulli_kl,
@@ -261,7 +262,7 @@ def test_one_sample_a_posterior_and_forward_pass():
 
 def test_evaluation_is_the_same_every_time_and_skips_what_no_sentence_uses():
     """LOGITS select layers 0, 2, 3 (0 is a tie), 1, 2 and 0, 1, 3."""
-    selection = selection_of().eval()
+    selection = selection_of(inference_selection="hard").eval()
     assert selection.chosen.tolist() == [
         [True, False, True, True],
         [False, True, True, False],
@@ -280,6 +281,51 @@ def test_soft_evaluation(how, temperature):
     selection = selection_of(inference_selection=how, gumbel_temperature=9.0, final_temperature=4.0).eval()
     gates = torch.stack(selection(torch.tensor([1]), 1)).flatten().tolist()
     assert gates == pytest.approx([sigmoid(a / temperature) for a in LOGITS[1]], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "selection"),
+    [
+        ({}, "tempered"),
+        ({"final_temperature": 1.0}, "tempered"),
+        ({"final_temperature": 0.5, "temperature_anneal_steps": 100}, "hard"),
+        ({"gumbel_temperature": 0.9}, "hard"),
+        ({"gumbel_temperature": 0.9, "final_temperature": 2}, "tempered"),
+        ({"soft_selection_steps": 0}, "hard"),
+        ({"soft_selection_steps": 500, "inference_selection": "soft"}, "soft"),
+        ({"inference_selection": "hard"}, "hard"),
+    ],
+)
+def test_evaluation_is_by_default_what_training_ends_with(fields, selection, tmp_path):
+    config = LatentDepthConfig(**fields)
+    assert config.inference_selection == selection
+    config.save_pretrained(tmp_path)
+    again = LatentDepthConfig.from_pretrained(tmp_path, final_temperature=3.0)
+    assert again.inference_selection == selection, "what a checkpoint says holds, whatever is changed beside it"
+
+
+def test_soft_samples_are_evaluated_about_their_mean():
+    """At tau 5 z is near 1/2 whatever the sign of a logit, and so is z in evaluation: no layer is in or out."""
+    selection = selection_of([[0.4, -0.4, -2.0]])
+    torch.manual_seed(0)
+    samples = torch.stack([torch.stack(selection.train()(None, 1)) for _ in range(4000)])
+    evaluated = torch.stack(selection.eval()(None, 1))
+    torch.testing.assert_close(evaluated, samples.mean(0), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("posteriors", [[0, 0], [0, 1]], ids=["of no sentence", "of one of two"])
+def test_an_evaluation_without_a_layer_says_so_once(posteriors, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(layer_selection.logger, "warning_once", warnings.append)
+    fields = {"num_posteriors": 2, "inference_selection": "hard", "stack": "encoder"}
+    selection_of([[1.0, 1.0], [1.0, -1.0]], **fields).eval()(torch.tensor(posteriors), 2)
+    assert warnings == []
+    selection_of([[-1.0, -1.0], [1.0, -1.0]], **fields).eval()(torch.tensor(posteriors), 2)
+    assert ["encoder" in warning and "tempered" in warning for warning in warnings] == [True]
+    selection_of([[-1.0, -1.0], [1.0, -1.0]], **{**fields, "inference_selection": "soft"}).eval()(
+        torch.tensor(posteriors), 2
+    )
+    assert len(warnings) == 1
 
 
 def test_missing_or_misshapen_posteriors_are_explained():

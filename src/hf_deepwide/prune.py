@@ -1,10 +1,13 @@
 """From latent depth to a plain model of the layers that a posterior chose (Li et al. 2020, section 2.1).
 
-    small = prune(model)                               # one posterior
-    small = prune(model, "de")                         # one of several, by its name in `posterior_names` or its index
-    same_depth = prune(model, selection="soft")        # keeps all layers, with their weights folded in
+    plain = prune(model)                               # one posterior
+    plain = prune(model, "de")                         # one of several, by its name in `posterior_names` or its index
+    small = prune(model, selection="hard")             # drops the layers that are not chosen
+    same_depth = prune(model, selection="tempered")    # keeps all layers, with their weights folded in
 
 The result is a `vanilla_transformer`: it needs no posteriors, and is as much smaller and faster as it is shallower.
+The default is the selection with which the model is evaluated, so that the result computes the same: a model that was
+trained with soft samples keeps all of its layers.
 """
 
 import copy
@@ -62,7 +65,7 @@ def prune(
         if not kept[stack]:
             raise UserError(
                 f"posterior {posterior} selects no layer of the {stack}, and a plain Transformer needs one; train for "
-                "longer, with a larger target depth, or keep all layers with the selection 'soft'"
+                "longer, with a larger target depth, or keep all layers with the selection 'tempered'"
             )
 
     fields = {name: getattr(config, name) for name in own_fields(DeepWideConfig)}
@@ -110,9 +113,9 @@ def posterior_index(config: LatentDepthConfig, language: int | str | None) -> in
 
 
 def kept_layers(model: PreTrainedModel, language: int | str | None = None) -> dict[str, list[int]]:
-    """The layers of each latent stack that a posterior selects."""
+    """The layers of each latent stack that a posterior uses in evaluation."""
     posterior = posterior_index(model.config, language)
     return {
-        stack: torch.nonzero(selection.chosen[posterior]).flatten().tolist()
+        stack: torch.nonzero(selection.evaluation_weights()[posterior]).flatten().tolist()
         for stack, selection in model.layer_selections.items()
     }

@@ -6,8 +6,9 @@ each branch (in a Multi-Path encoder: each path) becomes a copy of the base's su
 the mean over branches is the base's function. Copies are bit-identical, and without drop-branch and attention dropout
 they receive equal gradients, but for rounding: it is dropping that makes the branches differ.
 
-The function is preserved for real tokens, marked as such by the attention masks, whose padding is on the right. Only
-a depth-wise LSTM, which joins layers in another way, does not preserve it: it takes embeddings and attentions alone.
+The function is preserved for real tokens, marked as such by the attention masks, whose padding is on the right. A
+depth-wise LSTM, which joins layers in another way, does not preserve it: it takes embeddings and attentions alone. Nor
+does latent depth with soft samples, which weighs the copied layers; with hard ones it does.
 """
 
 import copy
@@ -27,6 +28,7 @@ from .loading import load_config, load_model
 from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
+from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.embeddings import SinusoidalPositions
@@ -404,6 +406,12 @@ def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepW
             f"the result does not compute the function of {name}: its embeddings and attentions are copied, and the "
             "LSTM that joins them is new; train it before use"
         )
+    if isinstance(config, LatentDepthConfig) and not preserves_function(config):
+        logger.warning(
+            f"the result does not compute the function of {name}: `inference_selection` "
+            f"{config.inference_selection!r} weighs each layer by less than 1, as training does with these samples; "
+            "train it before use. Hard selection (`soft_selection_steps=0`) preserves it"
+        )
     if isinstance(config, MultiPathConfig):
         _warn_of_paths(name, config)
     for field in ("encoder_layerdrop", "decoder_layerdrop", "layer_drop"):
@@ -422,6 +430,9 @@ def preserves_function(config: DeepWideConfig) -> bool:
         return False
     if isinstance(config, MultiPathConfig):
         return not config.path_norm and math.isclose(config.initial_path_weight * config.path_features, 1)
+    if isinstance(config, LatentDepthConfig):
+        all_layers = config.inference_selection == "hard" and config.layer_selection_init >= 0
+        return all_layers and config.branch_merge == "mean"
     return config.branch_merge == "mean"
 
 

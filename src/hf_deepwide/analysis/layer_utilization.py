@@ -121,8 +121,7 @@ def selection_samples(model: nn.Module, seed: int = 0, hard: bool = False) -> di
         torch.manual_seed(seed)
         for stack, selection in layer_selections(model).items():
             logits = selection.layer_logits.float().cpu()
-            temperature = config.final_temperature or config.gumbel_temperature
-            samples[stack] = sample_selection(logits, gumbel_difference(logits), temperature, hard)
+            samples[stack] = sample_selection(logits, gumbel_difference(logits), config.last_temperature, hard)
     return samples
 
 

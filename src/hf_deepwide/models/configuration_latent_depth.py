@@ -45,7 +45,8 @@ class LatentDepthConfig(DeepWideConfig):
         layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target, which the
             released code adds and the paper does not have; grows with lambda.
         inference_selection: in evaluation z is 1 if a >= 0 and else 0 (`"hard"`), sigmoid(a) (`"soft"`), or
-            sigmoid(a / tau) with the last tau (`"tempered"`), about the mean of the soft samples of training.
+            sigmoid(a / tau) with the last tau (`"tempered"`), about the mean of the soft samples of training. None
+            takes the one that fits the samples with which training ends (`trained_selection`).
 
     Raises:
         ValueError: a field has a wrong type, is out of range, or contradicts another.
@@ -77,7 +78,29 @@ class LatentDepthConfig(DeepWideConfig):
     target_depth_anneal_steps: int = 5000
     target_depth_norm: str = "squared"
     layer_sharing_weight: float | int = 0.0
-    inference_selection: str = "hard"
+    inference_selection: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in the selection in evaluation and leave the rest to the parent."""
+        if self.inference_selection is None:
+            self.inference_selection = self.trained_selection
+        super().__post_init__(**kwargs)
+
+    @property
+    def last_temperature(self) -> float:
+        """Tau when training ends."""
+        return float(self.final_temperature or self.gumbel_temperature)
+
+    @property
+    def trained_selection(self) -> str:
+        """The value of `inference_selection` that fits the samples with which training ends.
+
+        Hard where these are 0 or 1, or nearly so. The density of a soft sample has its modes at 0 and 1 where tau is
+        below 1 (Maddison et al. 2017, The Concrete Distribution), and inside above. A network that was trained inside,
+        at tau = 5 with z around 1/2, never saw a layer used wholly or not at all, and the signs of its logits, which
+        such samples hardly move, say little. So its layers are weighed in evaluation as they were in training.
+        """
+        return "hard" if self.soft_selection_steps is not None or self.last_temperature < 1 else "tempered"
 
     @classmethod
     def released(cls, **overrides: Any) -> "LatentDepthConfig":

@@ -9,8 +9,11 @@ import math
 import torch
 from torch import nn
 from torch.nn.functional import logsigmoid
+from transformers.utils import logging
 
 from .configuration_latent_depth import LatentDepthConfig
+
+logger = logging.get_logger(__name__)
 
 EPSILON = 1e-7  # of the released code, inside its logarithms
 
@@ -81,6 +84,7 @@ class LayerSelection(nn.Module):
     def __init__(self, config: LatentDepthConfig, stack: str) -> None:
         super().__init__()
         self.config = config
+        self.stack = stack
         self.target = getattr(config, f"target_{stack}_layers")
         shape = config.num_posteriors, getattr(config, f"{stack}_layers")
         self.layer_logits = nn.Parameter(torch.full(shape, float(config.layer_selection_init)))
@@ -112,7 +116,9 @@ class LayerSelection(nn.Module):
             z = self.evaluation_weights()
         z = z[posteriors.to(z.device)] if several else z  # [B or 1, L]
         if not self.training and may_skip and self.config.inference_selection == "hard":
-            used, by_all = torch.stack([z.any(0), z.all(0)]).tolist()
+            used, by_all, some = torch.stack([z.any(0), z.all(0), z.any(1).all().expand(z.shape[1])]).tolist()
+            if not some[0]:
+                self._warn_of_no_layer()
         else:
             used, by_all = [True] * z.shape[1], [False] * z.shape[1]
         weights = z.t()[..., None, None] if several else z[0]
@@ -143,8 +149,7 @@ class LayerSelection(nn.Module):
             return self.chosen.to(self._logits.dtype)
         if selection == "soft":
             return self.probabilities
-        temperature = self.config.final_temperature or self.config.gumbel_temperature
-        return torch.sigmoid(self._logits / temperature)
+        return torch.sigmoid(self._logits / self.config.last_temperature)
 
     def sample(self) -> torch.Tensor:
         """z of the last forward pass in training `[N, L]`, differentiable."""
@@ -174,6 +179,13 @@ class LayerSelection(nn.Module):
     def utilization(self) -> torch.Tensor:
         """u_l = 1/N sum_n z_l^(n), of the last sample `[L]`."""
         return self.sample().mean(0)
+
+    def _warn_of_no_layer(self) -> None:
+        logger.warning_once(
+            f"no layer is left of the {self.stack} in evaluation: all logits of a posterior are below 0, and "
+            "`inference_selection` is 'hard', so its output is its embeddings. Set it to 'tempered', which weighs all "
+            f"layers, or train with `target_{self.stack}_layers`"
+        )
 
     def _check(self, posteriors: torch.Tensor | None, batch_size: int) -> None:
         count = self.config.num_posteriors

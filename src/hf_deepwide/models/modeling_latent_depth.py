@@ -10,8 +10,9 @@ Gumbel-softmax sample from the posterior q,
     z_l = sigmoid((a_l + eps_1 - eps_0) / tau),  q_l = sigmoid(a_l),  eps ~ Gumbel(0, 1)                        (Eq. 5)
 
 drawn once per forward pass for each language (pair), as each has a posterior of its own (section 2.2). In evaluation
-z_l is 1 if q_l >= 1/2 and else 0, and layers that no sentence uses are not computed; `hf_deepwide.prune` removes them
-for good. The loss is
+z_l is about the mean of these samples; or, where training ended with samples of 0 and 1, it is 1 if q_l >= 1/2 and
+else 0 (`inference_selection`). Then layers that no sentence uses are not computed, and `hf_deepwide.prune` removes
+them for good. The loss is
 
     E_q[-log p(y | x, z)] + beta KL(q || p) + lambda |sum_l u_l - K|^2                                        (Eq. 8)
 
