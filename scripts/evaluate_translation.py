@@ -65,7 +65,7 @@ from hf_deepwide.evaluation.metrics import build_metrics, check_parallel, score
 from hf_deepwide.evaluation.significance import compare_to_baseline
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.loading import load_model, load_tokenizer
-from hf_deepwide.models.language_pairs import language_codes, set_languages
+from hf_deepwide.models.language_pairs import Languages
 
 
 @dataclass
@@ -311,16 +311,10 @@ def translate_with(
         raise UserError(
             f"{checkpoint}: its tokenizer has {len(tokenizer)} entries and its model {embeddings} embeddings"
         )
-    languages = {}
-    if getattr(model.config, "translation_pairs", None):
-        languages = {"source_lang": script.source_lang, "target_lang": script.target_lang}
-    elif language_codes(tokenizer) is not None:
-        try:
-            model.generation_config.update(**set_languages(tokenizer, script.source_lang, script.target_lang))
-        except ValueError as error:
-            raise UserError(f"{checkpoint}: {error}") from error
-    elif script.source_lang and not script.pairs:
+    known = Languages(model.config, model.generation_config, tokenizer)
+    if script.source_lang and not script.pairs and not known.several:
         raise UserError(f"--source_lang {script.source_lang}: this checkpoint's tokenizer has no language codes")
+    languages = {"source_lang": script.source_lang, "target_lang": script.target_lang} if known.several else {}
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     start = time.perf_counter()
     translations = translate(model, tokenizer, sources, evaluation, script.device or accelerator, **languages)

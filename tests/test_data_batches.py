@@ -7,6 +7,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler, skip_first_batches
 from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
+from transformers import MBartTokenizer
 
 from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator, encode
 from hf_deepwide.data.corpora import DataArguments
@@ -56,13 +57,12 @@ def test_encoding(encoded, train, tokenizer):
         assert tokenizer.decode(row["labels"], skip_special_tokens=True) == text["target"]
 
 
-def test_a_tokenizer_with_two_sides_is_told_which_is_which(words):
-    class Sided:
-        def __call__(self, text, text_target=None, **_):
-            return {"input_ids": [[5, 2] for _ in text], "labels": [[6, 7, 2] for _ in text_target]}
-
-    row = encode(letters((1, 1)), Sided(), DataArguments(), filter=True)[0]
-    assert row == {"input_ids": [5, 2], "labels": [6, 7, 2], "source_length": 2, "target_length": 3}
+def test_a_tokenizer_with_two_sides_is_told_which_is_which():
+    vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>", "▁a", "▁b")]
+    tokenizer = MBartTokenizer(vocab=vocabulary, src_lang="de_DE", tgt_lang="fr_XX")
+    row = encode(letters((1, 1)), tokenizer, DataArguments(), filter=True)[0]
+    for side, code in (("input_ids", "de_DE"), ("labels", "fr_XX")):
+        assert row[side][-2:] == [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(code)]
 
 
 LENGTHS = [(4, 4), (5, 2), (2, 5), (9, 9), (1, 4)]  # in tokens: one more each

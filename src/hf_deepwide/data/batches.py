@@ -19,7 +19,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import with_tag
+from ..models.plain_text import TextEncoder
 from ..progress import bars_where_shown
 from .arguments import DataArguments
 from .languages import translation_pairs
@@ -42,6 +42,7 @@ def encode(
 ) -> Dataset | IterableDataset:
     """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
 
+    Special tokens in a text (`</s>`) are text as any other.
     Of several language pairs sources begin with their tags where `args` puts them there, and the columns `pair` and,
     where they are used, `decoder_start` (a token id) and `posterior` (an index) are added.
 
@@ -60,12 +61,15 @@ def encode(
             of_pairs[column] = [of_pair[key] for of_pair in settings]
     features = Features({**ENCODED, **dict.fromkeys(of_pairs, Value("int32"))})
 
+    tags = [tokenizer.get_vocab()[of_pair["tag"]] if "tag" in of_pair else None for of_pair in settings]
+    sources = TextEncoder(tokenizer)
+    targets = TextEncoder(tokenizer, target=True, never=sources.never)
+
     def tokenize(rows: dict) -> dict:
-        texts, pairs = rows["source"], rows["pair"] if settings else []
-        if settings:
-            texts = [with_tag(text, settings[pair].get("tag")) for text, pair in zip(texts, pairs, strict=True)]
-        encoded = tokenizer(texts, text_target=rows["target"], return_attention_mask=False, verbose=False)
-        source, target = encoded["input_ids"], encoded["labels"]
+        pairs = rows["pair"] if settings else []
+        tag_ids = [tags[pair] for pair in pairs] if settings else [None] * len(rows["source"])
+        bodies = zip(sources.bodies(rows["source"]), tag_ids, strict=True)
+        source, target = [sources.frame(*body) for body in bodies], targets(rows["target"])
         return {
             "input_ids": source,
             "labels": target,

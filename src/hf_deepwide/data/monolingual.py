@@ -4,6 +4,7 @@ Each line is a sequence of its own. Shape legend: [sentences, length], lengths i
 """
 
 import logging
+import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBas
 
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
+from ..models.plain_text import TextEncoder
 from .arguments import PAIRS, RANGES, Places, Split
 from .batches import TranslationCollator
 from .corpora import check_words, find_file, read_lines
@@ -115,8 +117,8 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
     if not lines:
         raise UserError(f"data.{split}: all lines of {', '.join(args.languages)} are empty")
     languages, texts = zip(*lines, strict=True)
-    limit = {} if split == "train" else {"truncation": True, "max_length": args.max_length}
-    ids = tokenizer(list(texts), return_attention_mask=False, verbose=False, **limit)["input_ids"]
+    encoder, longest = TextEncoder(tokenizer), math.inf if split == "train" else args.max_length
+    ids = [encoder.frame(body, longest=longest) for body in encoder.bodies(texts)]
     rows = [(row, language) for row, language in zip(ids, languages, strict=True) if len(row) <= args.max_length]
     logger.info("%s: %d sequences, %d too long", split, len(rows), len(ids) - len(rows))
     if not rows:

@@ -7,13 +7,14 @@ papers use.
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 from datasets import Dataset, IterableDataset
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, quote
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 Normalization = Literal["nfkc", "nfc", "none"]
 PLACES = Places()  # relative paths start at the environment variable or the working directory
+# Merges must not make such a piece of the letters in a text: it would have the special token's id, or a tag's.
+LITERAL = r"<(?=(?:/?s|pad|unk|mask|2\w+)>)"
+LONG_WORD = re.compile(r"\S{1000}")  # training takes time that is quadratic in the longest word
 LARGEST = 10_000_000  # entries of a vocabulary: memory is set aside for them beforehand
 
 
@@ -100,6 +104,8 @@ def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None)
 def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTrainedTokenizerFast:
     """Train a joint BPE on `texts`; the same texts in the same order always give the same tokenizer.
 
+    Special tokens in `texts` are text as any other. Words are cut after 1,000 characters for the training.
+
     Text becomes pieces and `</s>`; ids are `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3. Decoding gives back the
     normalised text, spaces included. Nothing is saved: `save_pretrained` is the caller's.
 
@@ -111,8 +117,7 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTraine
     steps = {"nfkc": [normalizers.NFKC()], "nfc": [normalizers.NFC()], "none": []}[args.normalization]
     if args.lowercase:
         steps.append(normalizers.Lowercase())
-    if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(LITERAL), "< ")])
     # "always" and not "first": a word after a language tag that strips its space must begin with the mark as
     # well.
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -124,7 +129,8 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTraine
         min_frequency=args.min_frequency,
         special_tokens=list(SPECIAL_TOKENS.values()),
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((LONG_WORD.sub(r"\g<0> ", text) for text in texts), trainer)
+    tokenizer.normalizer = normalizers.Sequence(steps) if steps else None
     size = tokenizer.get_vocab_size()
     if size == len(SPECIAL_TOKENS):
         raise UserError("the tokenizer was given no text to train on")

@@ -4,10 +4,9 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -15,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
-from ..models.language_pairs import pair_settings, with_tag
+from ..models.language_pairs import TARGET_CODE, Choice, Languages
+from ..models.plain_text import Source, check_text, describe, encode_sources, positions, source_limit
 from ..progress import shows_bars
 from .metrics import METRICS, build_metrics
 
@@ -105,7 +105,8 @@ def translate(
     The model comes back as it was: same training mode, same generation config (whose other fields, such as a
     forced first token or forbidden words, are in force). A source longer than the model can read is cut, with
     one warning that counts and names the lines. What a sentence becomes does not depend on its neighbours in
-    the batch, up to the rounding of differently padded sums. A translation is one line.
+    the batch, up to the rounding of differently padded sums. A translation is one line, and that of an empty line is
+    empty. Special tokens in a source (`</s>`) are text as any other.
 
     Args:
         model: any encoder-decoder model with `generate`.
@@ -113,11 +114,12 @@ def translate(
         sources: the sentences.
         args: beam search and batching.
         device: where to move the model first; None leaves it where it is.
-        source_lang, target_lang: the language pair, for a model whose config has `translation_pairs`; what follows
-            from the other need not be given.
+        source_lang, target_lang: the language pair, as the model's config or its tokenizer calls the languages. A
+            language that follows from the other, or was saved with the tokenizer, need not be given; see
+            `models/language_pairs.py`.
 
     Raises:
-        UserError: a language pair that the model does not know, or that is wanting.
+        UserError: a source that is no text, or a language pair that the model does not know, or that is missing.
     """
     translations = []
     for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang):
@@ -137,64 +139,76 @@ def generate_ids(
     target_lang: str | None = None,
 ) -> list[list[int]]:
     """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
-    if isinstance(sources, str):
-        raise UserError("translate: one string was given; a list of sentences is wanted")
+    sources = _checked(sources)
     if device is not None:
         model.to(device)
+    languages = Languages(model.config, model.generation_config, tokenizer)
     try:
-        pair = pair_settings(model.config, source_lang, target_lang)
+        choice = languages.choose(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None
-    encoded = encode_sources(model, tokenizer, [with_tag(source, pair.get("tag")) for source in sources])
+    encoded = _encode(model, languages, choice, sources)
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
-    outputs: list[list[int]] = [[] for _ in encoded]
-    limit_of = [_length_limit(model, len(ids), args) for ids in encoded]
+    outputs: list[list[int]] = [[] for _ in sources]
+    full = [i for i, source in enumerate(encoded) if not source.is_empty]
+    lengths = [len(encoded[i].ids) for i in full]
+    limits = [_length_limit(model, length, args) for length in lengths]
     bars, start = shows_bars(), time.perf_counter()
     with (
         _evaluating(model),
-        _generation_settings(model, args, pair) as settings,
+        _generation_settings(model, args, choice) as settings,
         torch.no_grad(),
         _autocast(model.device, args.precision),
-        tqdm(total=len(encoded), desc="translating", unit="sentence", leave=False, disable=not bars) as progress,
+        tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not bars) as progress,
     ):
-        for batch in _batches([len(ids) for ids in encoded], limit_of, args.max_tokens):
-            settings.max_new_tokens = limit_of[batch[0]]
-            rows = [torch.tensor(encoded[i]) for i in batch]
+        for batch in _batches(lengths, limits, args.max_tokens):
+            settings.max_new_tokens = limits[batch[0]]
+            rows = [torch.tensor(encoded[full[place]].ids) for place in batch]
             input_ids = torch.nn.utils.rnn.pad_sequence(
                 rows, batch_first=True, padding_value=pad_id
             )  # [batch, source]
-            lengths = torch.tensor([len(row) for row in rows])
-            attention_mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()  # [batch, source]
+            ends = torch.tensor([len(row) for row in rows])[:, None]
+            attention_mask = (torch.arange(input_ids.shape[1]) < ends).long()  # [batch, source]
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-            if "posterior" in pair:
-                inputs["posteriors"] = torch.full((len(batch),), pair["posterior"])
+            if choice.posterior is not None:
+                inputs["posteriors"] = torch.full((len(batch),), choice.posterior)
             generated = model.generate(
                 **{name: tensor.to(model.device) for name, tensor in inputs.items()}
             )  # [batch, 1 + target]
-            for i, row in zip(batch, generated[:, 1:].tolist(), strict=True):
-                outputs[i] = _strip_padding(row, pad_id)
+            for place, row in zip(batch, generated[:, 1:].tolist(), strict=True):
+                outputs[full[place]] = _strip_padding(row, pad_id)
             progress.update(len(batch))
     if not bars:
         logger.info("translated %d sentences in %.0f s", len(encoded), time.perf_counter() - start)
     return outputs
 
 
-def encode_sources(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: Sequence[str]
-) -> list[list[int]]:
-    """Token ids of each source; those over the model's or the tokenizer's limit are cut, with one warning."""
-    if not sources:
-        return []
-    encoded = tokenizer(list(sources), verbose=False)["input_ids"]
-    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or math.inf)
-    too_long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
+def _checked(sources: Iterable[str]) -> list[str]:
+    """A list of sentences.
+
+    Raises:
+        UserError: it is none, or one of them is no text.
+    """
+    if isinstance(sources, str):
+        raise UserError("translate: one string was given; a list of sentences is wanted")
+    if isinstance(sources, (bytes, bytearray, Mapping)) or not isinstance(sources, Iterable):
+        raise UserError(f"translate: {describe(sources)} was given; a list of sentences is wanted")
+    accepted = "accepted: a list of strings"
+    try:
+        return [check_text(source, f"line {number}, ", accepted) for number, source in enumerate(sources, start=1)]
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _encode(model: PreTrainedModel, languages: Languages, choice: Choice, sources: Sequence[str]) -> list[Source]:
+    """Encode the sources; those over the limit are cut, with one warning for all."""
+    limit = source_limit(model.config, languages.tokenizer)
+    encoded = encode_sources(languages, choice, sources, limit)
+    too_long = [number for number, source in enumerate(encoded, start=1) if source.length > limit]
     if too_long:
-        cut = tokenizer([sources[i] for i in too_long], truncation=True, max_length=int(limit))["input_ids"]
-        for i, ids in zip(too_long, cut, strict=True):
-            encoded[i] = ids
-        lines = ", ".join(str(i + 1) for i in too_long[:10]) + (", …" if len(too_long) > 10 else "")
+        lines = ", ".join(map(str, too_long[:10])) + (", …" if len(too_long) > 10 else "")
         logger.warning(
             "%d of %d sources are longer than the %d tokens the model reads and were cut (line %s)",
             len(too_long), len(encoded), limit, lines,
@@ -206,7 +220,7 @@ def _length_limit(model: PreTrainedModel, source_length: int, args: EvaluationAr
     """Most tokens a translation may have; of the rounded length, so that many sentences share a limit."""
     rounded = math.ceil(source_length / _LENGTH_STEP) * _LENGTH_STEP
     limit = math.ceil(args.max_length_factor * rounded) + args.max_length_offset
-    return min(limit, getattr(model.config, "max_position_embeddings", None) or limit)
+    return min(limit, positions(model.config) or limit)
 
 
 def _batches(lengths: Sequence[int], limits: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -248,10 +262,10 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _generation_settings(model: PreTrainedModel, args: EvaluationArguments, pair: dict[str, Any]) -> Iterator:
+def _generation_settings(model: PreTrainedModel, args: EvaluationArguments, choice: Choice) -> Iterator:
     """Put a generation config with our search settings in place of the model's own for a while.
 
-    A language pair may have its own first token for the decoder.
+    A language pair may have its own first tokens for the decoder.
 
     In place, and not as an argument of `generate`: what an argument leaves open is filled from the model's
     config, so that a checkpoint's `max_length` would stand beside our `max_new_tokens`.
@@ -268,8 +282,9 @@ def _generation_settings(model: PreTrainedModel, args: EvaluationArguments, pair
         return_dict_in_generate=False,
         use_cache=True,
     )
-    if "decoder_start_token_id" in pair:
-        settings.decoder_start_token_id = pair["decoder_start_token_id"]
+    for name in TARGET_CODE:
+        if name in choice.settings:
+            setattr(settings, name, choice.settings[name])
     model.generation_config = settings
     try:
         yield settings

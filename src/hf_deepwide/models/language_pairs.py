@@ -1,24 +1,205 @@
-"""What a multilingual model must be told for a language pair.
+"""The one door for languages: what a model must be told for a language pair, whoever asks, and however.
 
-The config of a model that was trained on several pairs holds them as `translation_pairs`:
+`translate`, the pipeline, the evaluation and validation in training all ask `Languages.choose`. There are five kinds
+of models:
 
-    {"en-de": {"tag": "<2de>", "posterior": 0}, "en-fr": {"tag": "<2fr>", "posterior": 1}}
+- pairs: the config of a model that was trained on several pairs holds them as `translation_pairs`:
 
-with, of each pair, those of these keys that the model uses:
+      {"en-de": {"tag": "<2de>", "posterior": 0}, "en-fr": {"tag": "<2fr>", "posterior": 1}}
 
-- `tag`: a token before the source that asks for the target language;
-- `decoder_start_token_id`: the decoder's first token, where the tag stands there;
-- `posterior`: which of a latent-depth model's posteriors chooses the layers.
-
-Any model's config can hold them, of this package or not.
-
-A model that comes with a tokenizer of language codes (NLLB, mBART, M2M100) is told its pair by those: `set_languages`.
+  with, of each pair, those of these keys that the model uses: `tag` (a token before the source that asks for the
+  target language), `decoder_start_token_id` (the decoder's first token, where the tag stands there), and `posterior`
+  (which of a latent-depth model's posteriors chooses the layers). Any model's config can hold them, of this package or
+  not;
+- codes (NLLB, mBART, M2M100): the tokenizer marks the source. The target's code is the first token of the translation,
+  or, with mBART, the token that the decoder starts from;
+- tags (Marian's `>>deu<<`, or `<2de>`): the vocabulary has a tag for each target language, to stand before the source;
+- prefixes (T5): the config's `task_specific_params` have words for `translation_xx_to_yy`, before the source;
+- none: one pair, which the config may name as `source_lang` and `target_lang`.
 """
 
 import difflib
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+SIDES = ("source", "target")
+TARGET_CODE = ("forced_bos_token_id", "decoder_start_token_id")  # how the target language reaches `generate`
+TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
+TASK = re.compile(r"translation_(.+)_to_(.+)")
+LISTED = 20  # languages in a message
+UNSAID = {"eng_Latn", "en", "en_XX"}  # the source languages of tokenizers that nobody has told one
+# ISO 639-1 codes whose three letters do not begin with the same two letters.
+THREE_LETTERS = {
+    "be": "bel", "bg": "bul", "bs": "bos", "cs": "ces", "da": "dan", "es": "spa", "et": "est", "fa": "pes",
+    "ga": "gle", "gd": "gla", "gl": "glg", "he": "heb", "hr": "hrv", "ht": "hat", "hy": "hye", "id": "ind",
+    "is": "isl", "ja": "jpn", "jv": "jav", "ka": "kat", "kk": "kaz", "km": "khm", "kn": "kan", "lb": "ltz",
+    "lt": "lit", "mg": "plt", "mk": "mkd", "ml": "mal", "mn": "khk", "mr": "mar", "ms": "zsm", "mt": "mlt",
+    "my": "mya", "nb": "nob", "ne": "npi", "nl": "nld", "no": "nob", "pa": "pan", "pl": "pol", "ps": "pbt",
+    "pt": "por", "sd": "snd", "sk": "slk", "sl": "slv", "sq": "als", "sr": "srp", "sv": "swe", "ti": "tir",
+    "tk": "tuk", "tl": "tgl", "tr": "tur", "tt": "tat", "uk": "ukr", "yi": "ydd", "zh": "zho",
+}  # fmt: skip
+
+
+class Choice(NamedTuple):
+    """A language pair, as the tokenizer and the model have to be told."""
+
+    settings: dict[str, Any]  # arguments of `generate`
+    source_lang: str | None = None  # for a tokenizer with codes
+    target_lang: str | None = None
+    tag_id: int | None = None  # before the source
+    prefix: str = ""  # words before the source
+    posterior: int | None = None
+
+
+class Languages:
+    """What one model and its tokenizer know of languages.
+
+    Args:
+        config, generation_config: of the model.
+        tokenizer: of the model.
+    """
+
+    def __init__(self, config: Any, generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.config, self.generation_config, self.tokenizer = config, generation_config, tokenizer
+        self.pairs = _pairs(config)
+        self.codes = {} if self.pairs else language_ids(tokenizer)
+        self.tags = {} if self.pairs or self.codes else language_tags(tokenizer)
+        tasks = {TASK.fullmatch(name): of for name, of in (_get(config, "task_specific_params") or {}).items()}
+        self.tasks = {match.groups(): of or {} for match, of in tasks.items() if match}
+        self.control_ids = control_ids(tokenizer)
+
+    @property
+    def several(self) -> bool:
+        """Whether the model must be told a language."""
+        return bool(self.pairs or self.codes or self.tags or self.tasks)
+
+    def check(self, source_lang: str | None = None, target_lang: str | None = None) -> None:
+        """See that the model knows what was asked for at one place, which need not be all that it must be told.
+
+        Raises:
+            ValueError: the model does not know a language, or the pair; the message names what comes next to it.
+        """
+        for language in (source_lang, target_lang):
+            if language is not None and not isinstance(language, str):
+                raise ValueError(f"a language is given by its code, a string, and not by a {type(language).__name__}")
+        if source_lang is None and target_lang is None:
+            return
+        if self.pairs:
+            _fitting(self.pairs, source_lang, target_lang, "the model was not trained on the language pair")
+        elif self.codes:
+            for side, language in zip(SIDES, (source_lang, target_lang), strict=True):
+                self._code(side, language)
+        elif self.tags:
+            _known(target_lang, self.tags, "target language")
+        elif self.tasks:
+            _fitting(self.tasks, source_lang, target_lang, "the model's config has no prefix for the language pair")
+        else:
+            self._compare(source_lang, target_lang)
+
+    def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
+        """What the tokenizer and the model have to be told for a pair.
+
+        A language that is not given is what the tokenizer or the generation config was saved with, or what follows
+        from the other.
+
+        Raises:
+            ValueError: the model does not know the pair, or a language is missing that would decide.
+        """
+        self.check(source_lang, target_lang)
+        if self.pairs:
+            return self._of_pair(pair_settings(self.config, source_lang, target_lang))
+        if self.codes:
+            return self._of_codes(source_lang, target_lang)
+        task = self._of_task(source_lang, target_lang)
+        prefix = task.pop("prefix", None) or _get(self.config, "prefix") or ""
+        return Choice(task, tag_id=self.tags.get(target_lang), prefix=prefix)
+
+    def tag_and_text(self, choice: Choice, text: str) -> tuple[int | None, str]:
+        """The tag before a text, and the text behind it.
+
+        Users of Marian's models write `>>deu<<` themselves. It counts unless another language was asked for.
+        """
+        match = TAG.match(text)
+        written = self.tags.get(match[2]) if match and match[2] else None
+        if written is not None and choice.tag_id in (None, written):
+            return written, text[match.end() :].lstrip()
+        if choice.tag_id is None and len(self.tags) > 1:
+            logger.warning_once(f"no target language was asked for, and the model knows {_listing(self.tags)}")
+        return choice.tag_id, text
+
+    def _of_pair(self, settings: dict[str, Any]) -> Choice:
+        tag, start = settings.get("tag"), settings.get("decoder_start_token_id")
+        tag_id = None if tag is None else self.tokenizer.get_vocab().get(tag)
+        if tag is not None and tag_id is None:
+            raise ValueError(f"the tokenizer has no token {tag}, by which the model is asked for the language")
+        starts = {} if start is None else {"decoder_start_token_id": start}
+        return Choice(starts, tag_id=tag_id, posterior=settings.get("posterior"))
+
+    def _of_codes(self, source_lang: str | None, target_lang: str | None) -> Choice:
+        source, target = self._code("source", source_lang), self._code("target", target_lang)
+        source, target = source or self._saved_source(), target or self._saved_target()
+        for side, language in zip(SIDES, (source, target), strict=True):
+            if language is None:
+                raise ValueError(
+                    f"the tokenizer knows several languages: say the {side} language; known: {_listing(self.codes)}"
+                )
+        with speaking(self.tokenizer, source, target):
+            settings = target_settings(self.tokenizer)
+        return Choice(settings, source, target)
+
+    def _code(self, side: str, language: str | None) -> str | None:
+        """A code as the tokenizer writes it, which may be given with underscores around it."""
+        bare = None if language is None else language.strip("_")
+        _known(bare, self.codes, f"{side} language")
+        return bare
+
+    def _saved_source(self) -> str | None:
+        saved, now = self.tokenizer.init_kwargs.get("src_lang"), self.tokenizer.src_lang
+        if saved is None and now in UNSAID:
+            return None
+        return self._code("source", now)
+
+    def _saved_target(self) -> str | None:
+        saved, now = self.tokenizer.init_kwargs.get("tgt_lang"), self.tokenizer.tgt_lang
+        # Asked for a target without a language, some tokenizers take the source's.
+        now = None if now == self.tokenizer.src_lang else now
+        if now or saved:
+            return self._code("target", now or saved)
+        codes = {token_id: code for code, token_id in self.codes.items()}
+        ids = (_get(self.generation_config, name) for name in ("forced_bos_token_id", "decoder_start_token_id"))
+        return next((codes[token_id] for token_id in ids if token_id in codes), None)
+
+    def _of_task(self, source_lang: str | None, target_lang: str | None) -> dict[str, Any]:
+        if not self.tasks or self.tags or (source_lang is None and target_lang is None):
+            return {}
+        return dict(_only(self.tasks, source_lang, target_lang, "the model's config has no prefix for"))
+
+    def _compare(self, source_lang: str | None, target_lang: str | None) -> None:
+        """Say it where a model of one pair is asked for another pair."""
+        known = _get(self.config, "source_lang"), _get(self.config, "target_lang")
+        asked = f"{source_lang or '…'}-{target_lang or '…'}"
+        if None in known:
+            logger.warning_once(
+                f"the languages {asked} are not used: neither the model's config nor the tokenizer knows languages, "
+                "so the model translates the one pair it was trained on"
+            )
+        elif source_lang not in (None, known[0]) or target_lang not in (None, known[1]):
+            logger.warning_once(
+                f"the languages {asked} are not used: the model was trained to translate {known[0]}-{known[1]}"
+            )
+
+
+def task_languages(task: str | None) -> tuple[str | None, str | None]:
+    """The languages in the name of a task, `translation_xx_to_yy`; None of any other."""
+    pair = TASK.fullmatch(task or "")
+    return pair.groups() if pair else (None, None)
 
 
 def pair_settings(config: Any, source_lang: str | None = None, target_lang: str | None = None) -> dict[str, Any]:
@@ -29,26 +210,8 @@ def pair_settings(config: Any, source_lang: str | None = None, target_lang: str 
     Raises:
         ValueError: the model does not know the pair, or a language is missing that would decide.
     """
-    pairs = getattr(config, "translation_pairs", None)
-    if not pairs:
-        return {}
-    fitting = {}
-    for pair, settings in pairs.items():
-        languages = tuple(pair.split("-"))
-        if source_lang in (None, languages[0]) and target_lang in (None, languages[1]):
-            fitting[languages] = settings
-    asked = f"{source_lang or '…'}-{target_lang or '…'}"
-    if not fitting:
-        raise ValueError(f"the model was not trained on the language pair {asked}; known: {', '.join(sorted(pairs))}")
-    first, *others = fitting.values()
-    if any(settings != first for settings in others):
-        sides = zip(("source", "target"), zip(*fitting, strict=True), strict=True)
-        wanting = [side for side, languages in sides if len(set(languages)) > 1]
-        raise ValueError(
-            f"the model knows several language pairs: say the {' and the '.join(wanting)} language; known: "
-            f"{', '.join(sorted(pairs))}"
-        )
-    return first
+    pairs = _pairs(config)
+    return _only(pairs, source_lang, target_lang, "the model was not trained on the language pair") if pairs else {}
 
 
 def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]:
@@ -63,47 +226,161 @@ def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]
 
 def language_codes(tokenizer: PreTrainedTokenizerBase) -> set[str] | None:
     """The codes of a tokenizer that marks languages itself, without underscores around them; else None."""
+    return set(language_ids(tokenizer)) or None
+
+
+def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """`{code: id}` of a tokenizer that marks languages itself (NLLB, mBART, M2M100); {} of any other."""
     if not hasattr(tokenizer, "_build_translation_inputs"):
-        return None
-    ids = getattr(tokenizer, "lang_code_to_id", None)
-    if ids:
-        return {code.strip("_") for code, token_id in ids.items() if token_id != tokenizer.unk_token_id}
-    return {str(token).strip("_") for token in tokenizer.extra_special_tokens}
+        return {}
+    ids = getattr(tokenizer, "lang_code_to_id", None) or {
+        str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokenizer.extra_special_tokens
+    }
+    return {code.strip("_"): token_id for code, token_id in ids.items() if token_id != tokenizer.unk_token_id}
+
+
+def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """`{language: id of its tag}` of a tokenizer whose vocabulary has tags for target languages."""
+    found = ((TAG.fullmatch(token), token_id) for token, token_id in tokenizer.get_vocab().items())
+    return {match[1] or match[2]: token_id for match, token_id in found if match}
+
+
+def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids that no text may become: special tokens, codes and tags.
+
+    The unknown token is none of them: a character that the vocabulary lacks becomes it.
+    """
+    ids = {*tokenizer.all_special_ids, *language_ids(tokenizer).values(), *language_tags(tokenizer).values()}
+    return ids - {tokenizer.unk_token_id}
+
+
+@contextmanager
+def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target_lang: str | None) -> Iterator[None]:
+    """Tell a tokenizer with codes its languages for a while; None leaves a language, and a tokenizer without codes."""
+    if source_lang is None and target_lang is None:
+        yield
+        return
+    before = tokenizer.src_lang, tokenizer.tgt_lang
+    try:
+        if source_lang is not None:
+            tokenizer.src_lang = source_lang
+        if target_lang is not None:
+            tokenizer.tgt_lang = target_lang
+        yield
+    finally:
+        tokenizer.src_lang, tokenizer.tgt_lang = before
 
 
 def set_languages(
     tokenizer: PreTrainedTokenizerBase, source_lang: str | None = None, target_lang: str | None = None
 ) -> dict[str, int | None]:
-    """Tell a tokenizer with language codes its languages, which are also saved with it.
+    """Tell a tokenizer with language codes its languages for good: they are also saved with it.
 
     Returns:
-        What generation has to know of the target language, as fields of a generation config. Most targets begin with
-        their code, which is then forced; those of mBART end with it, and the decoder starts from it. {} without a
-        target language, and of a tokenizer without codes.
+        See `target_settings`; {} without a target language, and of a tokenizer without codes.
 
     Raises:
         ValueError: a language is none of its codes.
     """
-    codes = language_codes(tokenizer)
-    if codes is None:
+    codes = language_ids(tokenizer)
+    if not codes:
         return {}
+    source_lang, target_lang = (language and language.strip("_") for language in (source_lang, target_lang))
     for language in (source_lang, target_lang):
-        if language is not None and language.strip("_") not in codes:
-            nearest = ", ".join(difflib.get_close_matches(language, sorted(codes), cutoff=0))
-            raise ValueError(
-                f"{language!r} is no language code of the {type(tokenizer).__name__}; the nearest are {nearest}"
-            )
+        _known(language, codes, "language code")
     if source_lang is not None:
         tokenizer.src_lang = source_lang
     if target_lang is None:
         return {}
     tokenizer.tgt_lang = target_lang
+    return target_settings(tokenizer)
+
+
+def target_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """What generation has to know of a tokenizer's target language, as fields of a generation config.
+
+    Most targets begin with their code, which is then forced. Targets of mBART end with their code, and the decoder
+    starts from it.
+    """
     empty = tokenizer(text_target="")["input_ids"]  # the code and </s>, as they stand around every target
     if empty[-1] == tokenizer.eos_token_id:
         return {"forced_bos_token_id": empty[0]}
     return {"decoder_start_token_id": empty[-1], "forced_bos_token_id": None}
 
 
-def with_tag(text: str, tag: str | None) -> str:
-    """A source sentence behind its tag, if it has one and does not begin with it already."""
-    return text if tag is None or text.startswith(tag) else f"{tag} {text}"
+def nearest(language: str, known: Iterable[str]) -> list[str]:
+    """The codes that may have been meant, at most three: of the same language, else of similar spelling."""
+    known = sorted(known)
+    wanted = _spellings(language)
+    same = [code for code in known if wanted & _spellings(code)]
+    similar = difflib.get_close_matches(language, same or known, n=3, cutoff=0.0 if same else 0.5)
+    return similar or same[:3]
+
+
+def _spellings(code: str) -> set[str]:
+    """A language in two and in three letters: of "de_DE", "de" and "de?"; of "deu_Latn", "deu" and "de"."""
+    language = re.split(r"[-_]", code.lower())[0]
+    if len(language) == 2:
+        return {language, THREE_LETTERS.get(language, language)}
+    short = {two for two, three in THREE_LETTERS.items() if three == language}
+    return {language, *(short or {language[:2]})}
+
+
+def _known(language: str | None, known: Iterable[str], what: str) -> None:
+    if language is not None and language not in known:
+        near = nearest(language, known)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(f"unknown {what} {language[:60]!r}; {meant}known: {_listing(known)}")
+
+
+def _fitting(
+    pairs: dict[tuple[str, ...], Any], source_lang: str | None, target_lang: str | None, unknown: str
+) -> dict[tuple[str, ...], Any]:
+    """The pairs with the languages that are given."""
+    fitting = {
+        languages: settings
+        for languages, settings in pairs.items()
+        if source_lang in (None, languages[0]) and target_lang in (None, languages[1])
+    }
+    if fitting:
+        return fitting
+    near = []
+    for side, language in enumerate((source_lang, target_lang)):
+        of_side = {languages[side] for languages in pairs}
+        if language is not None and language not in of_side:
+            near += nearest(language, of_side)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    asked = f"{(source_lang or '…')[:60]}-{(target_lang or '…')[:60]}"
+    raise ValueError(f"{unknown} {asked}; {meant}known: {_listing(map('-'.join, pairs))}")
+
+
+def _only(
+    pairs: dict[tuple[str, ...], dict[str, Any]], source_lang: str | None, target_lang: str | None, unknown: str
+) -> dict[str, Any]:
+    """The settings of the pair with the languages that are given; see `pair_settings`."""
+    fitting = _fitting(pairs, source_lang, target_lang, unknown)
+    first, *others = fitting.values()
+    if any(settings != first for settings in others):
+        sides = zip(SIDES, zip(*fitting, strict=True), strict=True)
+        wanting = [side for side, languages in sides if len(set(languages)) > 1]
+        raise ValueError(
+            f"the model knows several language pairs: say the {' and the '.join(wanting)} language; known: "
+            f"{_listing(map('-'.join, pairs))}"
+        )
+    return first
+
+
+def _pairs(config: Any) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The config's `translation_pairs` by source and target language."""
+    return {
+        tuple(pair.split("-", 1)): settings for pair, settings in (_get(config, "translation_pairs") or {}).items()
+    }
+
+
+def _get(config: Any, name: str) -> Any:
+    return getattr(config, name, None)
+
+
+def _listing(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

@@ -2,22 +2,11 @@
 
     pipeline("translation", model="runs/mat")("Two dogs run.")      # [{"translation_text": …}]
 
-It serves every encoder-decoder checkpoint. How the language pair reaches the model depends on its config and its
-tokenizer:
+It serves every encoder-decoder checkpoint. `language_pairs.py` says how the language pair reaches the model.
 
-- pairs (multilingual models of this package): the config's `translation_pairs` say what tag stands before the source
-  or begins the translation, and which posterior chooses the layers (`language_pairs.py`);
-- codes (NLLB, mBART, M2M100): the tokenizer marks the source, and the target code is the first token generated, or,
-  of mBART, the one that the decoder starts from;
-- tags (`<2de>`, or Marian's `>>deu<<`): the target's tag is put in front of the source;
-- prefixes (T5): the model's config has one for `translation_xx_to_yy` in `task_specific_params`;
-- none (one language pair): nothing is to be said.
-
-The file travels to the Hub with a shared model: it imports torch and transformers, and nothing else.
+The file travels to the Hub with a shared model: it imports torch, transformers and its neighbours, and nothing else.
 """
 
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -27,15 +16,15 @@ from transformers import Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import logging
 
-from .language_pairs import language_codes, pair_settings, set_languages, with_tag
+from .language_pairs import Languages, task_languages
+from .plain_text import MOST_CHARACTERS, check_text, describe, encode_sources, positions, source_limit
 
 logger = logging.get_logger(__name__)
 
 ACCEPTED = "accepted: a string, a list of strings, a generator or dataset of strings"
 MAX_NEW_TOKENS, NUM_BEAMS = 256, 4  # where neither the caller nor the model's generation config says otherwise
 WITHOUT_BEAMS = {"streamer", "assistant_model", "prompt_lookup_num_tokens"}  # arguments that beam search refuses
-TARGET_CODE = ("forced_bos_token_id", "decoder_start_token_id")  # how a code of the target language reaches `generate`
-TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
+LENGTHS = ("max_length", "max_new_tokens")
 
 
 class TranslationPipeline(Pipeline):
@@ -45,16 +34,19 @@ class TranslationPipeline(Pipeline):
 
     Args:
         src_lang, tgt_lang: the languages, as config or tokenizer call them; needed where there are several. They
-            default to the task's (`"translation_en_to_de"`), then to those saved with the tokenizer.
+            default to the task's (`"translation_en_to_de"`), then to those saved with the tokenizer or the
+            generation config.
         truncation: True cuts a source that is longer than the model takes; False (default) raises `ValueError`.
         return_text: give `translation_text` (default, unless `return_tensors`).
         return_tensors: give `translation_token_ids`, a tensor `[target]`.
         clean_up_tokenization_spaces: remove spaces before punctuation and the like (default False).
         batch_size, num_workers: as in every pipeline.
         generate_kwargs: anything `model.generate` takes, such as `num_beams=5`. Where neither they nor the model's
-            generation config say otherwise, 4 beams and at most 256 new tokens.
+            generation config say otherwise, 4 beams and at most 256 new tokens; never more than the model has
+            positions for.
 
-    The model is put into evaluation mode.
+    The model is put into evaluation mode. Special tokens in a text (`</s>`) are text as any other. The translation of
+    an empty text is empty.
 
     Raises:
         ValueError: the model cannot translate, an input is not a string or is too long, or a language is missing
@@ -75,10 +67,11 @@ class TranslationPipeline(Pipeline):
             )
         if tokenizer is None:
             raise ValueError("pipeline('translation') needs a tokenizer: none came with the model, pass `tokenizer=`")
-        self.codes = language_codes(tokenizer)
-        self.tags = language_tags(tokenizer)
-        pair = re.fullmatch(r"translation_(.+)_to_(.+)", kwargs.get("task") or "")
-        self.task_languages = pair.groups() if pair else (None, None)
+        if tokenizer.pad_token_id is None:
+            raise ValueError("the tokenizer has no padding token, so texts cannot be batched: set tokenizer.pad_token")
+        self.languages = Languages(model.config, model.generation_config, tokenizer)
+        self.task_languages = task_languages(kwargs.get("task"))
+        self.languages.check(*self.task_languages)
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
         self.model.eval()
 
@@ -94,6 +87,10 @@ class TranslationPipeline(Pipeline):
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if not generate_kwargs.get("num_beams", 1) >= 1:
             raise ValueError(f"`num_beams` is {generate_kwargs['num_beams']}; accepted: 1 or more")
+        for name in LENGTHS:
+            if isinstance(generate_kwargs.get(name), int) and generate_kwargs[name] < 1:
+                raise ValueError(f"`{name}` is {generate_kwargs[name]}; accepted: 1 or more")
+        self.languages.check(src_lang, tgt_lang)
         languages = given(src_lang=src_lang, tgt_lang=tgt_lang)
         postprocess = given(
             return_text=return_text,
@@ -115,7 +112,7 @@ class TranslationPipeline(Pipeline):
             if `num_return_sequences` > 1; for anything else, an iterator over what a string would give.
         """
         if isinstance(inputs, str):
-            return super().__call__(inputs, **kwargs)
+            return super().__call__(check_text(inputs, "", ACCEPTED), **kwargs)
         if isinstance(inputs, (bytes, bytearray, Mapping)) or not (
             isinstance(inputs, Iterable) or is_map_style(inputs)
         ):
@@ -135,32 +132,21 @@ class TranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         truncation: bool | str = False,
     ) -> dict[str, torch.Tensor]:
-        """Tokenize a source: `input_ids`, `attention_mask` `[1, source]`; with codes, one of `TARGET_CODE` `[1]`."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"half a surrogate pair is no character: {describe(text)}") from error
+        """Tokenize a source: `input_ids`, `attention_mask` `[1, source]`, and `is_empty` `[1]`."""
         truncation = TruncationStrategy({True: "longest_first", False: "do_not_truncate"}.get(truncation, truncation))
-        limit = self.source_limit() if truncation != TruncationStrategy.DO_NOT_TRUNCATE else None
-        options = {"return_tensors": "pt", "truncation": truncation, "max_length": limit}
-        if self._knows_pairs:
-            encoded = self.tokenizer(with_tag(text, self._pair(src_lang, tgt_lang).get("tag")), **options)
-        elif self.codes is not None:
-            encoded = self._encode_with_codes(text, src_lang, tgt_lang, options)
-        else:
-            encoded = self.tokenizer(self._prefix(src_lang, tgt_lang, text) + text, **options)
-        length, longest = encoded["input_ids"].shape[1], getattr(self.model.config, "max_position_embeddings", None)
-        if longest is not None and length > longest:
-            raise ValueError(
-                f"the text has {length} tokens, and the model takes at most {longest}: split it, or pass "
-                f"`truncation=True` to translate its beginning only. It starts with {text[:60]!r}"
-            )
-        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask") if name in encoded}
-        for name in TARGET_CODE:
-            if encoded.get(name) is not None:
-                # a tensor, because the collator of batches turns plain numbers into lists
-                inputs[name] = torch.tensor([encoded[name]])
-        return inputs
+        choice = self.languages.choose(*self._asked(src_lang, tgt_lang))
+        limit = self.source_limit()
+        (source,) = encode_sources(self.languages, choice, [text], limit)
+        if source.length > limit:
+            if truncation == TruncationStrategy.DO_NOT_TRUNCATE:
+                length = f"{source.length} tokens" if len(text) <= MOST_CHARACTERS else f"{len(text)} characters"
+                raise ValueError(
+                    f"the text has {length}, and the model takes at most {limit} tokens: split it, or pass "
+                    f"`truncation=True` to translate its beginning only. It starts with {text[:60]!r}"
+                )
+            logger.warning_once(f"texts of more than {limit} tokens are cut")
+        ids = torch.tensor([source.ids])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "is_empty": torch.tensor([source.is_empty])}
 
     def _forward(
         self,
@@ -169,22 +155,18 @@ class TranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         **generate_kwargs: Any,
     ) -> dict[str, torch.Tensor]:
-        """Translate a batch: `output_ids` `[batch, num_return_sequences, target]`."""
-        settings = {**self._task_parameters(src_lang, tgt_lang), **generate_kwargs}
-        settings.pop("prefix", None)
-        pair = self._pair(src_lang, tgt_lang)
-        if "decoder_start_token_id" in pair:
-            settings.setdefault("decoder_start_token_id", pair["decoder_start_token_id"])
-        if "posterior" in pair:
-            posteriors = torch.full((len(inputs["input_ids"]),), pair["posterior"], device=inputs["input_ids"].device)
-            settings.setdefault("posteriors", posteriors)
-        for name in TARGET_CODE:
-            if name in inputs:
-                settings.setdefault(name, int(inputs.pop(name)[0]))
+        """Translate a batch: `output_ids` `[batch, num_return_sequences, target]`, and `is_empty` `[batch]`."""
+        choice = self.languages.choose(*self._asked(src_lang, tgt_lang))
+        settings = {**choice.settings, **generate_kwargs}
+        is_empty = inputs.pop("is_empty")
+        inputs = pad_on_the_right(**inputs)
+        if choice.posterior is not None:
+            ids = inputs["input_ids"]
+            settings.setdefault("posteriors", torch.full((len(ids),), choice.posterior, device=ids.device))
         settings.update(self._default_settings(settings))
         output = self.model.generate(**inputs, **settings)
         ids = getattr(output, "sequences", output)  # [batch * num_return_sequences, target]
-        return {"output_ids": ids.view(len(inputs["input_ids"]), -1, ids.shape[-1])}
+        return {"output_ids": ids.view(len(is_empty), -1, ids.shape[-1]), "is_empty": is_empty}
 
     def postprocess(
         self,
@@ -195,7 +177,8 @@ class TranslationPipeline(Pipeline):
     ) -> list[dict[str, Any]]:
         """One source's translations as dicts."""
         records = []
-        for ids in outputs["output_ids"][0]:
+        for padded in outputs["output_ids"][0]:
+            ids = self._without_padding(padded, bool(outputs["is_empty"][0]))
             record = {"translation_token_ids": ids} if return_tensors else {}
             if return_text or (return_text is None and not return_tensors):
                 record["translation_text"] = self.tokenizer.decode(
@@ -204,78 +187,38 @@ class TranslationPipeline(Pipeline):
             records.append(record)
         return records
 
-    def source_limit(self) -> int | None:
-        """Most tokens a truncated source keeps: what the model takes, or the tokenizer's own limit if it is less."""
-        longest = getattr(self.model.config, "max_position_embeddings", None) or math.inf
-        limit = min(longest, self.tokenizer.model_max_length)
-        return int(limit) if limit < 1e12 else None  # tokenizers write "no limit" as a very large number
+    def source_limit(self) -> int:
+        """Most tokens of a source: what the model takes, or the tokenizer's own limit if it is less."""
+        return source_limit(self.model.config, self.tokenizer)
 
-    @property
-    def _knows_pairs(self) -> bool:
-        return bool(getattr(self.model.config, "translation_pairs", None))
+    def _asked(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
+        """The languages of the call, else of the pipeline, else of the task's name."""
+        return src_lang or self.task_languages[0], tgt_lang or self.task_languages[1]
 
-    def _pair(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, Any]:
-        """What the config says of the language pair; {} where it says nothing of pairs."""
-        return pair_settings(self.model.config, src_lang or self.task_languages[0], tgt_lang or self.task_languages[1])
-
-    def _encode_with_codes(
-        self, text: str, src_lang: str | None, tgt_lang: str | None, options: dict[str, Any]
-    ) -> Mapping[str, Any]:
-        """Let a multilingual tokenizer mark the languages, and leave it with the source language it had."""
-        languages = {}
-        for name, language, of_task in zip(
-            ("src_lang", "tgt_lang"), (src_lang, tgt_lang), self.task_languages, strict=True
-        ):
-            language = language or of_task or self.tokenizer.init_kwargs.get(name)
-            if language is None:
-                raise ValueError(
-                    f"the tokenizer knows several languages: pass `{name}=`, to pipeline() or to the call; "
-                    f"known: {listing(self.codes)}"
-                )
-            if language.strip("_") not in self.codes:
-                raise ValueError(f"unknown `{name}` {language!r}; known: {listing(self.codes)}")
-            languages[name] = language
-        before = self.tokenizer.src_lang, self.tokenizer.tgt_lang
-        try:
-            generation = set_languages(self.tokenizer, languages["src_lang"], languages["tgt_lang"])
-            return {**self.tokenizer(text, **options), **generation}
-        finally:
-            self.tokenizer.src_lang, self.tokenizer.tgt_lang = before
-
-    def _prefix(self, src_lang: str | None, tgt_lang: str | None, text: str) -> str:
-        """What goes before the source: the target's tag, or the prefix that the model's config gives the task."""
-        prefix = self._task_parameters(src_lang, tgt_lang).get("prefix") or ""
-        if self.tags:
-            if tgt_lang is not None and tgt_lang not in self.tags:
-                raise ValueError(f"unknown `tgt_lang` {tgt_lang!r}; known: {listing(self.tags)}")
-            tag = self.tags.get(tgt_lang or self.task_languages[1])
-            return prefix if tag is None or text.startswith(tag) else f"{prefix}{tag} "
-        if (src_lang or tgt_lang) and not prefix:
-            logger.warning_once(
-                "`src_lang` and `tgt_lang` are not used: the tokenizer knows no languages, so the model translates "
-                "the one pair it was trained on"
-            )
-        return prefix
-
-    def _task_parameters(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, Any]:
-        """The config's prefix and generation settings for the language pair."""
-        config = self.model.config
-        src_lang, tgt_lang = (src_lang or self.task_languages[0]), (tgt_lang or self.task_languages[1])
-        task = f"translation_{src_lang}_to_{tgt_lang}" if src_lang and tgt_lang else self.task
-        parameters = (getattr(config, "task_specific_params", None) or {}).get(task) or {}
-        return {"prefix": getattr(config, "prefix", None), **parameters}
+    def _without_padding(self, ids: torch.Tensor, is_empty: bool) -> torch.Tensor:
+        """A translation's ids up to its end, as when a text is alone in its batch; of an empty text, start and end."""
+        if is_empty:
+            return torch.cat([ids[:1], ids.new_tensor([self.tokenizer.eos_token_id])])
+        text = (ids != self.tokenizer.pad_token_id).nonzero()
+        return ids[: int(text[-1]) + 1] if len(text) else ids[:1]
 
     def _default_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Beams and length limit, where neither `settings` nor a generation config says anything of them."""
-        said = set(settings) | set(self.model.generation_config.to_diff_dict())
-        if settings.get("generation_config") is not None:
-            said |= set(settings["generation_config"].to_diff_dict())
-        defaults = {}
-        if "num_beams" not in said and not said & WITHOUT_BEAMS:
+        """Beams and length limit, where neither `settings` nor a generation config says anything of them.
+
+        A length that the model has no positions for is lowered to what the model has.
+        """
+        own = self.model.generation_config.to_diff_dict()
+        said = {**own, **given_config(settings), **settings}
+        defaults: dict[str, Any] = {}
+        if "num_beams" not in said and not said.keys() & WITHOUT_BEAMS:
             defaults["num_beams"] = NUM_BEAMS
-        if not said & {"max_length", "max_new_tokens"}:
-            longest = getattr(self.model.config, "max_position_embeddings", None)
+        longest = positions(self.model.config)
+        if all(said.get(name) is None for name in LENGTHS):
             defaults["max_new_tokens"] = min(MAX_NEW_TOKENS, longest or MAX_NEW_TOKENS)
+        for name in LENGTHS:
+            if longest is not None and isinstance(said.get(name), int) and said[name] > longest:
+                logger.warning_once(f"`{name}` is {said[name]}, and the model takes at most {longest} tokens")
+                defaults[name] = longest
         return defaults
 
 
@@ -292,10 +235,16 @@ class CheckedTexts(Dataset):
         return check(self.dataset[index], index)
 
 
-def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """`{language: tag}` of a tokenizer whose vocabulary has tags for target languages."""
-    found = (TAG.fullmatch(token) for token in tokenizer.get_vocab())
-    return {match[1] or match[2]: match[0] for match in found if match}
+def pad_on_the_right(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Rows `[batch, source]` that begin with their text, as each does alone: models count positions from there."""
+    order = attention_mask.argsort(dim=1, descending=True, stable=True)
+    return {"input_ids": input_ids.gather(1, order), "attention_mask": attention_mask.gather(1, order)}
+
+
+def given_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `generation_config` among the arguments of `generate` says."""
+    config = settings.get("generation_config")
+    return {} if config is None else config.to_diff_dict()
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -320,18 +269,5 @@ def check(text: Any, position: int) -> str:
     Raises:
         ValueError: it is none; the message says where.
     """
-    if not isinstance(text, str):
-        hint = "; for a column of a dataset: KeyDataset(dataset, column)" if isinstance(text, Mapping) else ""
-        raise ValueError(f"cannot translate item {position}, {describe(text)}; {ACCEPTED}{hint}")
-    return text
-
-
-def describe(value: Any) -> str:
-    """Type and beginning of a value, for messages."""
-    shown = repr(value)
-    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:60] + '…'}"
-
-
-def listing(names: Iterable[str]) -> str:
-    """Names for a message, sorted."""
-    return ", ".join(sorted(names))
+    hint = "; for a column of a dataset: KeyDataset(dataset, column)" if isinstance(text, Mapping) else ""
+    return check_text(text, f"item {position}, ", f"{ACCEPTED}{hint}")

@@ -18,6 +18,7 @@ from ..data.languages import set_codes, translation_pairs
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError
 from ..loading import load_config, load_model
+from ..models.plain_text import positions
 from .arguments import TranslationTrainingArguments
 from .recipe import Recipe, config_class
 
@@ -57,12 +58,16 @@ def build_model(
     pairs = translation_pairs(recipe.data, tokenizer)
     if pairs or hasattr(model.config, "translation_pairs"):
         model.config.translation_pairs = pairs or None  # those of a base are not ours
+    one_pair = not recipe.data.pairs and not codes
+    model.config.source_lang = recipe.data.source_lang if one_pair else None
+    model.config.target_lang = recipe.data.target_lang if one_pair else None
     beams = recipe.evaluation.num_beams
     model.generation_config.update(
         num_beams=beams,
         length_penalty=recipe.evaluation.length_penalty if beams > 1 else None,
         early_stopping=recipe.evaluation.early_stopping if beams > 1 else None,
-        max_length=recipe.data.max_length,  # nothing longer was trained on
+        # Nothing longer was trained on, and the model has no positions for more.
+        max_length=min(recipe.data.max_length, positions(model.config) or recipe.data.max_length),
         **codes,
     )
     return model.float()

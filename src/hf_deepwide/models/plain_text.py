@@ -1,0 +1,159 @@
+"""Encode text as text: no word of a text becomes a control token, and no text is too long to encode.
+
+A tokenizer turns the words `</s>`, `<pad>`, `<2fr>` or `eng_Latn` in a sentence into the control tokens of these
+names. Such a sentence would end early, or ask for another language. `TextEncoder` encodes the letters of these words
+instead. Control tokens come from the caller, as ids.
+
+The file travels to the Hub with a shared model: it imports transformers and its neighbours, and nothing else.
+"""
+
+import math
+import reprlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from .language_pairs import Choice, Languages, control_ids, speaking
+
+MOST_CHARACTERS = 100_000  # of one text that is translated: encoding takes a tenth of a second
+MOST_TOKENS = 10_000  # of one source, for a model and a tokenizer without a limit: attention is quadratic
+SHOWN = 60  # characters of a text or value in a message
+PROBE = "x"
+
+
+class TextEncoder:
+    """Encodes texts of one side as `prefix + text + suffix`, with the tokens that the tokenizer puts around a text.
+
+    The tokenizer's languages must be set when the encoder is made.
+
+    Args:
+        tokenizer: any tokenizer of Transformers, fast or slow.
+        target: encode targets instead of sources.
+        never: the ids that no text may become; None: see `control_ids`.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, target: bool = False, never: set[int] | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.side = "text_target" if target else "text"
+        self.never = control_ids(tokenizer) if never is None else never
+        # A slow tokenizer that splits special tokens splits the words that a user has added, too.
+        self.splits = tokenizer.is_fast or all(token.special for token in tokenizer.added_tokens_decoder.values())
+        (whole,), (body,) = self._encode([PROBE], frame=True), self._encode([PROBE], frame=False)
+        start = next((i for i in range(len(whole) + 1) if whole[i : i + len(body)] == body), None)
+        if start is None:
+            raise ValueError(f"the {type(tokenizer).__name__} encodes a text otherwise without its special tokens")
+        self.prefix, self.suffix = whole[:start], whole[start + len(body) :]
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, in full."""
+        return [self.frame(body) for body in self.bodies(texts)]
+
+    def bodies(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without the tokens around it."""
+        bodies = self._encode(list(texts), frame=False) if texts else []
+        return [body if self.never.isdisjoint(body) else self._spelt(body) for body in bodies]
+
+    def frame(self, body: list[int], tag_id: int | None = None, longest: float = math.inf) -> list[int]:
+        """A text's ids with the tokens around it, and with a tag before it; of the text only what `longest` allows."""
+        before = [*self.prefix, *([] if tag_id is None else [tag_id])]
+        room = max(longest - len(before) - len(self.suffix), 0)
+        if len(body) > room:
+            left = self.tokenizer.truncation_side == "left"
+            body = body[len(body) - int(room) :] if left else body[: int(room)]
+        return [*before, *body, *self.suffix]
+
+    def _encode(self, texts: list[str], frame: bool) -> list[list[int]]:
+        options = {"add_special_tokens": frame, "split_special_tokens": self.splits, "verbose": False}
+        with _backend_as_it_was(self.tokenizer):
+            return self.tokenizer(**{self.side: texts}, return_attention_mask=False, **options)["input_ids"]
+
+    def _spelt(self, body: list[int]) -> list[int]:
+        """Letters in place of control tokens, which some vocabularies (Unigram, SentencePiece) find in a text."""
+        spelt: list[int] = []
+        for token_id in body:
+            if token_id in self.never:
+                name = self.tokenizer.convert_ids_to_tokens(token_id)
+                letters = self.tokenizer.convert_tokens_to_ids(list(name))
+                spelt += [letter for letter in letters if letter not in self.never]
+            else:
+                spelt.append(token_id)
+        return spelt
+
+
+@contextmanager
+def _backend_as_it_was(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Undo what `split_special_tokens` leaves behind in a fast tokenizer's backend."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    before = getattr(backend, "encode_special_tokens", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            backend.encode_special_tokens = before
+
+
+class Source(NamedTuple):
+    """A source as the model reads it."""
+
+    ids: list[int]
+    length: int  # tokens before it was cut
+    is_empty: bool
+
+
+def encode_sources(languages: Languages, choice: Choice, texts: Sequence[str], longest: int) -> list[Source]:
+    """Encode sources for a language pair, each cut to `longest` tokens.
+
+    A text of more than `MOST_CHARACTERS` is cut before it is encoded, and counts as longer than `longest`.
+    """
+    with speaking(languages.tokenizer, choice.source_lang, choice.target_lang):
+        encoder = TextEncoder(languages.tokenizer, never=languages.control_ids)
+    tagged = [languages.tag_and_text(choice, text[:MOST_CHARACTERS]) for text in texts]
+    bodies = encoder.bodies([choice.prefix + text for _, text in tagged])
+    sources = []
+    for whole, (tag_id, text), body in zip(texts, tagged, bodies, strict=True):
+        length = len(encoder.frame(body, tag_id))
+        if len(whole) > MOST_CHARACTERS:
+            length = max(length, longest + 1)
+        sources.append(Source(encoder.frame(body, tag_id, longest), length, not body or not text.strip()))
+    return sources
+
+
+def positions(config: Any) -> int | None:
+    """Most tokens of a source or a translation that a model has positions for; None without a limit."""
+    return getattr(config, "max_position_embeddings", None)
+
+
+def source_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Most tokens of a source: what the model takes, or the tokenizer's own limit if it is less."""
+    return int(min(positions(config) or math.inf, tokenizer.model_max_length, MOST_TOKENS))
+
+
+def check_text(text: Any, place: str, accepted: str) -> str:
+    """A string as it is.
+
+    Raises:
+        ValueError: it is no string, or holds half a character; the message begins with `place`.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"cannot translate {place}{describe(text)}; {accepted}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"cannot translate {place}half a surrogate pair is no character: {describe(text)}") from error
+    return text
+
+
+def describe(value: Any) -> str:
+    """Type and beginning of a value, on one line, for messages."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"{type(value).__name__} of {value.bit_length()} bits"
+    shown = " ".join(_short.repr(value).split())
+    return f"{type(value).__name__} {shown if len(shown) <= SHOWN else shown[:SHOWN] + '…'}"
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = SHOWN
