@@ -53,7 +53,7 @@ def test_pickles_beside_safetensors_are_left_alone(poisoned, tmp_path):
     load_config(poisoned)
     load_tokenizer(poisoned)
     load_model(AutoModelForSeq2SeqLM, poisoned)
-    load_model(AutoModelForMaskedLM, poisoned, may_lack=lambda config: True)
+    load_model(AutoModelForMaskedLM, poisoned, may_lack=lambda config: True, accept_unexpected=lambda config: True)
     pipeline("translation", model=str(poisoned))("the dog", max_length=4)
     assert not (tmp_path / "FIRED").exists()
 
@@ -156,7 +156,7 @@ def test_loading_goes_through_one_door(path):
 def test_the_door_asks_for_safetensors(monkeypatch, workspace):
     asked = {}
 
-    class Auto:
+    class Auto(AutoModelForSeq2SeqLM):
         @staticmethod
         def from_pretrained(name, **options):
             asked.update(options)

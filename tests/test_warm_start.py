@@ -36,6 +36,7 @@ from hf_deepwide import (
 )
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
+from hf_deepwide.loading import load_model
 from hf_deepwide.warm_start import logit_difference
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "proximal_init.py"
@@ -388,6 +389,56 @@ def test_checkpoints_that_are_refused(tmp_path):
     refused(f"it has no weights for {lost[0]}, {lost[1]}, which")
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
     refused("cannot start from")
+
+
+def with_leftovers(name: str, folder: Path, *keys: str) -> PreTrainedModel:
+    """Save a model; its file has further matrices, which differ from the one that the config ties them to."""
+    base = make(name)
+    base.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    source = "model.shared.weight" if "model.shared.weight" in weights else "model.decoder.embed_tokens.weight"
+    for offset, key in enumerate(keys, 1):
+        weights[key] = weights[source] + offset
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return base
+
+
+LEFTOVERS = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("marian", LEFTOVERS[:1]), ("marian", LEFTOVERS[1:]), ("marian", LEFTOVERS), ("marian separate", LEFTOVERS[:1])],
+)
+def test_a_marian_whose_file_holds_two_matrices_for_one_is_tied_again(name, keys, tmp_path, caplog):
+    """transformers#45005: Transformers 4 tied them, and 5 leaves them apart."""
+    base, inputs = with_leftovers(name, tmp_path, *keys), batch(name)
+    apart = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = base(**inputs).logits
+        assert (apart(**inputs).logits - expected).abs().max() > 1, "the file would give another model"
+        for cls in (MATForConditionalGeneration, VanillaTransformerForConditionalGeneration):
+            model = cls.from_base(tmp_path)
+            torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=0)
+            assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
+        loaded = load_model(AutoModelForSeq2SeqLM, tmp_path)
+        torch.testing.assert_close(loaded(**inputs).logits, expected)
+        loaded.save_pretrained(tmp_path / "again")
+        again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
+        torch.testing.assert_close(again(**inputs).logits, expected)
+    assert "tied again" in caplog.text
+    with pytest.raises(UserError, match=r"its config ties .* and they differ"):
+        MATForConditionalGeneration.from_base(apart)
+    apart.tie_weights()
+    with torch.no_grad():
+        torch.testing.assert_close(off(apart)(**inputs).logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "m2m100", "vanilla", "vanilla separate"])
+def test_other_models_whose_file_holds_two_matrices_for_one_are_refused(name, tmp_path):
+    with_leftovers(name, tmp_path, "lm_head.weight")
+    with pytest.raises(UserError, match=r"lm_head.weight differs from .*, but the config ties them"):
+        MATForConditionalGeneration.from_base(tmp_path)
 
 
 def test_what_is_lost_is_logged(caplog):

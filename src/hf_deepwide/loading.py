@@ -1,17 +1,19 @@
 """Loading checkpoints that somebody else may have made: no pickles, no code, one message for whatever is wrong.
 
 Weights come from safetensors alone, because unpickling a `pytorch_model.bin` can run anything; code that a repository
-brings along is not run unless the caller says so. What is loaded must be complete: Transformers would fill what is
-missing with random numbers, and say so in a warning.
+brings along is not run unless the caller says so. What is loaded must be what the config describes, no more and no
+less: Transformers would fill what is missing with random numbers, leave out what the config does not ask for, and say
+so in a warning.
 """
 
-import json
 import logging
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -21,14 +23,23 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from .errors import UserError
+from . import checkpoint_files
+from .errors import UserError, quote
+from .generation_fields import check_fields, check_generation
 from .shards import only_weights
 
 logger = logging.getLogger(__name__)
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model")
 SHOWN = 3  # names of tensors in a message
+LEFT_OUT = re.compile(  # what fairseq's checkpoints hold beside weights: a version, computed positions, a dummy
+    r"(^|\.)(encoder|decoder)\.version$|\.embed_positions\.(weights|_float_tensor)$"
+)
+LONGEST = 400  # characters of what another library says
+MOST_TOKENS = 2**31
+NO_FIELDS = ("use_safetensors", "trust_remote_code", "dtype", "attn_implementation")  # options that are no fields
+May = Callable[[PreTrainedConfig], bool]
+INNER = (LookupError, TypeError, AttributeError, AssertionError)  # which do not say what is wrong with a file
 
 
 class _NoFolder(OSError):
@@ -46,7 +57,10 @@ def load_config(where: str | os.PathLike, told: str | None = None, trust_remote_
     Raises:
         UserError: there is none, it is damaged, or it is of a model type that is not known.
     """
-    with _telling(where, told) as name:
+    with _Telling(where, told) as name:
+        checkpoint_files.check_config(
+            checkpoint_files.fields_of(name, checkpoint_files.CONFIG) or {}, trust_remote_code
+        )
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
@@ -55,7 +69,9 @@ def load_model(
     where: str | os.PathLike,
     told: str | None = None,
     *,
-    may_lack: Callable[[PreTrainedConfig], bool] | None = None,
+    may_lack: May | None = None,
+    accept_unexpected: May | None = None,
+    accept_nonfinite: bool = False,
     trust_remote_code: bool = False,
     **options: Any,
 ) -> PreTrainedModel:
@@ -65,13 +81,27 @@ def load_model(
         auto: an Auto class, or a model class.
         where, told, trust_remote_code: as for `load_config`.
         may_lack: says of the loaded config whether weights may be missing, and then start at random, with a warning.
+        accept_unexpected: says of the loaded config whether weights that it does not ask for may be left out, with a
+            warning.
+        accept_nonfinite: accept weights that are NaN or infinite.
         options: further arguments of `from_pretrained`, fields of the config among them.
 
     Raises:
-        UserError: nothing is there; weights are pickled, damaged, missing, or of other shapes than the config says.
+        UserError: nothing is there; weights are pickled, damaged, not finite, missing, not asked for, or of other
+            shapes than the config says; matrices differ that the config ties; the generation config asks for tokens
+            that the model does not have.
     """
     options = {"use_safetensors": True, "trust_remote_code": trust_remote_code, **options}
-    with _telling(where, told, weights=True) as name:
+    with _Telling(where, told, weights=True) as name:
+        if (adapter := checkpoint_files.fields_of(name, checkpoint_files.ADAPTER_CONFIG)) is not None:
+            return _load_adapted(auto, name, adapter, trust_remote_code, options)
+        checkpoint_files.check_config(
+            checkpoint_files.fields_of(name, checkpoint_files.CONFIG) or {}, trust_remote_code
+        )
+        check_fields(checkpoint_files.fields_of(name, "generation_config.json") or {})
+        file = checkpoint_files.shapes(name)
+        if file is not None:
+            _check_size(auto, name, file, options)
         model, info = auto.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
         if info["mismatched_keys"]:
             key, theirs, ours = sorted(info["mismatched_keys"])[0]
@@ -80,12 +110,39 @@ def load_model(
                 + _others(len(info["mismatched_keys"]) - 1)
             )
         missing = sorted(info["missing_keys"])
-        shown = ", ".join(missing[:SHOWN]) + _others(len(missing) - SHOWN)
         if missing and not (may_lack and may_lack(model.config)):
-            raise ValueError(f"it has no weights for {shown}, which would start at random")
+            raise ValueError(f"it has no weights for {_some(missing)}, which would start at random")
+        unexpected = sorted(key for key in info["unexpected_keys"] if not LEFT_OUT.search(key))
+        if unexpected and not (accept_unexpected and accept_unexpected(model.config)):
+            raise ValueError(f"it has weights that its config does not ask for: {_some(unexpected)}")
+        retied = _check_tying(model, file)
+        if not accept_nonfinite:
+            check_finite(model)
+        corrected = check_generation(model)
     if missing:
-        logger.warning("%s has no weights for %s: they start at random", where, shown)
+        logger.warning("%s has no weights for %s: they start at random", where, _some(missing))
+    if unexpected:
+        logger.warning("%s has weights for %s that are left out", where, _some(unexpected))
+    for warning in (*retied, *corrected):
+        logger.warning("%s: %s", where, warning)
     return model
+
+
+def check_finite(model: torch.nn.Module) -> None:
+    """Refuse a model with weights that are NaN or infinite.
+
+    Raises:
+        ValueError: names the first tensor.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point() and not is_finite(tensor):
+            raise ValueError(f"{name} holds numbers that are NaN or infinite; the training that wrote it has failed")
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """True if no number is NaN or infinite. A finite sum shows it at once; large numbers may have an infinite sum."""
+    tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch adds no numbers of 8 bits
+    return bool(tensor.sum().isfinite() or tensor.isfinite().all())
 
 
 def load_tokenizer(
@@ -96,11 +153,13 @@ def load_tokenizer(
     Raises:
         UserError: there is none, or its files are damaged.
     """
-    with _telling(where, told) as name:
+    with _Telling(where, told) as name:
         folder = Path(name)
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
             raise OSError("the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)")
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        _check_tokenizer(tokenizer)
+        return tokenizer
 
 
 @contextmanager
@@ -120,29 +179,147 @@ def refusing_pickles(checkpoint: Path | None) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _telling(where: str | os.PathLike, told: str | None, weights: bool = False) -> Iterator[str]:
+class _Telling:
     """Check a folder's files; turn what loading raises into one `UserError`, and its warnings into silence."""
-    name = os.fspath(where)
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its reports on weights come as tables; ours is the error
-    try:
-        _check_name(name)
-        if Path(name).is_dir():
-            _check_files(Path(name), weights)
-        yield name
-    except UserError:
-        raise
-    except SafetensorError as error:
-        raise UserError(f"{told or f'{name} cannot be loaded'}: its weights are damaged ({error})") from error
-    # What Transformers, huggingface_hub and tokenizers raise for files they can make no sense of.
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        if not Path(name).exists() and not isinstance(error, _NoFolder):
-            reason = f"there is no such folder, and from the Hub: {reason}"
-        raise UserError(f"{told or f'{name} cannot be loaded'}: {reason}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
+
+    # What Transformers, huggingface_hub, PEFT and torch raise for files they can make no sense of.
+    FAILURES = (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        RuntimeError,
+        MemoryError,
+        ImportError,
+        SafetensorError,
+        StrictDataclassError,
+    )
+
+    def __init__(self, where: str | os.PathLike, told: str | None, weights: bool = False) -> None:
+        self.name, self.weights = os.fspath(where), weights
+        self.told = told or f"{self.name} cannot be loaded"
+
+    def __enter__(self) -> str:
+        self.verbosity = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()  # its reports on weights come as tables; ours is the error
+        try:
+            _check_name(self.name)
+            if Path(self.name).is_dir():
+                checkpoint_files.check_folder(Path(self.name), self.weights)
+        except OSError as error:
+            self.__exit__(type(error), error, None)
+        return self.name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transformers_logging.set_verbosity(self.verbosity)
+        if error is None or isinstance(error, UserError):
+            return
+        if isinstance(error, SafetensorError):
+            raise UserError(f"{self.told}: its weights are damaged ({_line(error)})") from error
+        # The library `tokenizers` raises a plain `Exception`, or a panic of Rust's, which is none of Python's kinds.
+        if isinstance(error, self.FAILURES) or kind is Exception or kind.__name__ == "PanicException":
+            reason = _line(error) or kind.__name__
+            if isinstance(error, INNER):
+                reason = f"Transformers makes no sense of its files ({kind.__name__}: {reason})"
+            if not Path(self.name).exists() and not isinstance(error, _NoFolder):
+                reason = f"there is no such folder, and from the Hub: {reason}"
+            raise UserError(f"{self.told}: {reason}") from error
+
+
+def _line(error: BaseException) -> str:
+    """What an error says, on one line that can be read."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _load_adapted(
+    auto: type, name: str, adapter: dict[str, Any], trust_remote_code: bool, options: dict[str, Any]
+) -> PreTrainedModel:
+    """The model that an adapter of PEFT's is for, which has its own place and is checked as any other, with it."""
+    base = adapter.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ValueError(
+            f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not say of which model it is"
+        )
+    if adapter.get("megatron_config") and not trust_remote_code:
+        raise ValueError(f"{checkpoint_files.ADAPTER_CONFIG}: megatron_config names code that would be run")
+    if checkpoint_files.find(name, checkpoint_files.ADAPTER) is None:
+        raise ValueError(f"the adapter has no {checkpoint_files.ADAPTER}, and pickles are not read")
+    model = load_model(auto, base, **options)
+    info = model.load_adapter(name)
+    for kind, keys in (
+        ("no weights for", info.missing_keys),
+        ("weights that it does not ask for:", info.unexpected_keys),
+    ):
+        if keys:
+            raise ValueError(f"the adapter has {kind} {_some(sorted(keys))}")
+    check_finite(model)
+    return model
+
+
+def _check_size(auto: type, name: str, file: checkpoint_files.Shapes, options: dict[str, Any]) -> None:
+    """Refuse a config that asks for far more than the file has, before memory is taken."""
+    fields = {key: value for key, value in options.items() if key not in NO_FIELDS}
+    trust = {"trust_remote_code": options["trust_remote_code"]}
+    config = AutoConfig.from_pretrained(name, **trust, **fields)
+    if getattr(config, "quantization_config", None) is not None:
+        return  # its file has other tensors than the model
+    own = getattr(auto, "config_class", None)
+    if own is not None and type(config).model_type != own.model_type:
+        raise ValueError(f"its model type is {type(config).model_type!r}; {auto.__name__} is a {own.model_type!r}")
+    if hasattr(auto, "from_config"):
+        checkpoint_files.check_size(lambda: auto.from_config(config, **trust), file)
+    else:
+        checkpoint_files.check_size(lambda: auto(config), file)
+
+
+def _check_tying(model: PreTrainedModel, file: checkpoint_files.Shapes | None) -> list[str]:
+    """See that what the config ties is tied: Transformers leaves apart what differs in the file.
+
+    Of a Marian it is known which matrix is right. Marian NMT and Transformers before 5 have but one where the config
+    ties them; what else is in a file is left over from its conversion. It is tied again, and a warning returned.
+    """
+    wanted = model.get_expanded_tied_weights_keys(all_submodels=True)
+    apart = sorted(wanted.keys() - model.all_tied_weights_keys.keys())
+    if not apart:
+        return []
+    differ = f"{_some(apart)} differs from {wanted[apart[0]]}, but the config ties them"
+    sources = {wanted[key] for key in apart}
+    if model.config.model_type != "marian" or file is None or not sources <= file.keys():
+        raise ValueError(
+            f"its weights do not fit its config: {differ}. If each is meant, set `tie_word_embeddings` and "
+            "`share_encoder_decoder_embeddings` to say so"
+        )
+    model.tie_weights()
+    model.all_tied_weights_keys = wanted
+    return [f"{differ}: tied again, as Marian has the second alone. If both are meant, untie them in the config"]
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """See that a tokenizer works: its settings are of the right types, its ids within it, and it takes a sentence.
+
+    Raises:
+        ValueError: it does not.
+    """
+    limit = tokenizer.model_max_length
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
+        raise ValueError(f"its model_max_length is {quote(limit)}; a number of tokens is wanted")
+    for side in ("padding_side", "truncation_side"):
+        if getattr(tokenizer, side) not in ("left", "right"):
+            raise ValueError(f"its {side} is {quote(getattr(tokenizer, side))}; accepted: left, right")
+    for token, index in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True):
+        if index is not None and not 0 <= index < MOST_TOKENS:
+            raise ValueError(f"its special token {quote(token)} has the id {quote(index)}")
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= max(len(tokenizer), 1) * 2 + 2**16:
+        raise ValueError(f"its largest id is {quote(largest)}, but it has {len(tokenizer)} entries")
+    ids = tokenizer("a 1")["input_ids"]
+    tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _check_name(name: str) -> None:
@@ -157,39 +334,9 @@ def _check_name(name: str) -> None:
         raise _NoFolder("there is no such folder") from error
 
 
-def _check_files(folder: Path, weights: bool) -> None:
-    """See that a checkpoint's JSON files are such, and that its weights are no pickles, before they are used."""
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise OSError(f"{name} is damaged, or no JSON ({error})") from error
-        if not isinstance(content, dict):
-            raise OSError(f"{name} holds a {type(content).__name__}, not an object with fields")
-        for field in ("dtype", "torch_dtype"):
-            dtype = content.get(field)
-            if name == "config.json" and isinstance(dtype, str) and not _is_dtype(dtype):
-                raise OSError(f"{name}: {field} is {dtype!r}, which is no type of torch's, such as float32")
-    if not weights:
-        return
-    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise OSError("the folder holds no model: there is no config.json in it")
-    if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
-        return
-    pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
-    if pickles:
-        raise OSError(
-            f"its weights are pickled ({pickles[0]}), and loading a pickle can run any code. If you trust whoever "
-            "made it, write it anew as safetensors, by `AutoModel….from_pretrained(folder).save_pretrained(folder)`"
-        )
-    raise OSError("the folder holds no weights: there is no model.safetensors in it")
-
-
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+def _some(names: list[str]) -> str:
+    """A few of many names."""
+    return ", ".join(names[:SHOWN]) + _others(len(names) - SHOWN)
 
 
 def _others(count: int) -> str:

@@ -172,7 +172,20 @@ def load_base(base: Any) -> PreTrainedModel:
             f"cannot start from {_name(base)}: it lacks an encoder, a decoder or a language-model head; load it "
             "with AutoModelForSeq2SeqLM"
         )
+    _check_tying(base)
     return base
+
+
+def _check_tying(base: PreTrainedModel) -> None:
+    """Refuse a loaded model whose config ties matrices that differ; Transformers 5 leaves them apart."""
+    tied = base.get_expanded_tied_weights_keys(all_submodels=True)
+    for key, source in tied.items():
+        if not torch.equal(base.get_parameter(key), base.get_parameter(source)):
+            raise UserError(
+                f"cannot start from {_name(base)}: its config ties {key} to {source}, and they differ. Give the "
+                "folder it was loaded from, call its `tie_weights()` if the second is right, or set "
+                "`config.tie_word_embeddings` to False if both are"
+            )
 
 
 def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensors]:

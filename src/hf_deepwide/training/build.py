@@ -130,9 +130,9 @@ def _from_checkpoint(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreT
         theirs = load_config(base, told)
         found = theirs.model_type
         if found == recipe.family:
-            # fields that differ from the checkpoint's may ask for weights that it cannot have
+            # fields that differ from the checkpoint's may ask for weights that it cannot have, or for fewer
             other = any(getattr(theirs, field) != value for field, value in fields.items())
-            return load_model(cls, base, told, may_lack=lambda _: other, **fields)
+            return load_model(cls, base, told, may_lack=lambda _: other, accept_unexpected=lambda _: other, **fields)
         if not hasattr(cls, "from_base"):
             raise ValueError(f"a {found} model cannot be made into a {recipe.family} model")
         return cls.from_base(base, **fields)

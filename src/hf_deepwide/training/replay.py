@@ -58,7 +58,8 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     )
     masked = load_config(folder).architectures[0].endswith("ForMaskedLM")
     model_class = AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM
-    model = load_model(model_class, folder, attn_implementation=told["attn_implementation"]).to(device).train()
+    model = load_model(model_class, folder, attn_implementation=told["attn_implementation"], accept_nonfinite=True)
+    model.to(device).train()
     for module in model.modules():
         if isinstance(module, DeepWidePreTrainedModel):
             module.training_step = report["step"] - 1

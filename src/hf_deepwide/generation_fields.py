@@ -1,0 +1,123 @@
+"""What a generation config may ask of a model: tokens that it has, no more positions than it has, and real numbers."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from transformers import PreTrainedModel
+
+from .errors import quote
+
+IDS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "force_words_ids",
+    "sequence_bias",
+)
+COUNTS = {  # the smallest and the largest that are accepted
+    "max_length": (1, math.inf),
+    "max_new_tokens": (1, math.inf),
+    "min_length": (0, math.inf),
+    "min_new_tokens": (0, math.inf),
+    "num_beams": (1, 1000),
+    "num_beam_groups": (1, 1000),
+    "num_return_sequences": (1, 1000),
+    "no_repeat_ngram_size": (0, math.inf),
+    "encoder_no_repeat_ngram_size": (0, math.inf),
+    "top_k": (0, math.inf),
+}
+NUMBERS = (
+    "length_penalty",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "diversity_penalty",
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_h",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "max_time",
+)
+SWITCHES = ("do_sample", "early_stopping", "use_cache", "remove_invalid_values", "renormalize_logits")
+
+
+def check_fields(fields: dict[str, Any], vocabulary: float = math.inf) -> None:
+    """Check the fields of a generation config.
+
+    Raises:
+        ValueError: a field is of another type, out of range, or names a token outside the vocabulary.
+    """
+    for field in IDS:
+        for index in _ids(field, fields.get(field)):
+            if type(index) is not int or not 0 <= index < vocabulary:
+                of = "" if vocabulary == math.inf else f", 0 to {vocabulary - 1}"
+                _refuse(field, index, f"ids of the vocabulary{of}")
+    for field, (least, most) in COUNTS.items():
+        value = fields.get(field)
+        if value is not None and not (type(value) is int and least <= value <= most):
+            _refuse(field, value, f"{least} or more" if most == math.inf else f"{least} to {most}")
+    for field in NUMBERS:
+        value = fields.get(field)
+        if value is not None and not (type(value) in (int, float) and math.isfinite(value)):
+            _refuse(field, value, "numbers")
+    for field in SWITCHES:
+        value = fields.get(field)
+        if value is not None and type(value) is not bool and (field, value) != ("early_stopping", "never"):
+            _refuse(field, value, "true, false")
+
+
+def check_generation(model: PreTrainedModel) -> list[str]:
+    """Check the generation config of a model; bring it down to the positions that the model has.
+
+    Returns:
+        What was brought down, for warnings.
+
+    Raises:
+        ValueError: as `check_fields`.
+    """
+    if not model.can_generate() or getattr(model, "generation_config", None) is None:
+        return []
+    head = model.get_output_embeddings()
+    check_fields(vars(model.generation_config), model.config.vocab_size if head is None else len(head.weight))
+    return list(_fit(model.generation_config, getattr(model.config, "max_position_embeddings", None)))
+
+
+def _refuse(field: str, value: Any, accepted: str) -> NoReturn:
+    raise ValueError(f"generation config: {field} holds {quote(value)}; accepted: {accepted}")
+
+
+def _ids(field: str, value: Any) -> Iterator[Any]:
+    """The ids of a field: an id, or lists of ids; of biases, the ids that each number is for."""
+    if field == "sequence_bias" and isinstance(value, dict):
+        value = list(value)
+    elif field == "sequence_bias" and isinstance(value, list):
+        value = [entry[0] if isinstance(entry, list) and len(entry) == 2 else entry for entry in value]
+    elif field == "sequence_bias" and value is not None:
+        _refuse(field, value, "lists of ids, each with a number")
+    waiting = [] if value is None else [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list | tuple):
+            waiting.extend(value)
+        else:
+            yield value
+
+
+def _fit(settings: Any, positions: int | None) -> Iterator[str]:
+    """Bring the longest output down to the positions of the model; the first is that of the start token."""
+    if positions is None:
+        return
+    for field, most in (("max_length", positions), ("max_new_tokens", max(positions - 1, 1))):
+        value = getattr(settings, field, None)
+        if value is not None and value > most:
+            setattr(settings, field, most)
+            yield f"its generation config's {field} is {most} instead of {quote(value)}: it has {positions} positions"
