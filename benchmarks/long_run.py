@@ -31,7 +31,7 @@ from hf_deepwide.training.recipe import load_recipe
 from hf_deepwide.training.run import machine
 from hf_deepwide.training.trainer import TranslationTrainer
 
-RECIPE = Path(__file__).parent.parent / "scripts" / "recipes" / "quickstart.yaml"
+RECIPE = "quickstart"
 EVERY = 50  # steps between readings
 MODEL = {
     "d_model": 64,

@@ -4,7 +4,7 @@ These files hold what the papers print and how a row's model is had from a recip
 us. Keys of a table; those marked * may also be of a row, and then go before its table's:
 
     title, text     what it is of, and what a reader must know
-    recipe*         file in scripts/recipes, without its suffix: rows can be trained by it with `set`
+    recipe*         name of a packaged recipe: rows can be trained by it with `set`
     config*         family and fields of a config, where there is no recipe; null: a model that this library lacks
     vocabulary*     rows of the embedding, if not those of the recipe's tokenizer
     set*            overrides; a row's come on top of the table's. `{d}` stands for the row's value on the axis d
@@ -192,14 +192,14 @@ def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
 
 
 def kind(recipe: str) -> type[Recipe]:
-    """What kind of recipe a file of scripts/recipes is."""
+    """What kind of recipe a packaged one is."""
     return MaskedLMRecipe if recipe.startswith("masked_lm/") else Recipe
 
 
 @cache
 def load(recipe: str) -> Recipe:
     """A recipe as it is handed out."""
-    return load_recipe(ROOT / "scripts" / "recipes" / f"{recipe}.yaml", kind=kind(recipe))
+    return load_recipe(recipe, kind=kind(recipe))
 
 
 def parameters_of(config: PreTrainedConfig, seq2seq: bool = True) -> int:

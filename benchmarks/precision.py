@@ -34,7 +34,7 @@ from hf_deepwide.training.recipe import load_recipe
 from hf_deepwide.training.run import machine
 from hf_deepwide.training.trainer import TranslationTrainer
 
-RECIPE = Path(__file__).parent.parent / "scripts" / "recipes" / "quickstart.yaml"
+RECIPE = "quickstart"
 SIZES = {  # layers of each stack, width, heads, inner width
     "2 layers, d 128": (2, 128, 4, 512),
     "3 layers, d 256": (3, 256, 4, 1024),

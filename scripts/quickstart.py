@@ -9,7 +9,6 @@ runs/quickstart. Each call starts afresh; a run of other settings is not replace
 
 import logging
 import time
-from pathlib import Path
 
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
@@ -33,7 +32,7 @@ def main() -> None:
     logging.getLogger("hf_deepwide").setLevel(logging.INFO)
     disable_progress_bar()
     start = time.perf_counter()
-    recipe = load_recipe(Path(__file__).parent / "recipes" / "quickstart.yaml", overrides)
+    recipe = load_recipe("quickstart", overrides)
     results = run_recipe(recipe, overwrite=script.overwrite or is_the_same(recipe))
 
     translator = pipeline("translation", model=str(recipe.output_dir))

@@ -92,8 +92,7 @@ def lines(texts: list[str]) -> str:
 # %%
 if (script.source is None) != (script.target is None):
     raise UserError("give both --source and --target, or neither")
-here = Path(globals().get("__file__", "scripts/walkthrough.py")).parent  # a notebook: start it in the repository
-load_recipe(here / "recipes" / "multi30k_en_de_vanilla.yaml", overrides)  # what is wrong with an option comes first
+load_recipe("multi30k_en_de_vanilla", overrides)  # what is wrong with an option comes first
 source_file, target_file = script.source, script.target
 if source_file is None:
     source_file, target_file = (folder / f"phrases.{language}" for language in (source_lang, target_lang))
@@ -187,17 +186,17 @@ small = shlex.split(f"""
 both = shlex.split(f"--training.max_tokens {suggested.max_tokens} --training.predict_with_generate false")
 
 
-def recipe_of(file: str, run: str, *options: str) -> Recipe:
+def recipe_of(name: str, run: str, *options: str) -> Recipe:
     """A recipe of the library with our data and options, for the folder `run`; it is kept as a file."""
     options = (*data, *both, *options, "--training.output_dir", str(folder / run), *overrides)
-    recipe = load_recipe(here / "recipes" / file, options)
+    recipe = load_recipe(name, options)
     written = folder / f"{run}.yaml"
     write(written, yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True))
     print(f"\n{written}, for scripts/train_translation.py:\n\n{written.read_text(encoding='utf-8')}")
     return recipe
 
 
-vanilla = recipe_of("multi30k_en_de_vanilla.yaml", "vanilla", *small)
+vanilla = recipe_of("multi30k_en_de_vanilla", "vanilla", *small)
 
 # %% [markdown]
 # ## The baseline
@@ -231,7 +230,7 @@ results = {"vanilla": train(vanilla)}
 # %%
 base = str(vanilla.output_dir)
 mat = recipe_of(
-    "multi30k_en_de_mat.yaml",
+    "multi30k_en_de_mat",
     "mat",
     *("--model.init_from", base, "--tokenizer.path", base, "--model.attention_branches", "2"),
     *("--training.num_train_epochs", str(max(1, suggested.num_train_epochs // 2))),

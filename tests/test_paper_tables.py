@@ -5,9 +5,9 @@ import itertools
 
 import paper_tables
 import pytest
-from paper_rows import ROOT, arguments, load, overrides_of, parameters_of, read_table, read_tables
+from paper_rows import arguments, load, overrides_of, parameters_of, read_table, read_tables
 
-from hf_deepwide.training.recipe import parse_overrides
+from hf_deepwide.training.recipe import PACKAGED, packaged_recipes, parse_overrides
 
 TABLES = list(read_tables())
 ROWS = [row for table in TABLES for row in table.rows]
@@ -102,9 +102,8 @@ def test_what_is_wrong_in_a_data_file_is_named(change, words):
 
 def test_recipes_of_the_papers_are_rows():
     """By themselves, or as a row with what a column overrides."""
-    folder, rows = ROOT / "scripts" / "recipes", {row.recipe for row in TRAINED}
-    names = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
-    of_papers = {name for name in names if "Table " in (folder / f"{name}.yaml").read_text(encoding="utf-8")}
+    names, rows = set(packaged_recipes()), {row.recipe for row in TRAINED}
+    of_papers = {name for name in names if "Table " in (PACKAGED / f"{name}.yaml").read_text(encoding="utf-8")}
     # Multi30k is of no paper, and this direction of TED8-Related in no table
     of_papers -= {name for name in names if "multi30k" in name} | {"ted8_related_m2o_latent_depth"}
     values = [row.values(column) for row in TRAINED for column in row.columns if overrides_of(row.columns[column])]

@@ -1,7 +1,6 @@
 """Recipes: what is refused and in which words, overrides, and the recipes that are handed out."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,9 +12,9 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, trai
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.arguments import REFUSED, TranslationTrainingArguments
 from hf_deepwide.training.build import build_model, new_config
-from hf_deepwide.training.recipe import check_recipe, differences, load_recipe
+from hf_deepwide.training.recipe import PACKAGED, check_recipe, differences, load_recipe, packaged_recipes
 
-RECIPES = sorted((Path(__file__).parents[1] / "scripts" / "recipes").glob("*.yaml"))
+RECIPES = [name for name in packaged_recipes() if not name.startswith("masked_lm/")]
 assert hf_deepwide  # registers the families
 
 WRONG = {
@@ -202,14 +201,57 @@ def test_differences_name_keys_and_values(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipes_that_are_handed_out(path, tmp_path):
-    recipe = load_recipe(path, ["--training.output_dir", str(tmp_path)])
+@pytest.mark.parametrize("name", RECIPES)
+def test_packaged_recipes_load(name, tmp_path):
+    recipe = load_recipe(name, ["--training.output_dir", str(tmp_path)])
     arguments = recipe.training_arguments()
     assert arguments.max_tokens == recipe.values["training"]["max_tokens"]
-    keys = [line for line in path.read_text(encoding="utf-8").splitlines() if re.match(r" +\w+:", line)]
-    assert len(keys) > 20
-    assert [line for line in keys if not re.search(r" # .{3}", line)] == [], "each key is explained"
+    assert sum(map(len, recipe.values.values())) > 20
+    text = (PACKAGED / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# "), "a comment says what the recipe is"
+    assert [line for line in text.splitlines() if re.match(r" +\w+:", line) and not re.search(r" # .{3}", line)] == []
+
+
+def test_a_recipe_begins_with_what_it_extends(tmp_path):
+    values = tiny_values(tmp_path)
+    write_recipe(tmp_path, values)
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: tiny.yaml\ntraining: {seed: 9}\n")
+    loaded = load_recipe(child)
+    assert differences(values, loaded.values) == [f"training.seed: {values['training']['seed']}, now 9"]
+    assert loaded.name == "child"
+    assert load_recipe(child, ["--training.seed", "4"]).values["training"]["seed"] == 4
+    assert load_recipe(tmp_path / "tiny.yaml").values["training"]["seed"] == values["training"]["seed"]
+
+
+@pytest.mark.parametrize(
+    ("parent", "words"),
+    [
+        ("extends: child.yaml", ["child.yaml", "parent.yaml", "itself"]),
+        ("extends: nowhere.yaml", ["parent.yaml", "nowhere.yaml"]),
+        ("extends: 3", ["parent.yaml", "child.yaml", "3"]),
+        ("trainig: {}", ["parent.yaml", "child.yaml", "trainig", "training"]),
+        ("training: 3", ["parent.yaml", "child.yaml", "mapping"]),
+        ("- list", ["parent.yaml", "child.yaml", "mapping"]),
+    ],
+)
+def test_what_is_wrong_in_a_parent_names_both_files(parent, words, tmp_path):
+    (tmp_path / "parent.yaml").write_text(parent)
+    (tmp_path / "child.yaml").write_text("extends: parent.yaml\n")
+    with pytest.raises(UserError) as caught:
+        load_recipe(tmp_path / "child.yaml")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_packaged_recipe_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("quickstart").name == "quickstart"
+    with pytest.raises(UserError, match="quickstart"):
+        load_recipe("quickstrat")
+    (tmp_path / "quickstart").write_text("training: 3")
+    with pytest.raises(UserError, match="mapping"):  # a file comes first
+        load_recipe("quickstart")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, get_scheduler
 from hf_deepwide.data.batches import TokenBatchSampler
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.evaluation.averages import read_scores
-from hf_deepwide.training.recipe import Recipe, load_recipe
+from hf_deepwide.training.recipe import PACKAGED, Recipe, load_recipe
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ROOT / "scripts" / "recipes"
+RECIPES = PACKAGED
 OPUS = "opus100_m2m_dwlstm"
 NAMES = [OPUS, *sorted(path.stem for path in RECIPES.glob("wmt*_dwlstm*.yaml"))]
 
@@ -140,7 +140,7 @@ def as_distributed(folder: Path) -> dict[str, str | None]:
             file = place / f"opus.{name}-{'dev' if split == 'validation' else split}.{lang}"
             file.write_text("".join(f"{row[lang]}\n" for row in rows), encoding="utf-8")
     comment = (RECIPES / f"{OPUS}.yaml").read_text(encoding="utf-8").partition("--data.format text")[2]
-    prefixes = dict(re.findall(r"--data\.(train|validation|test) '(.+)'", comment.partition("\nmodel:")[0]))
+    prefixes = dict(re.findall(r"--data\.(train|validation|test) '(.+)'", comment.partition("\nextends:")[0]))
     return {"format": "text", "name": None, "root": str(folder), **prefixes}
 
 

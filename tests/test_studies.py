@@ -47,7 +47,7 @@ evaluation: {}
 @pytest.fixture
 def small(tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    (tmp_path / "small.yaml").write_text(SMALL.format(recipe="recipe.yaml"))
+    (tmp_path / "small.yaml").write_text(SMALL.format(recipe=tmp_path / "recipe.yaml"))
     return load_study(tmp_path / "small.yaml")
 
 
@@ -136,7 +136,7 @@ def test_translations_are_kept_with_their_run(small, tmp_path):
 )
 def test_a_wrong_study_is_refused(tmp_path, change, word):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    values = yaml.safe_load(SMALL.format(recipe="recipe.yaml")) | change
+    values = yaml.safe_load(SMALL.format(recipe=tmp_path / "recipe.yaml")) | change
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises((UserError, ValueError), match=word):
         load_study(tmp_path / "wrong.yaml")

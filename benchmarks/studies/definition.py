@@ -1,6 +1,6 @@
 """What a study is: a YAML file that names a recipe, systems, a search and seeds.
 
-    recipe:     file beside the study, or a path from it: data, tokenizer, training and evaluation of all runs
+    recipe:     a packaged recipe, or a file: data, tokenizer, training and evaluation of all runs
     overrides:  keys of the recipe by their dotted names, for all runs
     model:      the section `model` of all systems, where they do not say otherwise
     search:     stages, one after the other; a stage tries its settings around the best of the stage before
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.recipe import Recipe, check_recipe, parse_yaml
+from hf_deepwide.training.recipe import Recipe, check_recipe, find_recipe, parse_yaml, read_values
 
 Setting = dict[str, Any]
 
@@ -79,7 +79,7 @@ def load_study(path: Path) -> Study:
         raise UserError(f"there is no study {path}")
     values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     try:
-        recipe = parse_yaml((path.parent / values["recipe"]).read_text(encoding="utf-8"), values["recipe"])
+        recipe = read_values(find_recipe(values["recipe"]))
         systems = [_system(name, **fields) for name, fields in values["systems"].items()]
         common = {key: value for key, value in values.items() if key not in ("recipe", "systems", "search")}
         stages = [Stage(**stage) for stage in values["search"]]

@@ -48,6 +48,10 @@ NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 RECIPE, MARK = "recipe.yaml", "run.json"
 
 
+EXTENDS = "extends"  # the key that names the recipe whose keys a recipe begins with
+PACKAGED = Path(__file__).parents[1] / "recipes"
+
+
 @dataclass
 class Recipe:
     """A checked recipe.
@@ -122,20 +126,17 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
 
     The one that a run has kept is of that run: it has its name, and goes on where it lies.
 
+    Args:
+        path: a file, or the name of a packaged recipe, such as `quickstart` or `masked_lm/multi30k_masked_lm`.
+        overrides: dotted keys and values.
+        kind: what is trained.
+
     Raises:
         UserError: no such file; not YAML; an unknown section or key (names the nearest one); a value of a wrong
             type or out of range. Each message starts with the file (or the override) and the key's dotted path.
     """
-    path = Path(path)
-    values = parse_yaml(read_text(path, "recipe", LARGEST), str(path))
-    values = {} if values is None else values
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: a recipe is a mapping of the sections {', '.join(kind.sections)}")
-    for section, keys in values.items():
-        _check_name(str(path), "section", section, kind.sections)
-        if keys is not None and not isinstance(keys, dict):
-            raise UserError(f"{path}: {section}: a section is a mapping of keys to values, not {quote(keys)}")
-    values = {section: dict(values.get(section) or {}) for section in kind.sections}
+    path = find_recipe(path)
+    values = read_values(path, kind)
     name, mark = path.stem, read_mark(path.parent) if path.name == RECIPE else None
     if mark is not None:
         name = mark.get("name", path.absolute().parent.name)
@@ -149,6 +150,62 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
             )
         values[section][field] = value
     return check_recipe(values, name, str(path), kind)
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file of a recipe: `path` itself, or the packaged recipe of that name.
+
+    Raises:
+        UserError: there is neither.
+    """
+    name = Path(path)
+    packaged = PACKAGED / f"{name}.yaml"
+    if name.suffix or name.is_absolute() or name.exists():
+        return name
+    if packaged.is_file():
+        return packaged
+    near = difflib.get_close_matches(str(name), packaged_recipes(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`hf-deepwide recipes` lists the packaged ones"
+    raise UserError(f"there is no recipe {quote(str(path))}: no file, and no packaged recipe of this name; {hint}")
+
+
+def packaged_recipes() -> list[str]:
+    """The names of the packaged recipes; the files in `base/` are only parts of others."""
+    names = (file.relative_to(PACKAGED).with_suffix("").as_posix() for file in PACKAGED.rglob("*.yaml"))
+    return sorted(name for name in names if not name.startswith("base/"))
+
+
+def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, ...] = ()) -> dict[str, dict[str, Any]]:
+    """Section to keys of a recipe, merged over those of the recipe that it `extends`.
+
+    Args:
+        path: the file; what it extends is looked for in the same folder.
+        kind: whose sections are accepted.
+        children: the recipes that extend this one, for messages.
+
+    Raises:
+        UserError: not a recipe, or one that extends itself; the message names the file and its children.
+    """
+    source = " extended by ".join(map(str, (path, *reversed(children))))
+    if path in children:
+        raise UserError(f"{source}: {EXTENDS}: a recipe cannot extend itself")
+    if children and not path.is_file():
+        raise UserError(f"{children[-1]}: {EXTENDS}: there is no file {path}")
+    values = parse_yaml(read_text(path, "recipe", LARGEST), source)
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise UserError(f"{source}: a recipe is a mapping of the sections {', '.join(kind.sections)}")
+    parent = values.pop(EXTENDS, None)
+    if not isinstance(parent, str | None):
+        raise UserError(
+            f"{source}: {EXTENDS}: {quote(parent)} is no file name; write the recipe that this one changes"
+        )
+    for section, keys in values.items():
+        _check_name(source, "section", section, kind.sections)
+        if keys is not None and not isinstance(keys, dict):
+            raise UserError(f"{source}: {section}: a section is a mapping of keys to values, not {quote(keys)}")
+    inherited = read_values(path.parent / parent, kind, (*children, path)) if parent else {}
+    return {section: {**inherited.get(section, {}), **(values.get(section) or {})} for section in kind.sections}
 
 
 def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
