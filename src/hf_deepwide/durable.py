@@ -98,15 +98,57 @@ def publish(draft: Path, final: Path) -> None:
     _flush(final.parent)
 
 
+@contextmanager
+def whole_files(folder: Path, last: str = "") -> Iterator[Path]:
+    """Yield an empty folder; its files move to `folder` when the block ends, and vanish on an error.
+
+    Each file is there in full or not at all, and the file called `last` comes after the others. Links that have the
+    names of these files are replaced, not followed.
+    """
+    draft = open_staging(folder) / "files"
+    discard(draft)
+    draft.mkdir()
+    try:
+        yield draft
+        for path in sorted(draft.iterdir(), key=lambda path: (path.name == last, path.name)):
+            publish(path, folder / path.name)
+    finally:
+        discard(draft)
+        _close_staging(draft.parent)
+
+
+def open_staging(folder: Path) -> Path:
+    """The folder in `folder` for what is being written; it is made, in place of a link of that name."""
+    staging = folder / STAGING
+    if staging.is_symlink():
+        staging.unlink()
+    staging.mkdir(parents=True, exist_ok=True)
+    return staging
+
+
+def _close_staging(staging: Path) -> None:
+    if not any(staging.iterdir()):
+        staging.rmdir()
+
+
+def discard(path: Path) -> None:
+    """Delete a file, a folder or a link, if it is there. What a link points to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove(folder: Path) -> None:
-    """Delete a folder such that under its own name it is never there in part."""
-    staging = folder.parent / STAGING
-    staging.mkdir(exist_ok=True)
+    """Delete a folder such that under its own name it is never there in part; of a link, the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    staging = open_staging(folder.parent)
     doomed = staging / f"deleted-{folder.name}"
     folder.rename(doomed)
     shutil.rmtree(doomed)
-    if not any(staging.iterdir()):
-        staging.rmdir()
+    _close_staging(staging)
 
 
 def why_not_written(error: Exception, folder: Path) -> str | None:

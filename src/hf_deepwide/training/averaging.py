@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..durable import publish, why_not_written
+from ..durable import whole_files, why_not_written
 from ..errors import UserError
 from .checkpoints import WEIGHTS
 
@@ -74,19 +74,12 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
             )
     mean = {name: _mean(name, files, folders) for name in sorted(names)}
     output = Path(output)
-    drafts = {}
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        for name in (name for name in SIDE_FILES if (folders[-1] / name).is_file()):
-            drafts[output / name] = output / f".{name}"
-            shutil.copyfile(folders[-1] / name, drafts[output / name])
-        drafts[output / WEIGHTS] = output / f".{WEIGHTS}"
-        save_file(mean, drafts[output / WEIGHTS], metadata={"format": "pt"})
-        for final, draft in drafts.items():
-            publish(draft, final)
+        with whole_files(output, last=WEIGHTS) as draft:
+            for name in (name for name in SIDE_FILES if (folders[-1] / name).is_file()):
+                shutil.copyfile(folders[-1] / name, draft / name)
+            save_file(mean, draft / WEIGHTS, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
-        for draft in drafts.values():
-            draft.unlink(missing_ok=True)
         raise UserError(f"{output}: the model cannot be saved: {why_not_written(error, output)}") from error
     logger.info("%s holds the weights of %s", output, ", ".join(folder.name for folder in folders))
     return output

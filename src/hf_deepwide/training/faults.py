@@ -18,7 +18,6 @@ once there is nothing left to halve: the loss scale has collapsed.
 import json
 import logging
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
-from ..durable import write_whole
+from ..durable import discard, write_whole
 from ..errors import UserError, quote
 
 logger = logging.getLogger(__name__)
@@ -202,7 +201,7 @@ class FaultGuard:
         weights = self.accelerator.get_state_dict(self.model_wrapped)  # of a sharded model each process has a part
         try:
             if self.args.should_save:
-                shutil.rmtree(folder, ignore_errors=True)
+                discard(folder)
             self.accelerator.wait_for_everyone()
             folder.mkdir(parents=True, exist_ok=True)
             save_batches(batches, folder / f"rank-{self.args.process_index}.safetensors")

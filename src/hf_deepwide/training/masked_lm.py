@@ -27,6 +27,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.batches import check_lengths
 from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
+from ..durable import whole_files
 from ..errors import UserError
 from ..loading import load_model, load_tokenizer
 from ..registration import FAMILIES
@@ -147,7 +148,8 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
         tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")), data)
         if tokenizer.mask_token is None:
             tokenizer.add_special_tokens({"mask_token": MASK})
-        tokenizer.save_pretrained(run)
+        with whole_files(run) as draft:
+            tokenizer.save_pretrained(draft)
     process.wait_for_everyone()
     tokenizer = load_tokenizer(run if checkpoint is None else checkpoint)
     splits = {
