@@ -31,8 +31,8 @@ from hf_deepwide.training.preemption import SIGNALS
 
 GRACE = 20  # seconds that a launcher gives the other processes once one has ended; torchrun's default is 30
 
-# Where: module, function, and when: before or after the call, or when the file or folder that it writes or deletes
-# (the last path among its arguments, and what in it) is there in half.
+# Where: module, function, and when: before the call (with a path of this name), or after the call, or when the file or
+# folder that it writes or deletes (the last path among its arguments, and what in it) is there in half.
 MOMENTS = {
     "in a step": ("transformers.trainer", "Trainer.training_step", "before", ""),
     "in evaluation": ("transformers.trainer_callback", "CallbackHandler.on_prediction_step", "after", ""),
@@ -43,8 +43,12 @@ MOMENTS = {
     "checkpoint not yet named": ("hf_deepwide.training.saving", "publish", "before", ""),
     "checkpoint just named": ("hf_deepwide.training.saving", "publish", "after", ""),
     "old checkpoint half deleted": ("hf_deepwide.durable", "shutil.rmtree", "half", "model.safetensors"),
-    "recipe or results not yet named": ("hf_deepwide.durable", "publish", "before", ""),
-    "final model not yet named": ("hf_deepwide.training.averaging", "publish", "before", ""),
+    "mark not yet named": ("hf_deepwide.durable", "publish", "before", "run.json"),
+    "recipe not yet named": ("hf_deepwide.durable", "publish", "before", "recipe.yaml"),
+    "tokenizer not yet named": ("hf_deepwide.durable", "publish", "before", "tokenizer_config.json"),
+    "checksums not yet named": ("hf_deepwide.durable", "publish", "before", "checksums.json"),
+    "final model not yet named": ("hf_deepwide.durable", "publish", "before", "model.safetensors"),
+    "results not yet named": ("hf_deepwide.durable", "publish", "before", "results.json"),
     "test set translated": ("hf_deepwide.training.run", "translate_and_score", "after", ""),
     "model card half written": ("hf_deepwide.training.run", "write_model_card", "half", "README.md"),
     "tokenizer half written": ("transformers", "PreTrainedTokenizerBase.save_pretrained", "half", "tokenizer.json"),
@@ -191,6 +195,8 @@ def arm(blow: Blow) -> None:
         nonlocal calls
         if when == "half" and attribute == "rmtree" and not (Path(args[0]) / part).is_file():
             return original(*args, **kwargs)  # not a checkpoint
+        if when == "before" and part and Path(args[-1]).name != part:
+            return original(*args, **kwargs)
         calls += 1
         if calls != blow.count:
             return original(*args, **kwargs)

@@ -25,9 +25,11 @@ KILLS = [
     ("between epochs", 3, "resuming from checkpoint-12"),
     ("optimizer half written", 7, "checkpoint-8 was being saved when the run was interrupted"),
     ("old checkpoint half deleted", 2, "resuming from checkpoint-16"),
-    ("recipe or results not yet named", 1, "training loss"),
-    ("recipe or results not yet named", 2, "training loss"),
-    ("recipe or results not yet named", 4, "training had ended at checkpoint-20"),
+    ("mark not yet named", 1, "training loss"),
+    ("recipe not yet named", 1, "training loss"),
+    ("tokenizer not yet named", 1, "training loss"),
+    ("checksums not yet named", 2, "checkpoint-8 was being saved when the run was interrupted"),
+    ("results not yet named", 1, "training had ended at checkpoint-20"),
 ]
 
 

@@ -21,6 +21,7 @@ from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.errors import UserError
 from hf_deepwide.loading import load_config, load_model, load_tokenizer, refusing_pickles
 from hf_deepwide.shards import only_weights
+from hf_deepwide.training.checkpoints import problem
 from hf_deepwide.training.run import run_recipe
 
 PACKAGE = SCRIPTS.parent / "src" / "hf_deepwide"
@@ -71,7 +72,8 @@ def test_pickles_in_place_of_safetensors_are_refused(poisoned, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
-def test_resuming_loads_no_pickle(name, resumable, tmp_path, monkeypatch):
+def test_resuming_loads_no_pickle(name, resumable, tmp_path, monkeypatch, caplog):
+    """It is not what was saved; without checksums, as of an older version, it is refused where it is read."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     shutil.copytree(resumable, run)
@@ -79,7 +81,10 @@ def test_resuming_loads_no_pickle(name, resumable, tmp_path, monkeypatch):
     recipe = tiny_recipe(run, **RESUMABLE)
     if name == "training_args.bin":  # which is not read at all
         run_recipe(recipe)
+        assert "damaged" not in caplog.text
     else:
+        assert f"{name} is damaged" in problem(run / "checkpoint-1")
+        (run / "checkpoint-1" / "checksums.json").unlink()
         with pytest.raises(UserError, match=r"checkpoint-1: .*was not loaded.*Remove the folder"):
             run_recipe(recipe)
     assert not (tmp_path / "FIRED").exists()

@@ -86,6 +86,15 @@ def _read(args: DataArguments, split: Split) -> tuple[tuple[str, str], Iterator[
     return readers[args.format](args, args.location(split))
 
 
+def local_files(args: DataArguments, split: Split) -> list[Path]:
+    """The files that a split is read from, where these are files of text."""
+    if args.pairs is not None:
+        return [path for pair in args.pairs for path in local_files(args.for_pair(pair), split)]
+    if args.format in ("datasets", "phrases"):
+        return []
+    return [Path(name) for name in dict.fromkeys(_read(args, split)[0])]
+
+
 def _kept_pairs(args: DataArguments, split: Split) -> Iterator[dict[str, str]]:
     """The pairs of local files that stay, as rows; for streams."""
     files, pairs = _read(args, split)

@@ -1,18 +1,23 @@
 """Checkpoints of a run on disk: which are whole, and which to go on from."""
 
-import json
+import errno
 import logging
+import lzma
+import math
 import re
-import shutil
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from ..durable import STAGING, remove
-from ..errors import UserError
+from ..durable import STAGING, discard, remove
+from ..errors import UserError, quote
+from .checksums import UNREAD, compare, parse, read_checksums
 
 logger = logging.getLogger(__name__)
 
@@ -25,39 +30,76 @@ REGULAR, INTERRUPTED = "checkpoint", "interrupted"
 
 
 def checkpoints(run: Path, *kinds: str) -> list[Path]:
-    """The checkpoint folders of a run, oldest step first, whole or not; without `kinds`, the regular ones."""
-    pattern = re.compile(rf"({'|'.join(kinds or [REGULAR])})-(\d+)")
-    found = [
-        (int(match[2]), path.name, path)
-        for path in run.glob("*-*")
-        if (match := pattern.fullmatch(path.name)) and path.is_dir()
-    ]
-    return [path for _, _, path in sorted(found)]
+    """The checkpoint folders of a run, oldest step first, whole or not; without `kinds`, the regular ones.
+
+    A link is none: what it points to is not the run's to delete.
+    """
+    return [path for _, path in _named(run, *kinds) if _is_folder(path)]
+
+
+def _named(run: Path, *kinds: str) -> list[tuple[int, Path]]:
+    """Step and path of whatever has the name of a checkpoint, oldest step first; a name is as we would write it."""
+    pattern = re.compile(rf"({'|'.join(kinds or [REGULAR])})-(0|[1-9][0-9]*)")
+    found = [(match, path) for path in run.glob("*-*") if (match := pattern.fullmatch(path.name))]
+    return sorted((int(match[2]), path) for match, path in found)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def problem(checkpoint: Path) -> str | None:
     """Why training cannot be resumed from a checkpoint, or None if it can.
 
-    Files are read only as far as it takes to see that they are complete.
+    Each file has to be as it was saved (`checksums.json`). Of a checkpoint of an older version, which has no
+    checksums, files are read as far as their kinds tell whether they are whole. The state has to be of this step.
     """
+    if not _is_folder(checkpoint):
+        return "it is a link or a file, and a checkpoint is a folder of the run"
     for name in REQUIRED:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
     if not any((checkpoint / name).is_file() for name in OPTIMIZER):
         return "the optimizer's state is missing"
-    if not any(checkpoint.glob("rng_state*.pth")):
+    if reason := _wrong_generators(checkpoint):
+        return reason
+    try:
+        saved = read_checksums(checkpoint)
+        if saved is None:
+            names = sorted(path.name for path in checkpoint.iterdir() if path.name != UNREAD and path.is_file())
+            damage = next((damage for name in names if (damage := _damage(checkpoint / name))), None)
+        else:
+            damage = compare(checkpoint, saved["sha256"])
+        return damage or _wrong_state(checkpoint)
+    except ValueError as error:  # of the checksums, or of the state
+        return str(error)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return f"{error.filename or 'a file'} cannot be read: the disk is damaged"
+
+
+def _wrong_generators(checkpoint: Path) -> str | None:
+    """One process saves the state of its generators under another name than each of several."""
+    present = {path.name for path in checkpoint.glob("rng_state*.pth")}
+    if not present:
         return "the state of the random generators is missing"
-    for path in sorted(checkpoint.iterdir()):
-        if damage := _damage(path):
-            return f"{path.name} is damaged ({damage})"
+    several = {f"rng_state_{rank}.pth" for rank in range(len(present))}
+    if present not in ({"rng_state.pth"}, several):
+        return f"{', '.join(sorted(present))} are not the random generators of one run"
     return None
+
+
+def _wrong_state(checkpoint: Path) -> str | None:
+    step = load_state(checkpoint).global_step
+    return None if checkpoint.name.endswith(f"-{step}") else f"{TRAINER_STATE_NAME} is of step {step}"
 
 
 def _damage(path: Path) -> str | None:
     """What is wrong with a file, judged by its kind."""
     if path.suffix == ".json":
         try:
-            json.loads(path.read_text(encoding="utf-8"))
+            parse(path)
         except ValueError as error:
             return str(error)
     if path.suffix == ".safetensors":
@@ -65,26 +107,53 @@ def _damage(path: Path) -> str | None:
             with safe_open(path, "pt"):  # compares the file's size with its header
                 pass
         except SafetensorError as error:
-            return str(error)
-    if path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
-        return "it is not whole"  # `torch.save` writes the directory of the archive last
+            return f"{path.name} is damaged ({error})"
+    if path.suffix in (".pt", ".pth", ".bin") and not _is_whole_archive(path):
+        return f"{path.name} is damaged (it is not whole, or its checksums are wrong)"
     return None
 
 
-def check_best(checkpoint: Path) -> None:
-    """See that the weights of the best checkpoint can be loaded.
+def _is_whole_archive(path: Path) -> bool:
+    """What `torch.save` writes is a zip archive, with a checksum of each part, which PyTorch does not read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    # what flipped bits can make of an archive: a broken directory, a password, another compression
+    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, zlib.error, lzma.LZMAError):
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, None):  # a place before the file begins, or no bzip2
+            raise
+        return False
+
+
+def check_weights(checkpoint: Path) -> None:
+    """See that weights of which the final model is made are as they were saved.
 
     Raises:
         UserError: they are missing or damaged; it is not for us to take worse ones in their place.
     """
     path = checkpoint / WEIGHTS
-    damage = _damage(path) if path.is_file() else "missing"
+    try:
+        saved = read_checksums(checkpoint)
+        if not path.is_file():
+            damage = f"{WEIGHTS} is missing"
+        else:
+            damage = _damage(path) if saved is None else compare(checkpoint, saved["sha256"], [WEIGHTS])
+    except ValueError as error:
+        damage = str(error)
     if damage:
-        reason = damage if damage == "missing" else f"damaged ({damage})"
         raise UserError(
-            f"{path} is {reason}, and {checkpoint.name} is the best checkpoint, to be the final model. Put it "
-            "back from a copy; or remove its folder and give the same command again: the last one then takes its place"
+            f"{checkpoint}: {damage}, and the final model is made of this checkpoint. Put the file back from a copy; "
+            "or remove the folder and give the same command again: the final model is then made without it"
         )
+
+
+def best_checkpoint(run: Path, state: TrainerState) -> Path | None:
+    """The best checkpoint, if it is still there. Only names count: where the run was before, nothing is ours."""
+    known = {path.name: path for path in checkpoints(run)}
+    names = (f"{REGULAR}-{state.best_global_step}", Path(state.best_model_checkpoint or "").name)
+    return next((known[name] for name in names if name in known), None)
 
 
 def newest_whole(run: Path) -> Path | None:
@@ -96,21 +165,28 @@ def last_checkpoint(run: Path) -> Path | None:
     """As `newest_whole`, and the folder is tidied.
 
     Damaged ones that are newer are set aside as `damaged-checkpoint-…`, with a warning that says what is wrong
-    with them, so that they take no part in the rotation of old checkpoints. What an interrupted save has left is
-    removed, with a warning as well.
+    with them, so that they take no part in the rotation of old checkpoints. So is whatever else has a checkpoint's
+    name, such as a link. What an interrupted save has left is removed, with a warning as well.
     """
     for draft in checkpoints(run / STAGING, REGULAR, INTERRUPTED):
         logger.warning("%s was being saved when the run was interrupted; what there is of it is removed", draft.name)
-    shutil.rmtree(run / STAGING, ignore_errors=True)
+    discard(run / STAGING)
+    found = [path for _, path in _named(run, REGULAR, INTERRUPTED)]
+    for path in [path for path in found if not _is_folder(path)]:
+        _set_aside(path, problem(path))
     for checkpoint in reversed(checkpoints(run, REGULAR, INTERRUPTED)):
         reason = problem(checkpoint)
         if reason is None:
             return checkpoint
-        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
-        logger.warning("%s is not usable: %s. It is set aside as %s", checkpoint, reason, aside.name)
-        shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
-        checkpoint.rename(aside)
+        _set_aside(checkpoint, reason)
     return None
+
+
+def _set_aside(checkpoint: Path, reason: str | None) -> None:
+    aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+    logger.warning("%s is not usable: %s. It is set aside as %s", checkpoint, reason, aside.name)
+    discard(aside)  # of an earlier time
+    checkpoint.rename(aside)
 
 
 def rotate(run: Path, limit: int | None, best: str | None) -> None:
@@ -119,7 +195,7 @@ def rotate(run: Path, limit: int | None, best: str | None) -> None:
     As Transformers does, only that a checkpoint on its way out is never seen in part.
     """
     present = checkpoints(run)
-    kept = {present[-1], *([Path(best)] if best else [])}
+    kept = {present[-1], *({Path(best)} & set(present) if best else ())}
     surplus = len(present) - max(limit, len(kept)) if limit else 0
     for checkpoint in [path for path in present if path not in kept][: max(surplus, 0)]:
         remove(checkpoint)
@@ -140,9 +216,41 @@ def load_state(checkpoint: Path) -> TrainerState:
     """
     path = checkpoint / TRAINER_STATE_NAME
     try:
-        return TrainerState.load_from_json(str(path))
-    except (ValueError, TypeError) as error:
+        state = TrainerState.load_from_json(str(path))
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged, or not what a Trainer writes ({error})") from error
+    for name, accepted in _STATE.items():
+        value = getattr(state, name)
+        if not accepted(value):
+            raise UserError(f"{path} is damaged, or not what a Trainer writes ({name} is {quote(value)})")
+    return state
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _is_callback(value: Any) -> bool:
+    """The state of a callback, or of several of one class."""
+    return isinstance(value, dict) and all(isinstance(value.get(key, {}), dict) for key in ("args", "attributes"))
+
+
+# What the fields of a state can hold.
+_STATE: dict[str, Callable[[Any], bool]] = {
+    "global_step": _is_count,
+    "max_steps": _is_count,
+    "best_global_step": lambda value: value is None or _is_count(value),
+    "best_metric": lambda value: value is None or type(value) in (int, float),
+    "best_model_checkpoint": lambda value: value is None or isinstance(value, str),
+    "epoch": lambda value: value is None or (type(value) in (int, float) and 0 <= value < math.inf),
+    "log_history": lambda value: (
+        isinstance(value, list) and all(isinstance(entry, dict) and _is_count(entry.get("step", 0)) for entry in value)
+    ),
+    "stateful_callbacks": lambda value: (
+        isinstance(value, dict)
+        and all(_is_callback(one) for each in value.values() for one in (each if isinstance(each, list) else [each]))
+    ),
+}
 
 
 def load_history(folder: Path) -> list[dict]:

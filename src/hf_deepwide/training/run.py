@@ -29,7 +29,7 @@ from ..data.batches import check_lengths, encode
 from ..data.corpora import load_parallel
 from ..data.languages import add_tags, set_codes
 from ..data.tokenizer import load_or_train, training_texts
-from ..durable import STAGING, remove, write_whole
+from ..durable import STAGING, remove, whole_files, write_whole
 from ..errors import UserError
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..reading import read_text
@@ -41,7 +41,7 @@ from .checkpoints import (
     INTERRUPTED,
     REGULAR,
     WEIGHTS,
-    check_best,
+    check_weights,
     checkpoints,
     forget_interrupted,
     is_last,
@@ -148,6 +148,7 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
 def begin(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool, process: PartialState) -> Path | None:
     """Open the folder of a run; returns the checkpoint that it goes on from, if there is one."""
     if process.is_main_process:
+        _refuse_links(recipe.output_dir)
         open_run(recipe, args, overwrite)
         last_checkpoint(recipe.output_dir)  # sets damaged ones aside before the other processes look
     else:
@@ -156,7 +157,7 @@ def begin(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool, p
     bound_kernel_caches()
     if args.keep_memory:
         keep_memory()
-    return last_checkpoint(recipe.output_dir)
+    return next(reversed(checkpoints(recipe.output_dir, REGULAR, INTERRUPTED)), None)  # it was found to be whole
 
 
 def train_to_the_end(
@@ -216,6 +217,16 @@ def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool
     write_whole(run / RECIPE, to_yaml(recipe.values))
 
 
+def _refuse_links(run: Path) -> None:
+    """What a run writes goes to its own folder, also where somebody else has prepared the folder."""
+    for folder in (run / FAULTS, (run / CURVES).parent, run / "runs"):
+        if folder.is_symlink():
+            raise UserError(
+                f"{folder} is a link, and a run writes and deletes within its own folder alone; remove the link, or "
+                "give another training.output_dir"
+            )
+
+
 def _refuse_another_recipe(recipe: Recipe, apart_from: set[str]) -> None:
     """An unfinished run goes on by the recipe that it began with, `apart_from` some keys of the section training."""
     kept = recipe.output_dir / RECIPE
@@ -262,10 +273,12 @@ def final_checkpoints(run: Path, state: TrainerState, args: TranslationTrainingA
         chosen = present[-args.average_last :]
         if len(chosen) < args.average_last:
             logger.warning("the run has %d checkpoints; average_last asks for %d", len(chosen), args.average_last)
+        for checkpoint in chosen:
+            check_weights(checkpoint)
         return chosen, f"the mean of the checkpoints of steps {', '.join(_step(path) for path in chosen)}"
     best = run / f"checkpoint-{state.best_global_step}"
     if args.load_best_model_at_end and best in present:
-        check_best(best)
+        check_weights(best)
         metric = "BLEU" if args.metric_for_best_model.endswith("bleu") else "loss"
         return [best], f"the checkpoint of step {_step(best)}, the best in validation {metric}"
     if args.load_best_model_at_end:  # removed by hand, or step 0 of eval_on_start
@@ -303,7 +316,8 @@ def _tokenizer(
         tokenizer = load_or_train(recipe.tokenizer, training_texts(texts, limit), recipe.data)
         set_codes(tokenizer, recipe.data)
         add_tags(tokenizer, recipe.data)
-        tokenizer.save_pretrained(run)
+        with whole_files(run) as draft:
+            tokenizer.save_pretrained(draft)
     process.wait_for_everyone()
     return load_tokenizer(run)
 

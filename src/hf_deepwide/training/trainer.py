@@ -24,6 +24,7 @@ from ..data.arguments import DataArguments
 from ..data.batches import TokenBatchSampler, TranslationCollator
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
+from ..errors import UserError
 from ..evaluation.translate import EvaluationArguments, translate
 from ..models.loss import token_count
 from ..models.modeling_base import DeepWidePreTrainedModel
@@ -327,4 +328,9 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         # Tied weights and constant tables are not in a checkpoint; the parent reports them as missing.
         expected = {*self.model.all_tied_weights_keys, *(self.model._keys_to_ignore_on_save or ())}
         load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in expected]
-        super()._issue_warnings_after_load(load_result)
+        if odd := sorted([*load_result.missing_keys, *load_result.unexpected_keys]):
+            raise UserError(
+                f"the checkpoint has no weights for {odd[0]}"
+                if odd[0] in load_result.missing_keys
+                else f"the checkpoint has weights for {odd[0]}, which the model does not have"
+            )

@@ -1,0 +1,63 @@
+"""Digests of training data: whether a run that goes on sees what it began with.
+
+A digest is of content, such as token ids, and not of a file's name or date, or of the code that made the data.
+"""
+
+import hashlib
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, IterableDataset
+
+from .arguments import Places
+from .corpora import local_files
+
+ROWS = 100_000  # of a dataset that are looked at in one go
+FIRST = 1000  # rows of a stream that count
+PLACES, PIECE = 64, 65_536  # places of a streamed file that are looked at, and bytes there
+
+
+def data_digest(dataset: Dataset | IterableDataset, args: Places) -> str:
+    """The digest of an encoded dataset, in about a second for a million pairs of 25 tokens.
+
+    Rows that a filter has left out count as well: to look past them would take a hundred times as long.
+
+    A stream cannot be read to its end here. Its first rows count, and of local files the size, and 64 pieces from the
+    beginning to the end.
+    """
+    digest = hashlib.sha256()
+    if isinstance(dataset, Dataset):
+        for table in [dataset.data, *([dataset._indices] if dataset._indices is not None else [])]:
+            for start in range(0, len(table), ROWS):
+                piece = table.slice(start, ROWS)
+                for name in sorted(piece.column_names):
+                    _add(digest, piece.column(name))
+    else:
+        for row in islice(dataset, FIRST):
+            digest.update(json.dumps(row, sort_keys=True).encode())
+        for path in local_files(args, "train"):
+            _add_file(digest, path)
+    return digest.hexdigest()
+
+
+def _add(digest: "hashlib._Hash", values: pa.ChunkedArray | pa.Array) -> None:
+    """Numbers, or lists of numbers: their lengths, and then what is in them."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()  # where a chunk ends is no content
+    if isinstance(values, pa.ListArray | pa.LargeListArray):
+        _add(digest, values.value_lengths())
+        _add(digest, values.flatten())
+    else:
+        digest.update(np.ascontiguousarray(values.to_numpy(zero_copy_only=False)))
+
+
+def _add_file(digest: "hashlib._Hash", path: Path) -> None:
+    size = path.stat().st_size
+    digest.update(f"{size}\n".encode())
+    with path.open("rb") as file:
+        for place in range(PLACES):
+            file.seek(max(size - PIECE, 0) * place // (PLACES - 1))
+            digest.update(file.read(PIECE))

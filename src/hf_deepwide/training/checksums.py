@@ -1,0 +1,102 @@
+"""What a checkpoint says of itself: the digest of each of its files, and of the data that training was on.
+
+The file is written last into a checkpoint, and read when a run goes on. `sha256sum` of a file gives the same number.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ..durable import write_whole
+from ..errors import UserError
+
+CHECKSUMS = "checksums.json"
+UNREAD = "training_args.bin"  # the Trainer leaves it for people to look at
+# What a resume would read if it were there.
+READ = (".pt", ".pth", ".safetensors", ".distcp", ".index.json", ".metadata")
+
+
+def write_checksums(checkpoint: Path, data: dict[str, str]) -> None:
+    """Write the digests of all files of a checkpoint, and of the `data`, by split."""
+    files = {name: sha256(path) for name, path in _files(checkpoint).items()}
+    content = {"data": data, "sha256": files, "check": _check(data, files)}
+    write_whole(checkpoint / CHECKSUMS, json.dumps(content, indent=2) + "\n")
+
+
+def read_checksums(checkpoint: Path) -> dict[str, dict[str, str]] | None:
+    """`data` and `sha256`, or None of a checkpoint that an older version of this library saved.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = checkpoint / CHECKSUMS
+    if not path.is_file():
+        return None
+    content: Any = parse(path)
+    parts = [content.get(key) for key in ("data", "sha256")] if isinstance(content, dict) else []
+    if not parts or not all(isinstance(part, dict) for part in parts) or content.get("check") != _check(*parts):
+        raise ValueError(f"{CHECKSUMS} is damaged")
+    return content
+
+
+def _check(data: dict[str, str], files: dict[str, str]) -> str:
+    """A digest of the digests, as the file that holds them can be damaged, too."""
+    return hashlib.sha256(json.dumps([data, files], sort_keys=True).encode()).hexdigest()
+
+
+def parse(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is damaged ({error})") from error
+
+
+def compare(checkpoint: Path, saved: dict[str, str], names: list[str] | None = None) -> str | None:
+    """What of a checkpoint's files is not as it was saved, or None; of some `names`, or of all."""
+    present = _files(checkpoint)
+    for name in sorted(saved) if names is None else names:
+        if name not in present:
+            return f"{name} is missing"
+        if sha256(present[name]) != saved.get(name):
+            return f"{name} is damaged (its checksum is another than when it was saved)"
+    for name in sorted(present) if names is None else []:
+        if name.endswith(READ) and name not in saved:
+            return f"{name} was not saved with it"
+    return None
+
+
+def check_data(checkpoint: Path, data: dict[str, str]) -> None:
+    """See that a run goes on with the data that it began with.
+
+    Raises:
+        UserError: they are others.
+    """
+    saved = read_checksums(checkpoint)
+    earlier = data if saved is None else saved["data"]
+    if changed := [split for split in data.keys() & earlier.keys() if data[split] != earlier[split]]:
+        raise UserError(
+            f"{checkpoint}: the {' and '.join(sorted(changed))} data are others than those that the run began with, "
+            "though they have the same name. Put the earlier data back, give another training.output_dir, or "
+            "--overwrite to start afresh"
+        )
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file; 100 MB take about 0.15 seconds."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _files(checkpoint: Path) -> dict[str, Path]:
+    """The regular files in a checkpoint by their names, those in folders included."""
+    found = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
+    return {name: path for name, path in found.items() if name not in (CHECKSUMS, UNREAD)}
