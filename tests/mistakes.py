@@ -38,6 +38,7 @@ TRAINING = {
     "output_dir": "run",
     "max_tokens": 512,
     "max_steps": 2,
+    "warmup_steps": 1,
     "disable_tqdm": True,
     "eval_strategy": "steps",
     "save_strategy": "steps",

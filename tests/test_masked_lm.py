@@ -17,6 +17,7 @@ from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM
 from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
+from hf_deepwide.training import masked_lm
 from hf_deepwide.training.masked_lm import (
     MaskedLMRecipe,
     MaskedLMTrainer,
@@ -167,6 +168,7 @@ def test_the_script_and_the_pipeline(finished, data, tmp_path, capsys):
         run_script_here(script, str(path))
     assert "finished run" in capsys.readouterr().err
     overrides = ["--training.max_steps", "2", "--training.save_steps", "2", "--training.eval_strategy", "no"]
+    overrides += ["--training.warmup_steps", "1"]
     one = ["--data.posteriors", "none", "--data.test", "null", "--training.output_dir", str(tmp_path / "one")]
     run_script_here(script, str(path), *overrides, *one)
     printed = capsys.readouterr().out
@@ -174,6 +176,22 @@ def test_the_script_and_the_pipeline(finished, data, tmp_path, capsys):
     assert "test  " not in printed
     fill = pipeline("fill-mask", model=str(tmp_path / "one"))
     assert len(fill("am <mask> Mai", top_k=3)) == 3
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_held_out_text_is_read_before_a_tokenizer_is_trained(split, finished, data, tmp_path, monkeypatch):
+    """And the finished run that was to be overwritten stays."""
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    monkeypatch.setattr(masked_lm, "load_or_train", lambda *_: pytest.fail("a tokenizer was trained"))
+    for language, text in (("en", b"one"), ("de", b"\xff")):
+        (tmp_path / f"bad.{language}").write_bytes(text)
+    wrong = values(data, run)
+    wrong["data"][split] = str(tmp_path / "bad")
+    with pytest.raises(UserError, match=r"bad\.de, line 1"):
+        run_masked_lm(check_recipe(wrong, "tiny", "tiny.yaml", MaskedLMRecipe), overwrite=True)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_base_in_half_precision_is_trained_in_float32(finished, data, tmp_path):

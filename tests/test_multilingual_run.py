@@ -153,6 +153,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
 def test_a_control_run(tmp_path):
     """Marian, tags on the source."""
     options = {"predict_with_generate": False, "max_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
+    options["warmup_steps"] = 1
     results = run_recipe(
         recipe(tmp_path / "run", family="marian", data={"language_tag": "source", "test": None}, **options)
     )

@@ -84,7 +84,7 @@ def prepare_env(config: str, *options: str):
 
 def test_two_processes_train_on_the_processor(tmp_path):
     """`accelerate launch --cpu --num_processes 2` starts one; so does a config of MULTI_CPU, for want of an MPI."""
-    values = tiny_values(tmp_path / "run", max_steps=4, save_steps=4, eval_steps=4, bf16=False)
+    values = tiny_values(tmp_path / "run", max_steps=4, warmup_steps=1, save_steps=4, eval_steps=4, bf16=False)
     values["data"]["train_size"] = 200
     recipe = write_recipe(tmp_path, values)
     done = subprocess.run(

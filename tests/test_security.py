@@ -122,7 +122,13 @@ def test_values_beside_sharded_tensors_are_no_code(tmp_path, monkeypatch):
     assert not (tmp_path / "FIRED").exists()
 
 
-RESUMABLE = {"max_steps": 2, "eval_strategy": "no", "save_steps": 1, "load_best_model_at_end": False}
+RESUMABLE = {
+    "max_steps": 2,
+    "warmup_steps": 1,
+    "eval_strategy": "no",
+    "save_steps": 1,
+    "load_best_model_at_end": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, probl
 from hf_deepwide.training.preemption import Preemption
 from hf_deepwide.training.recipe import check_recipe, load_recipe, read_mark
 from hf_deepwide.training.run import open_run, run_recipe
+from hf_deepwide.training.run_folder import finish_replacing
 from hf_deepwide.training.saving import Saving
 
 OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
@@ -168,7 +169,11 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(older, undisturbe
     if older:
         (run / "run.json").unlink()
     recipe = tiny_recipe(run, seed=9)
+    before = {path.relative_to(run) for path in run.rglob("*")}
     open_run(recipe, recipe.training_arguments(), overwrite=True)
+    assert {path.relative_to(run) for path in run.rglob("*") if ".new" not in path.parts} == before
+    (run / ".new" / "checkpoint-4").mkdir()
+    finish_replacing(run)
     left = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert left == {"run.json", "recipe.yaml", *mine}
     assert not (run / "runs" / "now").exists()

@@ -33,7 +33,8 @@ from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
 from hf_deepwide.training.memory import keep_memory, peak_memory
 from hf_deepwide.training.plots import plot_learning_curves
 from hf_deepwide.training.recipe import check_recipe
-from hf_deepwide.training.run import begin, run_recipe
+from hf_deepwide.training.run import run_recipe
+from hf_deepwide.training.run_folder import opened
 from hf_deepwide.training.trainer import TranslationTrainer
 
 FAMILIES = ["vanilla_transformer", "mat", "marian"]
@@ -422,7 +423,8 @@ def test_a_run_keeps_few_kernels_unless_told(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back afterwards
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     recipe = tiny_recipe(tmp_path / "run")
-    begin(recipe, recipe.training_arguments(), overwrite=False, process=PartialState())
+    with opened(recipe, recipe.training_arguments(), overwrite=False, process=PartialState()):
+        pass
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
 

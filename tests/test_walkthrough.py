@@ -16,6 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "walkthrough.py"
 TINY = [
     *("--model.d_model", "16", "--model.encoder_ffn_dim", "16", "--model.decoder_ffn_dim", "16"),
     *("--model.encoder_layers", "1", "--model.decoder_layers", "1", "--training.max_steps", "3"),
+    *("--training.warmup_steps", "1"),
     *("--evaluation.num_beams", "1", "--evaluation.max_length_factor", "0", "--evaluation.max_length_offset", "8"),
 ]
 

@@ -61,16 +61,23 @@ def build_model(
     one_pair = not recipe.data.pairs and not codes
     model.config.source_lang = recipe.data.source_lang if one_pair else None
     model.config.target_lang = recipe.data.target_lang if one_pair else None
-    beams = recipe.evaluation.num_beams
     model.generation_config.update(
-        num_beams=beams,
-        length_penalty=recipe.evaluation.length_penalty if beams > 1 else None,
-        early_stopping=recipe.evaluation.early_stopping if beams > 1 else None,
+        **beam_search(recipe),
         # Nothing longer was trained on, and the model has no positions for more.
         max_length=min(recipe.data.max_length, positions(model.config) or recipe.data.max_length),
         **codes,
     )
     return model.float()
+
+
+def beam_search(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe's section evaluation says of the generation config."""
+    evaluation, beams = recipe.evaluation, recipe.evaluation.num_beams
+    return {
+        "num_beams": beams,
+        "length_penalty": evaluation.length_penalty if beams > 1 else None,
+        "early_stopping": evaluation.early_stopping if beams > 1 else None,
+    }
 
 
 def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:

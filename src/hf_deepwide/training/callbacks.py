@@ -1,5 +1,6 @@
 """What happens at the seams of the training loop: data order, dropout seeds, schedules, speed, the progress bar."""
 
+import inspect
 import sys
 import time
 from collections.abc import Iterator
@@ -9,9 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import SchedulerType
 
 from ..data.batches import TokenBatchSampler
+from ..errors import UserError
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .memory import peak_memory
 
@@ -68,6 +72,36 @@ class TrainingStep(TrainerCallback):
         """Before the first batch of each optimizer step, 0 before the first one of a run."""
         for module in self._told:
             module.training_step = state.global_step
+
+
+class WarmUpFits(TrainerCallback):
+    """Refuses a warm-up that is longer than the training, in which the learning rate would never reach its peak.
+
+    Args:
+        source: the recipe, for the message.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The number of steps is known now.
+
+        Raises:
+            UserError: they are fewer than those of the warm-up. A run that has begun goes on as it began.
+        """
+        schedule = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(args.lr_scheduler_type)]
+        if state.global_step or "num_warmup_steps" not in inspect.signature(schedule).parameters:
+            return
+        warmup, steps = args.get_warmup_steps(state.max_steps), state.max_steps
+        if warmup > steps:
+            raise UserError(
+                f"{self.source}: training.warmup_steps is {warmup:,}, and the whole training has {steps:,} steps: the "
+                f"learning rate would never reach its peak. Set warmup_steps to about {max(steps // 10, 1):,}, or "
+                "train for longer (num_train_epochs, max_steps)"
+            )
 
 
 class Throughput(TrainerCallback, ExportableState):

@@ -7,8 +7,10 @@ translation (`run.py`, `trainer.py`); what differs is here.
 import json
 import logging
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from accelerate import PartialState
@@ -27,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.batches import check_lengths
 from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
-from ..durable import whole_files
+from ..durable import whole_files, write_whole
 from ..errors import UserError
 from ..loading import load_model, load_tokenizer
 from ..registration import FAMILIES
@@ -35,7 +37,16 @@ from .arguments import REFUSED, TranslationTrainingArguments
 from .checkpoints import forget_interrupted
 from .plots import plot_learning_curves
 from .recipe import Recipe
-from .run import CURVES, RESULTS, begin, machine, train_to_the_end, training_facts, versions, write_whole
+from .run import (
+    load_trained,
+    machine,
+    telling_of_the_disk,
+    train_to_the_end,
+    training_facts,
+    versions,
+    warn_of_few,
+)
+from .run_folder import CURVES, RESULTS, Start, opened
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
@@ -141,29 +152,48 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
         UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; or something
             in the data, the tokenizer or the recipe is wrong.
     """
-    args, data = recipe.training_arguments(), recipe.data
-    run, process = recipe.output_dir, PartialState()
-    checkpoint = begin(recipe, args, overwrite, process)
-    if checkpoint is None and process.is_main_process:
-        tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")), data)
-        if tokenizer.mask_token is None:
-            tokenizer.add_special_tokens({"mask_token": MASK})
-        with whole_files(run) as draft:
-            tokenizer.save_pretrained(draft)
-    process.wait_for_everyone()
-    tokenizer = load_tokenizer(run if checkpoint is None else checkpoint)
-    splits = {
-        split: encode_texts(data, split, tokenizer)
+    args = recipe.training_arguments()
+    process = PartialState()
+    with opened(recipe, args, overwrite, process) as start:
+        return _run(recipe, args, start, process)
+
+
+def _run(
+    recipe: MaskedLMRecipe, args: MaskedLMTrainingArguments, start: Start, process: PartialState
+) -> dict[str, Any]:
+    run, data = recipe.output_dir, recipe.data
+    needed = [
+        split
         for split in ("train", "validation", "test")
-        if getattr(data, split) is not None
-    }
-    model = new_model(recipe, tokenizer, args)
+        if getattr(data, split) is not None and not (split == "train" and start.ended)
+    ]
+    if start.checkpoint is None:
+        for split in needed:  # what is wrong with the files is said before a tokenizer is trained
+            for language in data.languages:
+                data.file(split, language)
+            if split != "train":
+                deque(read_texts(data, split), maxlen=0)
+        if process.is_main_process:
+            tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")), data)
+            if tokenizer.mask_token is None:
+                tokenizer.add_special_tokens({"mask_token": MASK})
+            with whole_files(Path(args.output_dir)) as draft:
+                tokenizer.save_pretrained(draft)
+    process.wait_for_everyone()
+    tokenizer = load_tokenizer(start.checkpoint or args.output_dir)
+    splits = {split: encode_texts(data, split, tokenizer) for split in needed}
+    if "train" in splits:
+        warn_of_few(len(splits["train"]), "sentences", recipe)
+    if start.checkpoint is None:
+        model = new_model(recipe, tokenizer, args)
+    else:
+        model = load_trained(AutoModelForMaskedLM, start.checkpoint, args)
     for split, encoded in splits.items():
         check_lengths(encoded, split, model.config, data)
-    trainer = MaskedLMTrainer(model, args, tokenizer, splits["train"], splits["validation"], data=data)
+    trainer = MaskedLMTrainer(model, args, tokenizer, splits.get("train"), splits["validation"], data=data)
     for split in [split for split in splits if split != "train"]:
         list(trainer.loaders_by_language(splits[split], f"data.{split}"))  # says now what is too small
-    state, weights = train_to_the_end(trainer, checkpoint, run, process)
+    state, weights = train_to_the_end(trainer, args, start, recipe, process)
     # read back from the folder, as everybody else will
     model = load_model(AutoModelForMaskedLM, run, attn_implementation=args.attn_implementation)
     trainer.model = trainer.model_wrapped = model.to(args.device)
@@ -185,9 +215,10 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
         "machine": machine(),
     }
     if process.is_main_process:
-        plot_learning_curves(state.log_history, run / CURVES, recipe.name)
-        write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-        forget_interrupted(run)
+        with telling_of_the_disk(run):
+            plot_learning_curves(state.log_history, run / CURVES, recipe.name)
+            write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+            forget_interrupted(run)
     process.wait_for_everyone()
     return results
 

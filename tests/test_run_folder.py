@@ -1,0 +1,435 @@
+"""The folder of a run: no file of a person is lost, one process at a time, and work that is done can be finished."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from accelerate import PartialState
+from safetensors.torch import load_file
+from tiny_run import tiny_values
+from transformers import GenerationConfig, Trainer
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.training import lock
+from hf_deepwide.training import run as run_module
+from hf_deepwide.training.checkpoints import checkpoints
+from hf_deepwide.training.lock import LOCK, locked
+from hf_deepwide.training.recipe import Recipe, check_recipe, read_mark
+from hf_deepwide.training.run import run_recipe
+from hf_deepwide.training.run_folder import NEW, RENEWED, finish_replacing, open_run, opened
+
+WORDS = ["red", "green", "blue", "old", "new", "big", "small", "fast"]
+TRAINING = {"max_steps": 8, "bf16": False, "max_tokens": 512}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder with files of 60 training pairs, and 8 to validate and to test on."""
+    folder = tmp_path_factory.mktemp("corpus")
+    pairs = [f"{one} {two}\t{two.upper()} {one.upper()}\n" for one in WORDS for two in WORDS]
+    for split, chosen in (("train", pairs[:60]), ("validation", pairs[-8:]), ("test", pairs[-8:])):
+        (folder / f"{split}.tsv").write_text("".join(chosen), encoding="utf-8")
+    return folder
+
+
+def recipe(corpus: Path, run: Path, data: dict | None = None, **changes) -> Recipe:
+    """A recipe of 8 steps; `changes` are of the section training, or, where they are mappings, of other sections."""
+    training = {name: value for name, value in changes.items() if not isinstance(value, dict)}
+    values = tiny_values(run, family="vanilla_transformer", **{**TRAINING, **training})
+    files = {split: f"{split}.tsv" for split in ("train", "validation", "test")}
+    languages = {"source_lang": "de", "target_lang": "en"}
+    values["data"] = {"format": "tsv", "root": str(corpus), **languages, **files, "max_length": 32, **(data or {})}
+    for section in ("model", "tokenizer", "evaluation"):
+        values[section] = {**values[section], **changes.get(section, {})}
+    return check_recipe(values, "tiny", "tiny.yaml")
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+    """The folder of a finished run; copies of it are made by `copy_of`."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    run_recipe(recipe(corpus, run))
+    return run
+
+
+def copy_of(finished: Path, tmp_path: Path, *without: str) -> Path:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for name in without:
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+    return run
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# Overwriting
+
+
+def wrong_base(corpus, tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{", encoding="utf-8")
+    return {"model": {"init_from": str(tmp_path / "base")}, "tokenizer": {"path": str(tmp_path / "base")}}
+
+
+def bad_bytes(corpus, tmp_path):
+    (tmp_path / "bad.tsv").write_bytes(b"ok\tok\n\xff\tno\n")
+    return {"data": {"train": str(tmp_path / "bad.tsv")}}
+
+
+MISTAKES = {
+    "a missing file": lambda corpus, tmp_path: {"data": {"test": "nowhere.tsv"}},
+    "bytes that are not UTF-8": bad_bytes,
+    "a base that cannot be loaded": wrong_base,
+    "a warm-up that is too long": lambda corpus, tmp_path: {"warmup_steps": 9},
+    "a model that is too short": lambda corpus, tmp_path: {"model": {"max_position_embeddings": 2}},
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_leaves_the_run_that_was_to_be_overwritten(name, corpus, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    before = files(run)
+    with pytest.raises(UserError):
+        run_recipe(recipe(corpus, run, **MISTAKES[name](corpus, tmp_path)), overwrite=True)
+    assert files(run) == before
+    assert not (run / NEW).exists()
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_the_old_run_stays_until_the_new_one_has_a_checkpoint(step, corpus, finished, tmp_path, monkeypatch):
+    """Ended before the first checkpoint, and right after it; both times the same command goes to the end."""
+    run = copy_of(finished, tmp_path)
+    before, original = files(run), Trainer.training_step
+
+    def killed(trainer, *args, **kwargs):
+        if trainer.state.global_step == step:
+            raise KeyboardInterrupt
+        return original(trainer, *args, **kwargs)
+
+    new = recipe(corpus, run, seed=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "training_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(new, overwrite=True)
+    if step == 3:
+        assert files(run) == before
+        with pytest.raises(UserError, match="holds a finished run"):
+            run_recipe(new)
+        run_recipe(new, overwrite=True)
+    else:
+        assert not (run / "results.json").exists()
+        assert [path.name for path in checkpoints(run)] == ["checkpoint-4"]
+        run_recipe(new)
+    reference = tmp_path / "reference"
+    run_recipe(recipe(corpus, reference, seed=4))
+    ours, theirs = load_file(run / "model.safetensors"), load_file(reference / "model.safetensors")
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert files(run).keys() == files(reference).keys()
+
+
+class Killed(BaseException):
+    """What nothing catches."""
+
+
+class Blow:
+    """Kills at the n-th change of the disk."""
+
+    def __init__(self, number: int, patch: pytest.MonkeyPatch) -> None:
+        self.left = number
+        for name in ("unlink", "rename", "replace", "rmdir"):
+            patch.setattr(Path, name, self.counted(getattr(Path, name)))
+        patch.setattr(shutil, "rmtree", self.counted(shutil.rmtree))
+
+    def counted(self, original: Callable) -> Callable:
+        def change(*args, **kwargs):
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+            return original(*args, **kwargs)
+
+        return change
+
+
+def put_two_runs(run: Path) -> dict[str, str]:
+    """An old run, a new one that has a checkpoint, and files of a person; what is to be left of them."""
+    mine = {"notes.txt", "plots/mine.png", "checkpoint-old/x", "faults/notes"}
+    old = {"results.json", "README.md", "model.safetensors", ".model.safetensors", "plots/path_weights.png"}
+    old |= {"checkpoint-4/a", "faults/step-3/x", "translations.txt", "runs/then/events.out.tfevents.1"}
+    new = {"checkpoint-4/b", "run.json", "recipe.yaml", "faults/step-1/x", "tokenizer.json"}
+    new |= {"runs/now/events.out.tfevents.2"}
+    for name in (*old, *mine, *(f"{NEW}/{name}" for name in new), "run.json", "recipe.yaml"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("new" if name.startswith(NEW) else "old", encoding="utf-8")
+    return dict.fromkeys(new, "new") | dict.fromkeys(mine, "old")
+
+
+def test_replacing_goes_on_where_it_was_killed(tmp_path, monkeypatch):
+    """Killed before the n-th change of the disk, for all n, the new run is whole in the end, and a person's files."""
+    number, killed = 0, True
+    while killed:
+        run = tmp_path / f"run{number}"
+        expected = put_two_runs(run)
+        with monkeypatch.context() as patch:
+            Blow(number, patch)
+            try:
+                finish_replacing(run)
+                killed = False
+            except Killed:
+                number += 1
+        finish_replacing(run)
+        assert {name: (run / name).read_text(encoding="utf-8") for name in files(run)} == expected
+        assert not (run / NEW).exists()
+        assert not (run / RENEWED).exists()
+    assert number > 20
+
+
+def same(tmp_path, run):
+    return run
+
+
+def linked(tmp_path, run):
+    (tmp_path / "link").symlink_to(run)
+    return tmp_path / "link"
+
+
+def spelt(tmp_path, run):
+    return run / ".." / "run" / "."
+
+
+def within(tmp_path, run):
+    return run / "checkpoint-4"
+
+
+def around(tmp_path, run):
+    return run.parent
+
+
+@pytest.mark.parametrize("key", ["init_from", "path"])
+@pytest.mark.parametrize(
+    "place", [same, linked, spelt, lambda _, run: run / "checkpoint-4", lambda _, run: run.parent]
+)
+def test_a_run_does_not_replace_what_it_starts_from(place, key, corpus, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    given = str(place(tmp_path, run))
+    before = files(tmp_path)
+    tokenizer = given if key == "path" else str(finished)
+    wrong = recipe(
+        corpus, run, model={"init_from": given} if key == "init_from" else {}, tokenizer={"path": tokenizer}
+    )
+    with pytest.raises(UserError, match=rf"output_dir: .*{key} .* the run would replace what it starts from"):
+        run_recipe(wrong, overwrite=True)
+    assert files(tmp_path) == before
+
+
+# The lock
+
+
+def test_a_second_start_is_refused(corpus, tmp_path):
+    run = tmp_path / "run"
+    first, second = recipe(corpus, run), recipe(corpus, run, seed=4)
+    with opened(first, first.training_arguments(), overwrite=False, process=PartialState()):
+        before = files(run)
+        for overwrite in (False, True):
+            with pytest.raises(UserError) as error:
+                run_recipe(second, overwrite)
+            assert files(run) == before
+            for word in (str(run), f"process {os.getpid()} ", os.uname().nodename, time.strftime("%Y-%m-%d")):
+                assert word in str(error.value)
+    assert not (run / LOCK).exists()
+
+
+def test_another_recipe_begins_anew_where_there_is_no_checkpoint(corpus, tmp_path, caplog):
+    run = tmp_path / "run"
+    first, second = recipe(corpus, run), recipe(corpus, run, seed=4)
+    open_run(first, first.training_arguments(), overwrite=False)
+    (run / "vocab.json").touch()  # of another kind of tokenizer
+    caplog.set_level(logging.INFO, logger="hf_deepwide")
+    open_run(second, second.training_arguments(), overwrite=False)
+    assert "training.seed: 3, now 4" in caplog.text
+    assert {path.name for path in run.iterdir()} == {"run.json", "recipe.yaml"}
+    assert "seed: 4" in (run / "recipe.yaml").read_text(encoding="utf-8")
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    """Even if it was killed, and a worker that it had forked lives on."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with locked(tmp_path):
+            worker = os.fork()
+            if worker == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(writing, str(worker).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    worker = int(os.read(reading, 20))
+    assert (tmp_path / LOCK).is_file()
+    with locked(tmp_path):
+        os.kill(worker, signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "told"),
+    [
+        ({"pid": os.getpid()}, rf"process {os.getpid()} on .*If that process has ended, remove"),
+        ({"pid": 2**22 + 1}, None),
+        ({"pid": os.getpid(), "started": "2001-01-01T00:00:00+00:00"}, None),  # another process had its number
+        ({"pid": 7, "host": "elsewhere"}, "process 7 on elsewhere"),
+        ({"pid": "x"}, None),
+    ],
+)
+def test_a_file_system_without_locks(holder, told, tmp_path, monkeypatch):
+    def flock(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    holder = {"host": os.uname().nodename, "started": lock._now(), **holder}
+    (tmp_path / LOCK).write_text(json.dumps(holder), encoding="utf-8")
+    if told is None:
+        with locked(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text(encoding="utf-8"))["pid"] == os.getpid()
+        return
+    with pytest.raises(UserError, match=told), locked(tmp_path):
+        pass
+    assert json.loads((tmp_path / LOCK).read_text(encoding="utf-8")) == holder
+
+
+def test_a_lock_does_not_follow_a_link(tmp_path):
+    (tmp_path / "mine").write_text("mine", encoding="utf-8")
+    (tmp_path / LOCK).symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="is a link"), locked(tmp_path):
+        pass
+    assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
+
+
+# Finishing
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    monkeypatch.setattr(Trainer, "train", lambda *_, **__: pytest.fail("it was trained"))
+    monkeypatch.setattr(run_module, "build_model", lambda *_: pytest.fail("a model was made"))
+
+
+@pytest.mark.parametrize("without", [(), ("checkpoint-4", "checkpoint-8"), ("results.json", "model.safetensors")])
+def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no_training):
+    """Of a finished run, also without its checkpoints, and of a run whose training has ended."""
+    run = copy_of(finished, tmp_path, *without)
+    earlier = json.loads((finished / "results.json").read_text(encoding="utf-8"))
+    again = recipe(corpus, run, evaluation={"num_beams": 2, "metrics": ["chrf"]})
+    results = run_recipe(again)
+    assert json.loads((run / "results.json").read_text(encoding="utf-8")) == results
+    assert results["train"] == earlier["train"]
+    assert "bleu" not in results["test"]
+    assert results["test"]["chrf"] >= 0
+    assert results["recipe"]["evaluation"]["num_beams"] == 2
+    assert GenerationConfig.from_pretrained(run).num_beams == 2
+    assert "num_beams: 2" in (run / "recipe.yaml").read_text(encoding="utf-8")
+    assert "num_beams: 2" in (run / "README.md").read_text(encoding="utf-8")
+    assert (run / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
+    assert read_mark(run) == read_mark(finished)
+    with pytest.raises(UserError, match="holds a finished run"):
+        run_recipe(again)
+
+
+def test_more_than_another_evaluation_is_refused(corpus, finished, tmp_path, no_training):
+    run = copy_of(finished, tmp_path)
+    before = files(run)
+    with pytest.raises(UserError, match="holds a finished run"):
+        run_recipe(recipe(corpus, run, weight_decay=0.1, evaluation={"num_beams": 2}))
+    assert files(run) == before
+
+
+def test_a_full_disk_at_the_end_is_one_line(corpus, finished, tmp_path, monkeypatch, no_training):
+    """The results come last: what cannot be written in full is made again."""
+    run = copy_of(finished, tmp_path, "results.json")
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_model_card", full)
+        with pytest.raises(UserError, match=r"cannot be written: No space left.*again$"):
+            run_recipe(recipe(corpus, run))
+    assert not (run / "results.json").exists()
+    run_recipe(recipe(corpus, run))
+    assert (run / "translations.txt").read_bytes() == (finished / "translations.txt").read_bytes()
+
+
+def test_a_base_that_is_gone_does_not_matter_to_a_run_that_goes_on(corpus, finished, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(finished, base)
+    options = {"model": {"init_from": str(base)}, "tokenizer": {"path": str(base)}}
+    run = tmp_path / "run"
+    run_recipe(recipe(corpus, run, **options))
+    reference = load_file(run / "model.safetensors")
+    shutil.rmtree(base)
+    for name in ("results.json", "model.safetensors"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoint-8")
+    run_recipe(recipe(corpus, run, **options))
+    ours = load_file(run / "model.safetensors")
+    assert [name for name in reference if not torch.equal(ours[name], reference[name])] == []
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_splits_are_read_before_the_tokenizer_is_trained(split, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "load_or_train", lambda *_: pytest.fail("a tokenizer was trained"))
+    (tmp_path / "bad.tsv").write_bytes(b"ok\tok\n\xff\tno\n")
+    for file in ("nowhere.tsv", "bad.tsv"):
+        with pytest.raises(UserError, match=file):
+            run_recipe(recipe(corpus, tmp_path / "run", {split: str(tmp_path / file)}))
+
+
+# What to expect
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"warmup_steps": 9}, True),
+        ({"warmup_steps": 8}, False),
+        ({"warmup_steps": 0.5}, False),
+        ({"warmup_steps": 9, "lr_scheduler_type": "constant"}, False),
+    ],
+)
+def test_a_warm_up_beyond_the_training_is_refused(options, refused, corpus, tmp_path):
+    fits = run_module.WarmUpFits("tiny.yaml")
+    args = recipe(corpus, tmp_path, **options).training_arguments()
+    for step in (0, 4):
+        state = SimpleNamespace(max_steps=8, global_step=step)
+        if refused and step == 0:
+            with pytest.raises(UserError, match=r"tiny\.yaml: training\.warmup_steps is 9, and .* 8 steps.* about 1,"):
+                fits.on_train_begin(args, state, None)
+        else:
+            fits.on_train_begin(args, state, None)  # also of a run that has begun
+
+
+@pytest.mark.parametrize(("count", "base", "told"), [(3000, None, True), (3000, "base", False), (5000, None, False)])
+def test_few_sentences_are_told(count, base, told, caplog):
+    run_module.warn_of_few(count, "sentence pairs", SimpleNamespace(init_from=base))
+    assert ("3000 sentence pairs are few" in caplog.text) == told
