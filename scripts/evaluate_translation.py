@@ -59,13 +59,16 @@ from transformers import (
 
 from hf_deepwide.data.arguments import fill_in, split_pair
 from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.durable import check_output, is_same, write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.averages import ALL, group_means, groups, read_scores, win_ratio
 from hf_deepwide.evaluation.metrics import build_metrics, check_parallel, score
 from hf_deepwide.evaluation.significance import compare_to_baseline
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
-from hf_deepwide.loading import load_model, load_tokenizer
+from hf_deepwide.loading import TOKENIZERS, load_model, load_tokenizer
 from hf_deepwide.models.language_pairs import Languages
+
+LOADED = ("config.json", "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)  # of a checkpoint
 
 
 @dataclass
@@ -115,11 +118,11 @@ def main() -> None:
     """Evaluate one language pair, or several and their average."""
     parser = HfArgumentParser((ScriptArguments, EvaluationArguments), description=__doc__.split("\n")[0])
     script, evaluation = parser.parse_args_into_dataclasses()
-    check_output("--output", script.output, script.overwrite)
     if script.pairs:
         one_by_one = {pair: for_pair(script, pair) for pair in script.pairs}
         for one in one_by_one.values():
             check_arguments(one, evaluation)
+        check_outputs(script, list(one_by_one.values()))
         check_summary(script, evaluation)
         reports = {}
         for pair, one in one_by_one.items():
@@ -134,9 +137,10 @@ def main() -> None:
             if value:
                 raise UserError(f"{option} is of several language pairs: name them with --pairs")
         check_arguments(script, evaluation)
+        check_outputs(script, [script])
         report = evaluate(script, evaluation)
     if script.output:
-        write(script.output, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_whole(Path(script.output), json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 def for_pair(script: ScriptArguments, pair: str) -> ScriptArguments:
@@ -210,7 +214,7 @@ def evaluate(script: ScriptArguments, evaluation: EvaluationArguments) -> dict:
             translations[system], seconds = translate_with(system, sources, script, evaluation)
             speed = {"seconds": seconds, "sentences_per_second": len(sources) / seconds}
             if system == script.model and script.translations:
-                write(script.translations, "".join(f"{line}\n" for line in translations[system]))
+                write_whole(Path(script.translations), "".join(f"{line}\n" for line in translations[system]))
         scores[system] = score(translations[system], references, **scoring) | speed
         print_scores(system, scores[system], evaluation.metrics)
     report = {
@@ -241,8 +245,6 @@ def check_arguments(script: ScriptArguments, evaluation: EvaluationArguments) ->
         raise UserError("give one of --model (a checkpoint) and --hypotheses (a file of translations)")
     if script.hypotheses and Path(script.hypotheses).is_dir():
         raise UserError(f"--hypotheses: {script.hypotheses} is a folder; a checkpoint is given by --model")
-    if script.translations and script.translations == script.output:
-        raise UserError(f"--output and --translations are both {script.output}; give two names")
     if script.device is not None:
         try:
             torch.empty(0, device=script.device)
@@ -257,7 +259,6 @@ def check_arguments(script: ScriptArguments, evaluation: EvaluationArguments) ->
     twice = {name for name in systems if systems.count(name) > 1}
     if twice:
         raise UserError(f"--compare: {', '.join(sorted(twice))} is named twice")
-    check_output("--translations", script.translations, script.overwrite)
     build_metrics(evaluation.metrics, tokenize=evaluation.tokenize, target_lang=script.target_lang)
 
 
@@ -273,12 +274,28 @@ def check_summary(script: ScriptArguments, evaluation: EvaluationArguments) -> N
         win_ratio(dict.fromkeys(script.pairs, 0.0), scores, of_groups)  # it has all pairs
 
 
-def check_output(option: str, name: str | None, overwrite: bool) -> None:
-    """Refuse a file that could not be written, or would be lost."""
-    if name and not Path(name).parent.is_dir():
-        raise UserError(f"{option}: there is no folder {Path(name).parent}; make it first")
-    if name and Path(name).exists() and not overwrite:
-        raise UserError(f"{option}: {name} exists; give another name, or --overwrite to replace it")
+def check_outputs(script: ScriptArguments, one_by_one: Sequence[ScriptArguments]) -> None:
+    """Refuse before anything is translated a file that could not be written, or would be lost.
+
+    What any of the language pairs reads is never written over, whatever it is called.
+    """
+    names = [(one.reference, one.source, one.hypotheses, one.model, *one.compare) for one in one_by_one]
+    inputs = {Path(name) for of_pair in (*names, [script.win_ratio]) for name in of_pair if name}
+    inputs |= {file for folder in inputs for pattern in LOADED for file in folder.glob(pattern) if folder.is_dir()}
+    outputs = [("--translations", Path(one.translations)) for one in one_by_one if one.translations]
+    outputs += [("--output", Path(script.output))] if script.output else []
+    for number, (option, path) in enumerate(outputs):
+        if not path.parent.is_dir():
+            raise UserError(f"{option}: there is no folder {path.parent}; make it first")
+        for _, other in outputs[:number]:
+            if is_same(path, other):
+                raise UserError(f"{other} and {path}, which are to be written, are the same file; give two names")
+        try:
+            check_output(path, inputs=inputs, overwrite=script.overwrite, option="--overwrite")
+        except UserError as error:
+            raise UserError(f"{option}: {error}") from None
+        if path.is_dir():
+            raise UserError(f"{option}: {path} is a folder; give the name of a file")
 
 
 def lines_of(name: str) -> list[str]:
@@ -291,12 +308,6 @@ def existing(name: str) -> Path:
     if not Path(name).is_file():
         raise UserError(f"there is no file {name}")
     return Path(name)
-
-
-def write(name: str, text: str) -> None:
-    """Write a text file in UTF-8, its line ends as they are."""
-    with open(name, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
 
 
 def translate_with(

@@ -56,6 +56,9 @@ def main() -> None:
         names = posterior_names(model.config)
         print(f"{label}:")
         print_selection(model, names)
+        entries = [entry[KEY] for entry in histories[label] if KEY in entry]
+        if entries and {len(rows) for rows in entries[-1].values()} != {len(names)}:
+            raise UserError(f"{folder}: its log is of another model, which has not {len(names)} posteriors")
         samples[label] = selection_samples(model, script.seed, script.hard)
         if label in drawn:
             print(plot_layer_utilization(histories[label], figures[label], names, label))

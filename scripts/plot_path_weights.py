@@ -11,9 +11,9 @@ of its final model by itself, into its folder `plots/`.
 
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import AutoModelForSeq2SeqLM
 
+from hf_deepwide.analysis.figures import image_path
 from hf_deepwide.analysis.path_weights import path_weights, plot_path_weights, spread
 from hf_deepwide.command_line import Parser
 from hf_deepwide.durable import check_output
@@ -28,10 +28,8 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
     parser.add_argument("--overwrite", action="store_true", help="replace an image of this name")
     args = parser.parse_args()
-    formats = FigureCanvasAgg.get_supported_filetypes()
-    if args.output.suffix and args.output.suffix[1:] not in formats:
-        raise UserError(f"{args.output}: no kind of image is called so; accepted: {', '.join(formats)}")
-    check_output(args.output, overwrite=args.overwrite, option="--overwrite")
+    output = image_path(args.output)
+    check_output(output, overwrite=args.overwrite, option="--overwrite")
     model = load_model(AutoModelForSeq2SeqLM, args.checkpoint)
     weights = path_weights(model)
     if not weights:
@@ -42,7 +40,7 @@ def main() -> None:
     for sublayer, layers in weights.items():
         for number, alphas in enumerate(layers, start=1):
             print(f"layer {number} {sublayer:<9} spread {spread(alphas):.3f}  alpha", *(f"{a:.3f}" for a in alphas))
-    print(plot_path_weights(model, args.output, Path(args.checkpoint).name))
+    print(plot_path_weights(model, output, Path(args.checkpoint).name))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,35 @@ def test_checkpoints(damage, place, workspace, tmp_path, capsys, monkeypatch):
     check(lambda at: spoil(at, model), command, [*words, model], workspace, tmp_path, capsys, monkeypatch)
 
 
+def fault(report=None, tensors=None, raw=None):
+    """Put what a run leaves at a fault beside the vanilla model; some fields or tensors changed (None: removed)."""
+
+    def changed(values, changes):
+        return {name: value for name, value in {**values, **(changes or {})}.items() if value is not None}
+
+    def put(at):
+        arguments = {"label_smoothing_factor": 0.1, "bf16": False, "fp16": False, "attn_implementation": "sdpa"}
+        whole = {
+            "step": 3, "what": "the loss is nan", "loss_scale": 1.0, "num_items_in_batch": 4, "processes": 1,
+            "arguments": arguments, "batches": [{"rank": 0, "sentences": [{"source": "a", "target": "b"}] * 2}],
+        }  # fmt: skip
+        rows = torch.ones(2, 8, dtype=torch.int64)
+        parts = dict.fromkeys(("input_ids", "attention_mask", "labels", "decoder_input_ids"), rows)
+        generators = {"0.generators.cpu": torch.get_rng_state()}
+        batch = changed({f"0.inputs.{name}": rows.clone() for name in parts} | generators, tensors)
+        save_file(batch, at.folder / VANILLA / "rank-0.safetensors")
+        at.put(f"{VANILLA}/fault.json", json.dumps(changed(whole, report)) if raw is None else raw)
+
+    return put
+
+
+def log(**entry):
+    """Put a log of one entry where a run keeps it."""
+    return lambda at: at.put(
+        "run/trainer_state.json", json.dumps({"log_history": [{"step": 1, "loss": 1.0, **entry}]})
+    )
+
+
 AVERAGE, COMPARE, SHARE = ("average_checkpoints.py",), ("compare_runs.py",), ("share.py",)
 PROXIMAL, PRUNE = ("proximal_init.py",), ("prune_latent_depth.py",)
 LAYERS, QUICKSTART, REPLAY = ("plot_layer_utilization.py",), ("quickstart.py",), ("replay_fault.py",)
@@ -147,9 +176,9 @@ ARGUMENTS = {
     ),
     "evaluate into what exists": (None, (*FILES, "--output", "recipe.yaml"), ["recipe.yaml exists", "--overwrite"]),
     "evaluate into no folder": (None, (*FILES, "--output", "no/x"), ["there is no folder no; make it first"]),
-    "evaluate over a folder": (None, (*FILES, "--output", "corpus", "--overwrite"), ["corpus: this is a folder"]),
+    "evaluate over a folder": (None, (*FILES, "--output", "corpus", "--overwrite"), ["corpus is a folder"]),
     "evaluate into one file twice": (
-        None, (*EVALUATE, "--model", VANILLA, "--output", "x", "--translations", "x"), ["are both x; give two names"],
+        None, (*EVALUATE, "--model", VANILLA, "--output", "x", "--translations", "x"), ["are the same file"],
     ),
     "evaluate a path for a pair": (None, (*FILES, "--pairs", "../x-de"), ["--pairs: '../x-de' is no language pair"]),
     "evaluate on no device": (None, (*EVALUATE, "--model", VANILLA, "--device", "quantum"), ["--device quantum"]),
@@ -196,6 +225,106 @@ ARGUMENTS = {
     "quickstart without a value": (None, (*QUICKSTART, "--training.seed"), ["--training.seed has no value"]),
     "quickstart over a folder": (None, (*QUICKSTART, "--training.output_dir=corpus"), ["corpus is not empty"]),
     "replay nothing": (None, (*REPLAY, "corpus"), ["corpus holds no fault.json"]),
+    "replay a folder named so": (lambda at: at.put("x/fault.json/y", ""), (*REPLAY, "x"), ["x holds no fault.json"]),
+    "replay a file": (None, (*REPLAY, "recipe.yaml"), ["recipe.yaml holds no fault.json"]),
+    **{
+        f"replay {name}": (fault(**spoilt), (*REPLAY, VANILLA), [VANILLA, *words])
+        for name, spoilt, words in (
+            ("nothing at all", {"raw": ""}, ["fault.json is damaged"]),
+            ("bytes", {"raw": b"\xff\0\x80"}, ["fault.json is damaged"]),
+            ("depths", {"raw": "[" * 10**5}, ["fault.json is damaged"]),
+            ("digits", {"raw": "9" * 10**4}, ["fault.json is damaged"]),
+            ("a list", {"raw": "[1, 2]"}, ["not an object"]),
+            ("a megabyte", {"raw": json.dumps("x" * 10**6)}, ["not an object"]),
+            ("without step", {"report": {"step": None}}, ["there is no step"]),
+            ("step 0", {"report": {"step": 0}}, ["step is 0"]),
+            ("a step in words", {"report": {"step": "two"}}, ["step is 'two'"]),
+            ("a NaN scale", {"report": {"loss_scale": float("nan")}}, ["loss_scale is nan"]),
+            ("no tokens", {"report": {"num_items_in_batch": 0}}, ["num_items_in_batch is 0"]),
+            ("no arguments", {"report": {"arguments": []}}, ["arguments is []"]),
+            ("other arguments", {"report": {"arguments": {}}}, ["there is no label_smoothing_factor"]),
+            ("no batches", {"report": {"batches": {}}}, ["batches is {}"]),
+            ("no sentences", {"report": {"batches": [{"rank": 0}]}}, ["batch 1"]),
+            ("other sentences", {"report": {"batches": [{"rank": 0, "sentences": [{}]}]}}, ["batch 1"]),
+            ("too few batches", {"report": {"batches": []}}, ["holds 1 batches", "tells of 0"]),
+            ("without labels", {"tensors": {"0.inputs.labels": None}}, ["there is no labels"]),
+            ("a float", {"tensors": {"0.inputs.labels": torch.zeros(2, 8)}}, ["labels is torch.float32"]),
+            ("another row", {"tensors": {"0.inputs.labels": torch.ones(3, 8).long()}}, ["[3, 8]"]),
+            ("other widths", {"tensors": {"0.inputs.labels": torch.ones(2, 9).long()}}, ["different shapes"]),
+            ("unknown tokens", {"tensors": {"0.inputs.input_ids": torch.full((2, 8), 999)}}, ["999"]),
+            ("no generator", {"tensors": {"0.generators.cpu": None}}, ["random generator"]),
+            ("half a generator", {"tensors": {"0.generators.cpu": torch.ones(3)}}, ["random generator"]),
+            ("odd names", {"tensors": {"x": torch.ones(1)}}, ["tensor 'x'"]),
+        )
+    },
+    "replay weights as batches": (
+        lambda at: (fault()(at), at.cut(f"{VANILLA}/rank-0.safetensors")), (*REPLAY, VANILLA), ["is damaged"],
+    ),
+    "replay another process": (fault(), (*REPLAY, VANILLA, "--rank", "7"), ["nothing of process 7; accepted: 0"]),
+    "replay a negative process": (fault(), (*REPLAY, VANILLA, "--rank=-1"), ["nothing of process -1"]),
+    **{
+        f"compare {name}": (spoil, (*COMPARE, "run", "--output", "out"), [STATE, *words])
+        for name, spoil, words in (
+            ("nothing at all", lambda at: at.put(STATE, ""), ["damaged"]),
+            ("bytes", lambda at: at.put(STATE, b"\xff\0"), ["damaged"]),
+            ("depths", lambda at: at.put(STATE, "[" * 10**5), ["damaged"]),
+            ("a list", lambda at: at.put(STATE, "[]"), ["damaged"]),
+            ("text", lambda at: at.put(STATE, '"text"'), ["damaged"]),
+            ("a log in words", lambda at: at.put(STATE, '{"log_history": "x"}'), ["log_history is 'x'"]),
+            ("a log of lists", lambda at: at.put(STATE, '{"log_history": [[]]}'), ["log_history is"]),
+            ("other callbacks", lambda at: at.put(STATE, '{"stateful_callbacks": 3}'), ["damaged"]),
+            ("no step at all", lambda at: at.put(STATE, '{"log_history": [{"loss": 1}]}'), ["entry 1"]),
+            ("no step", log(step=None), ["log_history is"]),
+            ("a NaN step", log(step=float("nan")), ["log_history is"]),
+            ("a loss in words", log(loss="small"), ["entry 1", "'small'"]),
+            ("a loss of digits", log(loss=10**400), ["entry 1"]),
+            ("norms of nothing", log(gradient_norms={}), ["entry 1"]),
+            ("norms in words", log(gradient_norms={"encoder": ["x"]}), ["entry 1"]),
+            ("norms in depth", log(gradient_norms={"encoder": [[[1.0]]]}), ["entry 1"]),
+            ("a table that is none", log(layer_utilization={"encoder": [[1.0], [1.0, 2.0]]}), ["entry 1"]),
+        )
+    },
+    "compare onto a figure": (
+        lambda at: (log()(at), at.put("mine/learning_curves.png", "mine")), (*COMPARE, "run", "--output", "mine"),
+        ["mine/learning_curves.png exists already", "--overwrite"],
+    ),
+    "compare onto a link": (
+        lambda at: (log()(at), at.put("mine/x", ""), (at.folder / "mine/learning_curves.png").symlink_to("gone")),
+        (*COMPARE, "run", "--output", "mine"), ["mine/learning_curves.png exists already"],
+    ),
+    "compare into a file": (log(), (*COMPARE, "run", "--output", "recipe.yaml"), ["recipe.yaml"]),
+    "draw weights onto a figure": (
+        lambda at: at.put("mine.png", ""), ("plot_path_weights.py", PATHS, "mine"), ["mine.png exists already"],
+    ),
+    "draw weights over a folder": (
+        lambda at: at.put("x.png/y", ""), ("plot_path_weights.py", PATHS, "x.png", "--overwrite"),
+        ["x.png: this is a folder"],
+    ),
+    "draw layers onto a figure": (
+        lambda at: (
+            at.put(f"{LATENT}/trainer_state.json", '{"log_history": []}'), at.put("mine/selection_samples.png", ""),
+        ),
+        (*LAYERS, LATENT, "--output", "mine"), ["mine/selection_samples.png exists already"],
+    ),
+    "draw layers of another log": (
+        lambda at: at.put(
+            f"{LATENT}/trainer_state.json",
+            '{"log_history": [{"step": 1, "layer_utilization": {"encoder": [[0.5], [0.5]]}}]}',
+        ),
+        (*LAYERS, LATENT, "--output", "out"), ["its log is of another model"],
+    ),
+    "draw layers of a file": (None, (*LAYERS, "recipe.yaml"), ["recipe.yaml holds no trainer_state.json"]),
+    "quickstart over another run": (
+        lambda at: (
+            at.put("run/recipe.yaml", (at.folder / "recipe.yaml").read_bytes()), at.put("run/results.json", "{}"),
+            at.put("run/run.json", '{"hf_deepwide": "0"}'),
+        ),
+        (*QUICKSTART, "--training.output_dir=run"), ["run holds a finished run", "--overwrite"],
+    ),
+    "quickstart over no run": (
+        lambda at: at.put("run/recipe.yaml", b"\xff"), (*QUICKSTART, "--training.output_dir", "run"),
+        ["run/recipe.yaml"],
+    ),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Means over language pairs and win ratios: by hand, against published figures, and as the script reports them."""
 
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -84,6 +85,12 @@ def test_groups_are_what_the_pairs_allow(pairs, languages, expected):
 def test_an_unknown_language_is_named():
     with pytest.raises(UserError, match=r"no language pair has sw; accepted: de, fr$"):
         groups(["en-de", "fr-en"], ["de", "sw"])
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0)])
+def test_a_score_that_is_not_finite_is_not_ranked(ours, theirs):
+    with pytest.raises(UserError, match="a-b"):
+        win_ratio({"a-b": ours}, {"a-b": theirs}, {"average": ["a-b"]})
 
 
 def test_a_missing_score_is_named():

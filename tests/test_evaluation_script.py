@@ -113,7 +113,7 @@ def test_compares_systems(run, capsys):
         (["--hypotheses", "short.txt"], "short.txt has 11 lines but references.txt.gz has 12"),
         (["--hypotheses", "better.txt", "--compare", "short.txt"], "short.txt has 11 lines"),
         (["--hypotheses", "better.txt", "--compare", "better.txt"], "--compare: better.txt is named twice"),
-        (["--hypotheses", "better.txt", "--output", "worse.txt"], "worse.txt exists; give another name"),
+        (["--hypotheses", "better.txt", "--output", "worse.txt"], "worse.txt exists already; give another place"),
         (["--hypotheses", "better.txt", "--output", "no/s.json"], "there is no folder no; make it first"),
         (["--hypotheses", "better.txt", "--translations", "t.txt"], "--translations is for what --model translates"),
         (["--hypotheses", "better.txt", "--num_beams", "0"], "evaluation.num_beams is 0"),
@@ -131,6 +131,52 @@ def test_a_users_mistake_is_one_line(run, capsys, words, message):
     assert error.startswith("error: ")
     assert message in error
     assert Path("worse.txt").read_text(encoding="utf-8").splitlines() == SOURCES
+
+
+MODEL = ["--model", "checkpoint", "--source", "sources.txt", *SEARCH]
+
+
+@pytest.mark.parametrize(
+    ("words", "harmed"),
+    [
+        (["--hypotheses", "better.txt", "--output", "references.txt.gz"], "references.txt.gz"),
+        (["--hypotheses", "better.txt", "--output", "better.txt"], "better.txt"),
+        (["--hypotheses", "better.txt", "--compare", "worse.txt", "--output", "./worse.txt"], "worse.txt"),
+        ([*MODEL, "--translations", "sources.txt"], "sources.txt"),
+        ([*MODEL, "--translations", "checkpoint/../sources.txt"], "sources.txt"),
+        ([*MODEL, "--translations", "link.txt"], "sources.txt"),
+        ([*MODEL, "--translations", "hard.txt"], "sources.txt"),
+        ([*MODEL, "--output", "checkpoint/config.json"], "checkpoint/config.json"),
+        ([*MODEL, "--output", "new.txt", "--translations", "./new.txt"], "sources.txt"),
+        ([*MODEL, "--output", "checkpoint"], "checkpoint/config.json"),
+        (["--hypotheses", "{pair}.txt", "--pairs", "xx-better", "xx-worse", "--output", "worse.txt"], "worse.txt"),
+        (
+            [*MODEL, "--pairs", "xx-worse", "xx-better", "--compare", "{target_lang}.txt", "--translations",
+             "{target_lang}.txt"], "worse.txt",
+        ),
+    ],
+)  # fmt: skip
+def test_overwrite_never_writes_over_what_is_read(run, capsys, words, harmed):
+    Path("link.txt").symlink_to("sources.txt")
+    Path("hard.txt").hardlink_to("sources.txt")
+    for name in ("better", "worse"):
+        Path(f"xx-{name}.txt").symlink_to(f"{name}.txt")
+    before = Path(harmed).read_bytes()
+    with pytest.raises(SystemExit) as exit_:
+        run(*words, "--overwrite")
+    assert exit_.value.code == 2
+    assert Path(harmed).read_bytes() == before
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+    assert not Path("new.txt").exists()
+
+
+def test_a_link_is_replaced_and_not_followed(run):
+    Path("link.json").symlink_to("worse.txt")
+    with pytest.raises(SystemExit):
+        run("--hypotheses", "better.txt", "--output", "link.json")
+    run("--hypotheses", "better.txt", "--output", "link.json", "--overwrite")
+    assert Path("worse.txt").read_text(encoding="utf-8").splitlines() == SOURCES
+    assert not Path("link.json").is_symlink()
 
 
 def test_overwrite_replaces(run):

@@ -21,6 +21,20 @@ def new_figure(rows: int, columns: int, panel: tuple[float, float], **options: o
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def image_path(path: Path) -> Path:
+    """The file that `save` writes: a name without an ending gets `.png`.
+
+    Raises:
+        UserError: the file's ending is no kind of image.
+    """
+    path = Path(path)
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise UserError(f"{path}: {quote(path.suffix)} is no kind of image; accepted: {', '.join(sorted(kinds))}")
+    return path
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write the image, in full or not at all; its folder is made.
 
@@ -30,11 +44,7 @@ def save(figure: Figure, path: Path) -> Path:
     Raises:
         UserError: the file's ending is no kind of image, or the file cannot be written.
     """
-    path = Path(path)
-    path = path if path.suffix else path.with_name(f"{path.name}.png")
-    kinds = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
-        raise UserError(f"{path}: {quote(path.suffix)} is no kind of image; accepted: {', '.join(sorted(kinds))}")
+    path = image_path(path)
     numbers = {
         label
         for axes in figure.axes

@@ -6,6 +6,7 @@ and BLEU₄ of Zhang et al. 2020 (Improving Massively Multilingual Neural Machin
 it.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def win_ratio(
     """In per cent of each group's pairs: those where our score is higher; equal ones are not won.
 
     Raises:
-        UserError: a pair has no score of theirs.
+        UserError: a pair has no score of theirs, or one that is not finite.
     """
     missing = [pair for pair in ours if pair not in theirs]
     if missing:
@@ -81,6 +82,11 @@ def win_ratio(
             f"win ratio: the other system has no score of {', '.join(missing[:5])}"
             + (f" and {len(missing) - 5} other pairs" if len(missing) > 5 else "")
         )
+    for pair, score in ours.items():
+        if not (math.isfinite(score) and math.isfinite(theirs[pair])):
+            raise UserError(
+                f"win ratio: the scores of {pair} are {score} and {theirs[pair]}, which cannot be compared"
+            )
     won = {pair: 100.0 * (score > theirs[pair]) for pair, score in ours.items()}
     return means(won, of_groups)
 

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "model.safetensors"
 REQUIRED = (TRAINER_STATE_NAME, WEIGHTS, "config.json", "tokenizer_config.json", "scheduler.pt")
 OPTIMIZER = ("optimizer.pt", "optimizer_0/.metadata")  # the latter, written after the shards, of a sharded model
+# What is drawn of a log: numbers, and of each stack numbers by layer, or by posterior and layer.
+NUMBERS = ("loss", "reconstruction", "eval_loss", "eval_bleu", "grad_norm", "learning_rate")
+TABLES = {"gradient_norms": 1, "layer_utilization": 2}
 # The kinds of checkpoint: those that a recipe asks for, and the one that a run leaves where a signal ends it, which
 # is no part of what is averaged or chosen from, and is deleted when the next one is saved.
 REGULAR, INTERRUPTED = "checkpoint", "interrupted"
@@ -217,7 +220,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     path = checkpoint / TRAINER_STATE_NAME
     try:
         state = TrainerState.load_from_json(str(path))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged, or not what a Trainer writes ({error})") from error
     for name, accepted in _STATE.items():
         value = getattr(state, name)
@@ -260,9 +263,41 @@ def load_history(folder: Path) -> list[dict]:
         UserError: the folder is neither.
     """
     for checkpoint in (folder, *reversed(checkpoints(folder, REGULAR, INTERRUPTED))):
-        if (checkpoint / TRAINER_STATE_NAME).is_file():
-            return load_state(checkpoint).log_history
+        if (path := checkpoint / TRAINER_STATE_NAME).is_file():
+            history = load_state(checkpoint).log_history
+            if problem := _history_problem(history):
+                raise UserError(f"{path} is damaged, or not what a Trainer writes: {problem}")
+            return history
     raise UserError(f"{folder} holds no {TRAINER_STATE_NAME}; give the folder of a run, or one of its checkpoints")
+
+
+def _history_problem(history: list[dict]) -> str | None:
+    """What is wrong with the entries of a log, or None: each needs a step, and numbers that can be drawn."""
+    for number, entry in enumerate(history, start=1):
+        if "step" not in entry:
+            return f"entry {number} of log_history has no step"
+        numbers = all(_shape(entry[name]) == () for name in NUMBERS if name in entry)
+        if not numbers or not all(_are_tables(entry[name], depth) for name, depth in TABLES.items() if name in entry):
+            return f"entry {number} of log_history is {quote(entry)}, which no Trainer logs"
+    for name in TABLES:
+        shapes = [{stack: _shape(rows) for stack, rows in entry[name].items()} for entry in history if name in entry]
+        if any(shape != shapes[0] for shape in shapes):
+            return f"the {name} in log_history are not of one model"
+    return None
+
+
+def _are_tables(stacks: Any, depth: int) -> bool:
+    """True for numbers of each stack, so many lists deep."""
+    return isinstance(stacks, dict) and bool(stacks) and all(len(_shape(s) or ()) == depth for s in stacks.values())
+
+
+def _shape(value: Any, deepest: int = 2) -> tuple[int, ...] | None:
+    """The shape of a list of numbers, or of a list of such lists, and `()` of a number; None of anything else."""
+    if isinstance(value, list) and deepest:
+        shapes = {_shape(row, deepest - 1) for row in value}
+        shape = shapes.pop() if len(shapes) == 1 else None
+        return None if shape is None else (len(value), *shape)
+    return () if type(value) is float or (type(value) is int and abs(value) < 2**1000) else None
 
 
 def is_last(state: TrainerState) -> bool:

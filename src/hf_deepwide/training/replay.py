@@ -1,7 +1,9 @@
 """A step in which numbers went wrong, computed again from what `faults.py` saved."""
 
 import json
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from ..errors import UserError
+from ..errors import UserError, quote
 from ..loading import load_config, load_model, load_tokenizer
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
-from .faults import FAULT, nonfinite_gradients
+from .faults import FAULT, REPLAYED, nonfinite_gradients
 from .trainer import TranslationTrainer
 
 
@@ -46,7 +48,7 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     """
     folder = Path(folder)
     report = read_fault(folder)
-    batches = read_batches(folder, rank)
+    batches = read_batches(folder, rank, report)
     told = report["arguments"]
     args = TranslationTrainingArguments(
         output_dir=str(folder),
@@ -56,10 +58,11 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
         load_best_model_at_end=False,
         label_smoothing_factor=told["label_smoothing_factor"],
     )
-    masked = load_config(folder).architectures[0].endswith("ForMaskedLM")
+    masked = any(name.endswith("ForMaskedLM") for name in load_config(folder).architectures or [])
     model_class = AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM
     model = load_model(model_class, folder, attn_implementation=told["attn_implementation"], accept_nonfinite=True)
     model.to(device).train()
+    check_indices(folder, batches, model.config)
     for module in model.modules():
         if isinstance(module, DeepWidePreTrainedModel):
             module.training_step = report["step"] - 1
@@ -88,14 +91,77 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
 
 
 def read_fault(folder: Path) -> dict[str, Any]:
-    """`fault.json`."""
-    if not (folder / FAULT).is_file():
+    """`fault.json`.
+
+    Raises:
+        UserError: there is none, or it is not what a run writes.
+    """
+    path = folder / FAULT
+    if not path.is_file():
         raise UserError(f"{folder} holds no {FAULT}; give a folder faults/step-… of a run")
-    return json.loads((folder / FAULT).read_text(encoding="utf-8"))
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: no JSON ({' '.join(str(error).split())})") from error
+    if problem := _problem(report):
+        raise UserError(f"{path} is not what a run writes at a fault: {problem}")
+    return report
 
 
-def read_batches(folder: Path, rank: int) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-    """Inputs of each batch of a process, and the generators before it, in order."""
+def _problem(report: Any) -> str | None:
+    """What is wrong with a report of a fault, or None."""
+    if not isinstance(report, dict):
+        return f"it holds {quote(report)}, not an object with fields"
+    arguments = report.get("arguments")
+    values = {**(arguments if isinstance(arguments, dict) else {}), **report}
+    for name, (is_right, expected) in FIELDS.items():
+        if name not in values:
+            return f"there is no {name}"
+        if not is_right(values[name]):
+            return f"{name} is {quote(values[name])}; expected is {expected}"
+    for number, batch in enumerate(report["batches"], start=1):
+        pairs = batch.get("sentences") if isinstance(batch, dict) and _is_count(batch.get("rank"), 0) else None
+        if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
+            return f"batch {number} has no rank, or no list of sentences with source and target"
+    return None
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(side), str) for side in ("source", "target"))
+
+
+def _is_count(value: Any, smallest: int) -> bool:
+    return type(value) is int and smallest <= value < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # NaN is not
+
+
+# What a replay takes from a report and from its `arguments`: a test, and what passes it.
+FIELDS = {
+    "step": (lambda value: _is_count(value, 1), "a whole number from 1"),
+    "what": (lambda value: isinstance(value, str), "text"),
+    "loss_scale": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "num_items_in_batch": (lambda value: value is None or _is_count(value, 1), "a whole number from 1, or null"),
+    "processes": (lambda value: _is_count(value, 1), "a whole number from 1"),
+    "arguments": (lambda value: isinstance(value, dict), f"an object with {', '.join(REPLAYED)}"),
+    "batches": (lambda value: isinstance(value, list), "a list"),
+    "label_smoothing_factor": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "bf16": (lambda value: isinstance(value, bool), "true or false"),
+    "fp16": (lambda value: isinstance(value, bool), "true or false"),
+    "attn_implementation": (lambda value: isinstance(value, str), "text"),
+}
+
+
+def read_batches(
+    folder: Path, rank: int, report: dict[str, Any]
+) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+    """Inputs of each batch of a process, and the generators before it, in order.
+
+    Raises:
+        UserError: there are none of that process, the file is damaged, or of another fault than the report.
+    """
     path = folder / f"rank-{rank}.safetensors"
     if not path.is_file():
         known = ", ".join(sorted(other.stem.removeprefix("rank-") for other in folder.glob("rank-*.safetensors")))
@@ -106,9 +172,66 @@ def read_batches(folder: Path, rank: int) -> list[tuple[dict[str, torch.Tensor],
         raise UserError(f"{path} is damaged ({error})") from error
     batches: dict[int, tuple[dict, dict]] = {}
     for key, tensor in tensors.items():
-        number, part, name = key.split(".", 2)
-        batches.setdefault(int(number), ({}, {}))[part == "generators"][name] = tensor
-    return [batches[number] for number in sorted(batches)]
+        match = re.fullmatch(r"([0-9]{1,9})\.(inputs|generators)\.(\w+)", key)
+        if match is None:
+            raise UserError(f"{path} is not what a run writes at a fault: it holds a tensor {quote(key)}")
+        batches.setdefault(int(match[1]), ({}, {}))[match[2] == "generators"][match[3]] = tensor
+    ordered = [batches[number] for number in sorted(batches)]
+    rows = [len(batch["sentences"]) for batch in report["batches"] if batch["rank"] == rank]
+    if len(rows) != len(ordered):
+        raise UserError(f"{path} holds {len(ordered)} batches, and {folder / FAULT} tells of {len(rows)}")
+    for number, ((inputs, generators), count) in enumerate(zip(ordered, rows, strict=True), start=1):
+        if problem := _batch_problem(inputs, generators, count):
+            raise UserError(f"{path}, batch {number}: {problem}")
+    return ordered
+
+
+def _batch_problem(inputs: dict[str, torch.Tensor], generators: dict[str, torch.Tensor], rows: int) -> str | None:
+    """What is wrong with the tensors of a batch of so many rows, or None."""
+    for name in ("input_ids", "attention_mask", "labels"):
+        if name not in inputs:
+            return f"there is no {name}"
+    for name, tensor in inputs.items():
+        dimensions = 1 if name == "posteriors" else 2
+        if tensor.dtype != torch.int64 or tensor.ndim != dimensions or 0 in tensor.shape or len(tensor) != rows:
+            return f"{name} is {tensor.dtype} of the shape {list(tensor.shape)}; expected are int64 in {rows} rows"
+    for one, other in (("input_ids", "attention_mask"), ("labels", "decoder_input_ids")):
+        if other in inputs and inputs[one].shape != inputs[other].shape:
+            return f"{one} and {other} are of different shapes"
+    state = torch.get_rng_state()
+    if "cpu" not in generators or generators["cpu"].shape != state.shape or generators["cpu"].dtype != state.dtype:
+        return "there is no state of the random generator that torch knows"
+    return None
+
+
+def check_indices(folder: Path, batches: Sequence[tuple[dict, dict]], config: PreTrainedConfig) -> None:
+    """See that the model beside the batches knows their tokens, and reads sentences as long.
+
+    Raises:
+        UserError: it does not.
+    """
+    decoder_size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    ranges = {  # the lowest index, and the number of them
+        "input_ids": (0, config.vocab_size),
+        "labels": (-100, decoder_size),  # what the loss leaves out is -100
+        "decoder_input_ids": (0, decoder_size),
+        "posteriors": (0, getattr(config, "num_posteriors", 1)),
+    }
+    longest = getattr(config, "max_position_embeddings", None) or math.inf
+    for inputs, _ in batches:
+        for name in inputs.keys() & ranges.keys():
+            lowest, count = ranges[name]
+            indices = inputs[name]
+            if indices.min() < lowest or indices.max() >= count:
+                raise UserError(
+                    f"{folder}: its batches do not fit its model: {name} are from {indices.min()} to {indices.max()}, "
+                    f"and the model knows {count}"
+                )
+            if indices.ndim == 2 and indices.shape[1] > longest:
+                raise UserError(
+                    f"{folder}: its batches do not fit its model: {name} are {indices.shape[1]} long, and the model "
+                    f"reads {longest}"
+                )
 
 
 def restore(generators: dict[str, torch.Tensor], device: str) -> None:
