@@ -19,10 +19,13 @@ def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("model", help="folder of a finished run, or a checkpoint")
     parser.add_argument("folder", nargs="?", help="folder to write; may be left out with --repo-id")
-    parser.add_argument("--repo-id", help="repository on the Hub to upload to, e.g. me/multi30k-mat")
+    parser.add_argument("--repo-id", "--repo_id", help="repository on the Hub to upload to, e.g. me/multi30k-mat")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    parser.add_argument("--license", help="the Hub's name of the model's licence, for the card, e.g. apache-2.0")
     parser.add_argument("--commit-message", help="of the upload")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier share in the folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an earlier share in the folder, and nothing else"
+    )
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="do not try the result out")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     print(share(**vars(parser.parse_args())))

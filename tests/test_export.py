@@ -1,5 +1,7 @@
 """share(): what it writes works in a process that has not got this package, and is all that it writes."""
 
+import errno
+import hashlib
 import json
 import os
 import runpy
@@ -10,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from fine_tuning import fine_tune
 from huggingface_hub import ModelCard, RepoUrl
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     BartConfig,
@@ -25,8 +30,10 @@ from transformers import (
 from hf_deepwide import export
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
-from hf_deepwide.export import share, verify_folder
+from hf_deepwide.export import MANIFEST, share, verify_folder
+from hf_deepwide.loading import load_model
 from hf_deepwide.registration import FAMILIES
+from hf_deepwide.training.averaging import average_checkpoints
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "share.py"
 TEXTS = ["two dogs run", "a man in a red coat", "who is there"]
@@ -66,6 +73,19 @@ for folder in sys.argv[3:]:
         }
 print(json.dumps(result))
 """
+TUNE = """
+import os, sys
+sys.modules["hf_deepwide"] = None
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+sys.path.insert(0, sys.argv[1])
+from fine_tuning import fine_tune
+for source, target in zip(sys.argv[2::2], sys.argv[3::2]):
+    fine_tune(source, target)
+    if source.endswith("latent_depth"):
+        model = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=True)
+        model.save_pretrained(target + "_mlm")
+        AutoModelForMaskedLM.from_pretrained(target + "_mlm", trust_remote_code=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +100,12 @@ def new_model(family, tokenizer):
     model = family.lm(family.config(vocab_size=len(tokenizer), **SIZES, **whole)).eval()
     model.generation_config.update(num_beams=2, max_length=9)
     return model
+
+
+def contents(folder):
+    """The bytes of all files in a folder."""
+    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +133,38 @@ def shared(runs, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def elsewhere(shared, tmp_path_factory):
-    """What a process that cannot import hf_deepwide makes of the shared folders; one process for all."""
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path_factory.mktemp("modules")), "HF_HUB_OFFLINE": "1"}
-    folders = [str(shared / name) for name in FAMILIES]
+def run_elsewhere(modules, code, *arguments):
+    """The output of code in a process that cannot import hf_deepwide, with a cache of remote code of its own."""
+    environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "HF_HUB_OFFLINE": "1"}
     process = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, json.dumps(TEXTS), json.dumps(PROBE), *folders],
+        [sys.executable, "-c", code, *map(str, arguments)],
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout)
-    return {name: result[str(shared / name)] for name in FAMILIES}
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def elsewhere(shared, tuned, tmp_path_factory):
+    """What such a process makes of the shared folders, and of the fine-tuned ones; one process for all."""
+    folders = [folder / name for folder in (shared, *tuned.values()) for name in FAMILIES]
+    modules = tmp_path_factory.mktemp("modules")
+    result = json.loads(run_elsewhere(modules, ELSEWHERE, json.dumps(TEXTS), json.dumps(PROBE), *folders))
+    return {
+        kind: {name: result[str(folder / name)] for name in FAMILIES}
+        for kind, folder in {"shared": shared, **tuned}.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def tuned(shared, tmp_path_factory):
+    """The shared models fine-tuned by Transformers' Trainer, in a process without this package, and in one with it."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("without", "with")}
+    pairs = [path / name for name in FAMILIES for path in (shared, folders["without"])]
+    run_elsewhere(tmp_path_factory.mktemp("modules"), TUNE, Path(__file__).parent, *pairs)
+    for name in FAMILIES:
+        fine_tune(shared / name, folders["with"] / name)
+    return folders
 
 
 @pytest.fixture
@@ -134,8 +180,8 @@ def hub(monkeypatch):
             calls.append(("create_repo", repo_id, options))
             return RepoUrl(f"https://huggingface.co/{repo_id}")
 
-        def upload_folder(self, *, repo_id, folder_path, **options):
-            names = {str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()}
+        def upload_folder(self, *, repo_id, folder_path, allow_patterns, **options):
+            names = {*filter_repo_objects(contents(folder_path), allow_patterns=allow_patterns)}
             calls.append(("upload_folder", repo_id, names, options))
 
     monkeypatch.setattr(export, "HfApi", FakeHub)
@@ -145,7 +191,7 @@ def hub(monkeypatch):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_works_without_the_package(elsewhere, runs, tokenizer, name):
-    family, found = FAMILIES[name], elsewhere[name]
+    family, found = FAMILIES[name], elsewhere["shared"][name]
     names = [family.config.__name__, family.lm.__name__, family.model.__name__, "TranslationPipeline"]
     assert found["classes"] == [f"transformers_modules.{cls}" for cls in names]
     model, probe = family.lm.from_pretrained(runs / name), torch.tensor(PROBE)
@@ -175,7 +221,7 @@ def test_needs_no_flag_where_the_package_is_imported(shared, elsewhere, name):
     for flag in ({}, {"trust_remote_code": True}):
         translate = pipeline("translation", model=str(folder), device="cpu", **flag)
         assert type(translate).__module__ == "hf_deepwide.models.pipeline_translation"
-        assert translate(TEXTS) == elsewhere[name]["translations"]
+        assert translate(TEXTS) == elsewhere["shared"][name]["translations"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -186,21 +232,67 @@ def test_only_what_is_needed(shared, runs, name):
     assert {f"modeling_{name}.py", f"configuration_{name}.py", "pipeline_translation.py"} <= code
     assert all((Path(export.__file__).parent / "models" / file).is_file() for file in code)
     assert not {f"modeling_{other}.py" for other in FAMILIES if other not in ("vanilla_transformer", name)} & code
-    assert files - code == NEEDED | {"README.md", "plots/curves.png"}
+    assert files - code == NEEDED | {"README.md", "plots/curves.png", MANIFEST}
     assert (folder / "README.md").read_text() == CARD
     ours, theirs = load_file(folder / "model.safetensors"), load_file(runs / name / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_sharing_marks_nothing_that_is_saved_later(shared, tmp_path):
-    """The classes stay as they were, and so does a model that was loaded from a shared folder."""
+@pytest.mark.parametrize("kind", ["without", "with"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_survives_fine_tuning_elsewhere(elsewhere, shared, tuned, name, kind):
+    """What a plain Trainer saves of a shared model loads again, in every checkpoint, without this package and with."""
+    folder, found = tuned[kind] / name, elsewhere[kind][name]
+    assert {cls.partition(".")[0] for cls in found["classes"]} == {"transformers_modules"}
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert type(model) is FAMILIES[name].lm
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(PROBE), decoder_input_ids=torch.tensor(PROBE)).logits
+    torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=0, atol=1e-6)
+    assert found["logits"] != elsewhere["shared"][name]["logits"]
+    translate = pipeline("translation", model=str(folder), device="cpu")
+    assert translate(TEXTS) == found["translations"]
+    for saved in (folder, folder / "checkpoint-1"):
+        config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+        assert config["custom_pipelines"].keys() == {"translation"}
+        for entry in [*config["auto_map"].values(), config["custom_pipelines"]["translation"]["impl"]]:
+            module = f"{entry.partition('.')[0]}.py"
+            assert (saved / module).read_bytes() == (shared / name / module).read_bytes()
+    assert {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"} <= config["auto_map"].keys()
+
+
+def test_the_masked_language_model_survives_saving_elsewhere(tuned):
+    model = AutoModelForMaskedLM.from_pretrained(tuned["without"] / "latent_depth_mlm")
+    assert type(model) is FAMILIES["latent_depth"].masked_lm
+    assert (tuned["without"] / "latent_depth_mlm" / "modeling_latent_depth_mlm.py").is_file()
+
+
+def test_sharing_marks_no_class(shared, tokenizer, tmp_path):
+    """The classes stay as they were; a model that is not from a shared folder, or that our tools load, has no code."""
     for name, family in FAMILIES.items():
-        model = AutoModelForSeq2SeqLM.from_pretrained(shared / name)
-        model.save_pretrained(tmp_path / name)
-        assert not list((tmp_path / name).glob("*.py"))
-        assert "custom_pipelines" not in json.loads((tmp_path / name / "config.json").read_text())
+        new_model(family, tokenizer).save_pretrained(tmp_path / name)
+        load_model(family.lm, shared / name).save_pretrained(tmp_path / f"{name}_loaded")
+        for folder in (tmp_path / name, tmp_path / f"{name}_loaded"):
+            assert not list(folder.glob("*.py"))
+            assert not {"auto_map", "custom_pipelines"} & json.loads((folder / "config.json").read_text()).keys()
         assert family.lm._auto_class is family.config._auto_class is None
+
+
+def test_a_config_alone_keeps_its_model(shared, tmp_path):
+    """Saving a config leaves it as it was, so that the model can still be made from it."""
+    config = AutoConfig.from_pretrained(shared / "mat")
+    before = dict(config.auto_map)
+    config.save_pretrained(tmp_path)
+    assert config.auto_map == before
+    assert not hasattr(config, "custom_pipelines")
+    assert type(AutoModelForSeq2SeqLM.from_config(config)) is FAMILIES["mat"].lm
+
+
+def test_the_mean_of_fine_tuned_checkpoints_keeps_the_code(tuned, tmp_path):
+    average_checkpoints([tuned["with"] / "mat" / "checkpoint-1", tuned["with"] / "mat"], tmp_path / "mean")
+    code = {path.name for path in (tuned["with"] / "mat").glob("*.py")}
+    assert {"modeling_mat.py", "pipeline_translation.py"} <= code == {path.name for path in tmp_path.rglob("*.py")}
 
 
 def test_a_model_in_memory_and_a_minimal_card(tokenizer, tmp_path):
@@ -234,35 +326,154 @@ def test_the_result_is_tried_out(shared, runs, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good"]
 
 
-def test_overwriting(runs, shared, tmp_path):
+def test_overwriting_replaces_what_share_wrote(runs, shared, tmp_path):
     folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
-    (folder / ".git").mkdir()
-    (folder / "model-00001-of-00002.safetensors").write_text("stale")
+    mine = {".git/config": "git", "thesis.txt": "years", "plots/mine.png": "drawn", "run/model.safetensors": "another"}
+    for name, text in mine.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     with pytest.raises(UserError, match="is not empty"):
         share(runs / "mat", folder, verify=False)
     share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
-    assert (folder / ".git").is_dir()
-    assert not (folder / "model-00001-of-00002.safetensors").exists()
+    assert {name: (folder / name).read_text() for name in mine} == mine
     assert not (folder / "modeling_mat.py").exists()
     assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is FAMILIES["vanilla_transformer"].lm
-    for other in ("work", "a_run"):
-        (tmp_path / other).mkdir()
+    (tmp_path / "run").mkdir()
+    small = share(runs / "mat", tmp_path / "run" / "out", verify=False)
+    (Path(small) / "plots" / "curves.png").write_text("mine")
+    with pytest.raises(UserError, match=r"curves\.png was not written by share, or has been changed"):
+        share(runs / "mat", small, overwrite=True, verify=False)
+    assert (Path(small) / "plots" / "curves.png").read_text() == "mine"
+    assert (Path(small) / "config.json").is_file()
+
+
+def test_what_share_did_not_write_is_not_replaced(runs, shared, tuned, tmp_path):
+    for other in ("work", "a_run", "fine_tuned"):
+        if other == "fine_tuned":
+            shutil.copytree(tuned["with"] / "mat", tmp_path / other)
+            shutil.rmtree(tmp_path / other / "checkpoint-1")
+            (tmp_path / other / "training_args.bin").unlink()
+        (tmp_path / other).mkdir(exist_ok=True)
         (tmp_path / other / "thesis.txt").write_text("years")
         if other == "a_run":
             shutil.copyfile(runs / "mat" / "config.json", tmp_path / other / "config.json")
+        before = contents(tmp_path / other)
         with pytest.raises(UserError, match="was not written by share"):
             share(runs / "mat", tmp_path / other, overwrite=True, verify=False)
-        assert (tmp_path / other / "thesis.txt").read_text() == "years"
+        assert contents(tmp_path / other) == before
+    folder = shutil.copytree(shared / "mat", tmp_path / "fine_tuned_in_place")
+    (folder / "model.safetensors").write_text("trained for weeks")
+    with pytest.raises(UserError, match=r"model\.safetensors was not written by share, or has been changed"):
+        share(runs / "mat", folder, overwrite=True, verify=False)
+    assert (folder / "model.safetensors").read_text() == "trained for weeks"
+
+
+def test_the_source_stays(runs, shared, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    source = shutil.copytree(runs / "mat", folder / "source")
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match="the model lies inside"):
+        share(source, folder, overwrite=True, verify=False)
     with pytest.raises(UserError, match="is where the model is"):
-        share(folder, folder, overwrite=True, verify=False)
+        share(folder, folder / "source" / "..", overwrite=True, verify=False)
+    assert contents(tmp_path) == before
+    before = contents(source)
+    inside = share(source, source / "to-upload", verify=False)
+    share(source, inside, overwrite=True, verify=False)
+    assert {name: data for name, data in contents(source).items() if not name.startswith("to-upload")} == before
+
+
+def test_links_in_the_target_are_not_followed(runs, shared, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "curves.png").write_bytes(b"picture")
+    shutil.rmtree(folder / "plots")
+    (folder / "plots").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="plots was not written by share"):
+        share(runs / "mat", folder, overwrite=True, verify=False)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    outside = tmp_path / "mine" / "curves.png"
+    for name in ("../mine/curves.png", str(outside), "plots/curves.png"):
+        manifest["files"][name] = [hashlib.sha256(b"picture").hexdigest()]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (runs / "no_card").mkdir()
+    for name in NEEDED:
+        shutil.copyfile(runs / "mat" / name, runs / "no_card" / name)
+    share(runs / "no_card", folder, overwrite=True, verify=False)
+    assert outside.read_bytes() == b"picture"
+
+
+def test_a_share_of_an_earlier_version(runs, shared, tmp_path):
+    """It kept no manifest: files of its own names are replaced; the card, its pictures and the rest stay."""
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    for name in (MANIFEST, "remote_code.py"):
+        (folder / name).unlink()
+    for name in ("thesis.txt", "model-00001-of-00002.safetensors"):
+        (folder / name).write_text(name)
+    (folder / "README.md").write_text("# Edited\n![](plots/curves.png)\n")
+    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert (folder / "thesis.txt").read_text() == "thesis.txt"
+    assert (folder / "README.md").read_text().startswith("# Edited")
+    assert (folder / "plots" / "curves.png").is_file()
+    assert not (folder / "modeling_mat.py").exists()
+    assert not (folder / "model-00001-of-00002.safetensors").exists()
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is FAMILIES["vanilla_transformer"].lm
+
+
+@pytest.mark.parametrize("at", ["model.safetensors", "pipeline_translation.py", "config.json"])
+def test_a_share_that_is_killed_can_be_completed(runs, shared, tmp_path, monkeypatch, at):
+    """Whatever it had come to, the folder is the old one, or no model at all, and what a person put there stays."""
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    (folder / "thesis.txt").write_text("years")
+
+    class Killed(BaseException):
+        pass
+
+    def publish(draft, final):
+        if final.name == at:
+            raise Killed
+        draft.rename(final)
+
+    monkeypatch.setattr(export, "publish", publish)
+    with pytest.raises(Killed):
+        share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert not (folder / "config.json").exists()
+    monkeypatch.undo()
+    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert (folder / "thesis.txt").read_text() == "years"
+    expected = {name: data for name, data in contents(folder).items() if name not in ("thesis.txt", MANIFEST)}
+    fresh = contents(Path(share(runs / "vanilla_transformer", tmp_path / "fresh", verify=False)))
+    assert expected == {name: data for name, data in fresh.items() if name != MANIFEST}
+
+
+def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeypatch):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    before = contents(folder)
+
+    def full(*_args, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for place in ("write_checkpoint", "_write_card", "_write_manifest"):
+        monkeypatch.setattr(export, place, full)
+        with pytest.raises(UserError, match="cannot be written: No space left"):
+            share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+        with pytest.raises(UserError, match="cannot be written: No space left"):
+            share(runs / "vanilla_transformer", tmp_path / "new", verify=False)
+        monkeypatch.undo()
+    assert contents(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["earlier"]
 
 
 def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path):
-    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
-    (folder / "README.md").write_text("# Edited\n![](plots/curves.png)\n")
-    share(new_model(FAMILIES["mat"], tokenizer), folder, tokenizer=tokenizer, overwrite=True, verify=False)
-    assert (folder / "README.md").read_text().startswith("# Edited")
-    assert (folder / "plots" / "curves.png").is_file()
+    """One that was edited stays, also where there is a newer one beside the model, with the pictures it shows."""
+    for name, edited in (("edited", True), ("ours", False)):
+        folder = shutil.copytree(shared / "mat", tmp_path / name)
+        text = "# Edited\n![](plots/curves.png)\n" if edited else CARD
+        (folder / "README.md").write_text(text)
+        for model, tokens in ((new_model(FAMILIES["mat"], tokenizer), tokenizer), (runs / "mat", None)):
+            share(model, folder, tokenizer=tokens, overwrite=True, verify=False)
+            assert (folder / "README.md").read_text() == text
+            assert (folder / "plots" / "curves.png").is_file()
 
 
 def test_upload(hub, runs, tmp_path):
@@ -276,7 +487,10 @@ def test_upload(hub, runs, tmp_path):
     assert NEEDED | {"README.md", "modeling_mat.py", "pipeline_translation.py", "plots/curves.png"} <= names
     assert not [name for name in names if Path(name).suffix in (".pt", ".bin", ".log")]
     share(runs / "mat", tmp_path / "kept", repo_id="me/mat", verify=False)
-    assert hub[-1][2] == names == {str(p.relative_to(tmp_path / "kept")) for p in (tmp_path / "kept").rglob("*.*")}
+    assert hub[-1][2] == names == contents(tmp_path / "kept").keys() - {MANIFEST}
+    (tmp_path / "kept" / "thesis.txt").write_text("private")
+    share(runs / "mat", tmp_path / "kept", repo_id="me/mat", overwrite=True, verify=False)
+    assert hub[-1][2] == names
 
 
 def test_uploads_that_fail(hub, runs, monkeypatch):

@@ -8,6 +8,9 @@ The folder holds weights (safetensors), config, generation config, tokenizer, mo
 `pipeline("translation")` load it anywhere; where this package is imported they need no flag and run its code.
 """
 
+import copy
+import glob
+import hashlib
 import json
 import logging
 import os
@@ -16,8 +19,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +29,26 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import custom_object_save
 
+from . import card_text
 from .data.tokenizer import check_tokenizer
+from .durable import publish, why_not_written, write_whole
 from .errors import UserError
 from .loading import load_model, load_tokenizer
-from .models.pipeline_translation import TranslationPipeline
+from .models import remote_code
 from .registration import FAMILIES, Family
 
 logger = logging.getLogger(__name__)
 
-CARD = "README.md"
+CARD, CONFIG = "README.md", "config.json"
+MANIFEST = ".hf_deepwide_share.json"  # what `share` has written in a folder: {"files": {path: [SHA-256, …]}}
 LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
 OTHERS = "Models of transformers itself need no code: upload them with push_to_hub"
-CUSTOM_PIPELINES = {
-    "translation": {
-        "impl": f"{TranslationPipeline.__module__.rpartition('.')[2]}.{TranslationPipeline.__name__}",
-        "pt": ["AutoModelForSeq2SeqLM"],
-        "type": "text",
-    }
-}
+# What an earlier version, which kept no manifest, wrote apart from the card and what the card refers to.
+UNLISTED = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+            "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # fmt: skip
 USE = """
 import sys
 sys.modules["hf_deepwide"] = None  # importing it fails
@@ -71,6 +74,7 @@ def share(
     commit_message: str | None = None,
     overwrite: bool = False,
     verify: bool = True,
+    license: str | None = None,
 ) -> str:
     """Write a folder that loads without this package, upload it, or both.
 
@@ -83,8 +87,9 @@ def share(
         private: whether a new repository is private; None: the account's default.
         token: of the Hub; None: the one this machine is logged in with.
         commit_message: of the upload.
-        overwrite: replace an earlier result of `share` in `folder`. Anything else is never replaced.
+        overwrite: replace an earlier result of `share` in `folder`. Files of anybody else stay, and are not uploaded.
         verify: load the result and translate with it in a process that cannot import this package (some seconds).
+        license: the Hub's name of the model's licence, such as apache-2.0, for the card; None: what the card says.
 
     Returns:
         The folder, or the URL of the repository.
@@ -93,67 +98,73 @@ def share(
         UserError: a model that is not ours or is incomplete, no tokenizer, a folder that is in use, no way to the Hub.
         RuntimeError: the result does not load without the package; nothing is left in `folder` then.
 
-    The model card is the one beside the model, else the one already in `folder`, else a minimal one.
+    The model card is the one beside the model, else the one already in `folder`, else a minimal one. A card in
+    `folder` that somebody has edited stays.
     """
     if folder is None and repo_id is None:
         raise UserError("share: say where to: give a folder, a repo_id, or both")
     if repo_id is not None:
         _check_upload(repo_id)
+    if license is not None:
+        card_text.check_license(license)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None
     folder = None if folder is None else Path(folder)
-    if folder is not None:
-        _check_folder(folder, source, overwrite)
+    earlier = {} if folder is None else _check_folder(folder, source, overwrite)
     model, family = _own(model) if source is None else _load(source)
     tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
     check_tokenizer(tokenizer, model.config)
-    kept_card = _kept_card(source, folder)
 
-    with _staging(folder) as staged:
+    with _telling(folder), _staging(folder) as staged:
         write_checkpoint(model, family, tokenizer, staged)
-        if kept_card is None:
-            minimal_card(model, repo_id or folder.as_posix()).save(staged / CARD)
-        else:
-            _copy_card(kept_card, staged)
+        _write_card(staged, source, folder, earlier, model, repo_id, license)
         if verify:
             verify_folder(staged)
+        names = _files(staged)
         location = str(folder)
         if folder is not None:
-            _replace(folder, staged)
+            _replace(folder, staged, earlier)
             logger.info("%s is ready for the Hub", folder)
         if repo_id is not None:
-            location = _upload(folder or staged, repo_id, private, token, commit_message or f"Share {repo_id}")
+            place = folder or staged
+            names |= {CARD, *_linked(place / CARD)}
+            location = _upload(place, names, repo_id, private, token, commit_message or f"Share {repo_id}")
             logger.info("uploaded to %s", location)
     return location
 
 
 def write_checkpoint(model: PreTrainedModel, family: Family, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a model with its tokenizer, its code, and the config entries by which the Auto classes find the code."""
+    """Save a model with its tokenizer, its code, and the config entries by which the Auto classes find the code.
+
+    What model, tokenizer and generation config say of code from elsewhere is left out.
+    """
+    if type(tokenizer).__module__.partition(".")[0] != "transformers":
+        raise UserError(
+            f"share: the tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__name__}, whose code does not "
+            "come with Transformers; accepted are Transformers' own tokenizers"
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    for cls in (*family.auto_classes.values(), TranslationPipeline):
-        custom_object_save(cls, folder)  # the file that defines the class, and what it imports from its own folder
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["auto_map"] = {
-        auto_class: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
-        for auto_class, cls in family.auto_classes.items()
-    }
-    config["custom_pipelines"] = CUSTOM_PIPELINES
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            kept = {key: value for key, value in content.items() if key not in ("auto_map", "custom_pipelines")}
+            path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    config = copy.deepcopy(model.config)
+    config.auto_map = {name: remote_code.reference(cls) for name, cls in family.auto_classes.items()}
+    config.save_pretrained(folder)
 
 
-def minimal_card(model: PreTrainedModel, location: str) -> ModelCard:
-    """A model card that says what the model is and how to load it from its repository or folder."""
+def minimal_card(model: PreTrainedModel, name: str, repo_id: str | None = None) -> ModelCard:
+    """A model card that says what the model is and how to load it from its repository."""
     model_type = model.config.model_type
     data = ModelCardData(
         library_name="transformers", pipeline_tag="translation", tags=["translation", "hf_deepwide", model_type]
     )
     return ModelCard(
-        f"---\n{data.to_yaml()}\n---\n\n# {location.rpartition('/')[2]}\n\n"
+        f"---\n{data.to_yaml()}\n---\n\n# {card_text.text(name)}\n\n"
         f"A translation model of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
-        "```python\nfrom transformers import pipeline\n\n"
-        f'translator = pipeline("translation", model="{location}", trust_remote_code=True)\n```\n\n'
-        "The flag runs the code in this repository. It is not needed after `import hf_deepwide`.\n"
+        f"{card_text.block(card_text.use_of_share(repo_id), 'python')}\n"
     )
 
 
@@ -215,22 +226,77 @@ def _load_tokenizer(source: Path | None) -> PreTrainedTokenizerBase:
     return load_tokenizer(source, f"share: the tokenizer in {source} cannot be loaded")
 
 
-def _check_folder(folder: Path, source: Path | None, overwrite: bool) -> None:
-    """An empty or new folder, or, with `overwrite`, one that `share` has written."""
+def _check_folder(folder: Path, source: Path | None, overwrite: bool) -> dict[str, list[str]]:
+    """See that a folder is empty or new, or, with `overwrite`, that `share` has written in it.
+
+    Returns:
+        The files in it that `share` wrote, and nobody has changed since, with their digests.
+    """
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"share: {folder} is a link to nothing; give a folder")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"share: {folder} is a file; give a folder")
-    if source is not None and folder.exists() and source.exists() and folder.samefile(source):
-        raise UserError(f"share: {folder} is where the model is; give another folder")
+    if source is not None and folder.exists() and source.exists():
+        if folder.samefile(source):
+            raise UserError(f"share: {folder} is where the model is; give another folder")
+        if folder.resolve() in source.resolve().parents:
+            raise UserError(f"share: the model lies inside {folder}; give another folder")
     if not _entries(folder):
-        return
+        return {}
     if not overwrite:
         raise UserError(f"share: {folder} is not empty; give another folder, or overwrite an earlier share in it")
-    config = folder / "config.json"
-    written = {}
-    with suppress(OSError, ValueError):
-        written = json.loads(config.read_text(encoding="utf-8"))
-    if written.get("custom_pipelines") != CUSTOM_PIPELINES or any(folder.glob("checkpoint-*")):
+    listed = _manifest(folder)
+    if listed is None:
         raise UserError(f"share: {folder} was not written by share, so it is not replaced; give another folder")
+    return {name: digests for name, digests in listed.items() if _digest(folder, name) in digests}
+
+
+def _manifest(folder: Path) -> dict[str, list[str]] | None:
+    """The files that `share` wrote in a folder, with the digests they had, or None if it wrote none there.
+
+    Of an earlier version, which kept no manifest, they are the files whose names are its own.
+    """
+    path = folder / MANIFEST
+    if path.is_file() and not path.is_symlink():
+        content = _read_json(path)
+        files = content.get("files") if isinstance(content, dict) else None
+        if not isinstance(files, dict) or not all(isinstance(digests, list) for digests in files.values()):
+            raise UserError(f"share: {path} is damaged, so nothing tells what share wrote there; give another folder")
+        return files
+    config = _read_json(folder / CONFIG)
+    ours = isinstance(config, dict) and config.get("custom_pipelines") == remote_code.CUSTOM_PIPELINES
+    pipeline = remote_code.CUSTOM_PIPELINES["translation"]["impl"].partition(".")[0]
+    # The newer code writes a manifest, or was saved by somebody who trained the model; so did who left the others.
+    trained = [Path(remote_code.__file__).name, "training_args.bin", "trainer_state.json"]
+    if not ours or not (folder / f"{pipeline}.py").is_file() or any((folder / name).exists() for name in trained):
+        return None
+    if any(folder.glob("checkpoint-*")):
+        return None
+    code = [path.name for path in remote_code.HERE.glob("*.py") if (folder / path.name).is_file()]
+    names = {*code, *(path.name for pattern in UNLISTED for path in folder.glob(pattern) if path.is_file())}
+    return {name: [_digest(folder, name)] for name in names}
+
+
+def _read_json(path: Path) -> Any:
+    """What a JSON file holds, or None if there is no such file, or no JSON in it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _digest(folder: Path, name: str) -> str | None:
+    """The SHA-256 of a file in a folder, or None if there is none, or it, or what leads to it, is a link."""
+    path, relative = folder / name, Path(name)
+    inside = relative.parts and not relative.is_absolute() and ".." not in relative.parts
+    linked = any((folder / part).is_symlink() for part in (relative, *relative.parents[:-1]))
+    if not inside or linked or not path.is_file():
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -238,23 +304,84 @@ def _entries(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
 
-def _kept_card(source: Path | None, folder: Path | None) -> Path | None:
-    """The card to keep."""
-    cards = (place / CARD for place in (source, folder) if place is not None)
-    return next((card for card in cards if card.is_file()), None)
+def _files(folder: Path) -> set[str]:
+    """The files in a folder and its subfolders, by their path in it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def _copy_card(card: Path, folder: Path) -> None:
-    """Copy a card, and the pictures and small text files beside it that it refers to."""
-    shutil.copyfile(card, folder / CARD)
-    root = card.parent.resolve()
+def _write_card(
+    staged: Path,
+    source: Path | None,
+    folder: Path | None,
+    earlier: dict[str, list[str]],
+    model: PreTrainedModel,
+    repo_id: str | None,
+    license: str | None,
+) -> None:
+    """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder."""
+    beside = None if source is None or not (source / CARD).is_file() else source / CARD
+    if beside is not None and not _is_inside(beside, source):
+        logger.warning("share: %s is a link to elsewhere, so it is left out", beside)
+        beside = None
+    there = None if folder is None or not (folder / CARD).is_file() else folder / CARD
+    if there is not None and CARD not in earlier:
+        logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
+        _copy_linked(there, staged, earlier)
+        return
+    card = beside or there
+    if card is None:
+        name = (repo_id or folder.resolve().as_posix()).rpartition("/")[2]
+        text = str(minimal_card(model, name, repo_id))
+    else:
+        try:
+            text = card.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
+        _copy_linked(card, staged, None if card == beside else earlier)
+    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license), encoding="utf-8")
+
+
+def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:
+    """Copy what a card refers to: all of it, or what is `among` some names."""
+    for name in _linked(card):
+        if (among is None or name in among) and not (staged / name).exists():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(card.parent / name, staged / name)
+
+
+def _linked(card: Path) -> set[str]:
+    """The pictures and small text files beside a card that it refers to, by their path.
+
+    Files that Transformers reads (of tokens, configs, adapters) lie at the top and are no such files.
+    """
+    names = set()
+    if not card.is_file():
+        return names
     for target in re.findall(r"\]\(([^)\s#]+)", card.read_text(encoding="utf-8", errors="replace")):
-        file = (root / target).resolve()
-        if file.is_file() and file.suffix in LINKED and file.is_relative_to(root):
-            copy = folder / file.relative_to(root)
-            if not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, copy)
+        path = Path(os.path.normpath(target))
+        file = card.parent / path
+        readable = len(path.parts) > 1 or path.suffix not in (".json", ".txt") or path.name == "results.json"
+        plain = not path.is_absolute() and not any(part.startswith(".") for part in path.parts) and "\0" not in target
+        if plain and readable and path.suffix in LINKED and _is_inside(file, card.parent) and file.is_file():
+            names.add(path.as_posix())
+    return names - {CARD}
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+@contextmanager
+def _telling(folder: Path | None) -> Iterator[None]:
+    """Say what cannot be written, or read, in one line."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        place = Path(tempfile.gettempdir()) if folder is None else folder
+        reason = why_not_written(error, next(path for path in (place, *place.absolute().parents) if path.exists()))
+        if reason is None:
+            raise
+        raise UserError(f"share: {getattr(error, 'filename', None) or place} cannot be written: {reason}") from error
 
 
 @contextmanager
@@ -268,13 +395,51 @@ def _staging(folder: Path | None) -> Iterator[Path]:
         yield staged
 
 
-def _replace(folder: Path, staged: Path) -> None:
-    """Move what was staged into the folder, in place of what it holds."""
-    for path in _entries(folder):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    folder.mkdir(exist_ok=True)
-    for path in staged.iterdir():
-        shutil.move(path, folder / path.name)
+def _replace(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> None:
+    """Move what was staged into the folder, in place of what `share` wrote there earlier.
+
+    A new folder is there in whole or not at all. In one that exists, the config goes first and comes last: if this
+    process is killed in between, the folder cannot be loaded, and sharing again completes it.
+
+    Raises:
+        UserError: a file of somebody else is in the way; nothing has changed then.
+    """
+    new = {name: [_digest(staged, name)] for name in sorted(_files(staged))}
+    for name in new:
+        _check_way(folder, name, earlier)
+    if not folder.exists():
+        _write_manifest(staged, new)
+        publish(staged, folder)
+        return
+    for name in new:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    _write_manifest(folder, {name: earlier.get(name, []) + new.get(name, []) for name in sorted({*earlier, *new})})
+    (folder / CONFIG).unlink(missing_ok=True)
+    for name in sorted(new, key=lambda name: name == CONFIG):
+        publish(staged / name, folder / name)
+    for name in earlier.keys() - new.keys():
+        (folder / name).unlink(missing_ok=True)
+        for parent in Path(name).parents[:-1]:
+            if not any((folder / parent).iterdir()):
+                (folder / parent).rmdir()
+    _write_manifest(folder, new)
+
+
+def _check_way(folder: Path, name: str, earlier: dict[str, list[str]]) -> None:
+    """See that a file can be written without loss: there is none of its name, or `share` wrote it."""
+    for part in (*Path(name).parents[:-1], Path(name)):
+        path = folder / part
+        ours = name in earlier if part == Path(name) else path.is_dir() and not path.is_symlink()
+        if (path.exists() or path.is_symlink()) and not ours:
+            raise UserError(
+                f"share: {path} was not written by share, or has been changed since, and would be replaced; move it "
+                "away, or give another folder"
+            )
+
+
+def _write_manifest(folder: Path, files: dict[str, list[str]]) -> None:
+    content = {"hf_deepwide": version("hf_deepwide"), "files": files}
+    write_whole(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _check_upload(repo_id: str) -> None:
@@ -286,8 +451,10 @@ def _check_upload(repo_id: str) -> None:
         raise UserError("share: HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or give only a folder")
 
 
-def _upload(folder: Path, repo_id: str, private: bool | None, token: str | None, commit_message: str) -> str:
-    """Make the repository if need be and upload the folder in one commit; the repository's URL."""
+def _upload(
+    folder: Path, names: set[str], repo_id: str, private: bool | None, token: str | None, commit_message: str
+) -> str:
+    """Make the repository if need be and upload the named files in one commit; the repository's URL."""
     api = HfApi(token=token)
     try:
         repository = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -295,7 +462,7 @@ def _upload(folder: Path, repo_id: str, private: bool | None, token: str | None,
             repo_id=repository.repo_id,
             folder_path=folder,
             commit_message=commit_message,
-            ignore_patterns=[".*"],
+            allow_patterns=[glob.escape(name) for name in sorted(names)],
         )
     except (OSError, HTTPError) as error:
         raise UserError(f"share: the upload to {repo_id} failed: {' '.join(str(error).split())}") from error

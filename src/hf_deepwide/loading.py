@@ -125,6 +125,9 @@ def load_model(
         logger.warning("%s has weights for %s that are left out", where, _some(unexpected))
     for warning in (*retied, *corrected):
         logger.warning("%s: %s", where, warning)
+    if not trust_remote_code:  # the code beside the checkpoint is not ours to pass on when the model is saved
+        for field in ("auto_map", "custom_pipelines"):
+            vars(model.config).pop(field, None)
     return model
 
 

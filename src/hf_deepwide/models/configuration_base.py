@@ -7,6 +7,8 @@ Vaswani et al. (2017).
 """
 
 import functools
+import os
+from pathlib import Path
 from typing import Any, TypeVar
 
 from huggingface_hub.dataclasses import strict
@@ -15,6 +17,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from .quoting import one_line, quote
+from .remote_code import CUSTOM_PIPELINES, copy_code, is_remote, own_entries
 
 Config = TypeVar("Config", bound=type)
 CACHE_SHAPE = ("num_key_value_heads", "head_dim")  # of a decoder layer's cache, as Transformers names them
@@ -132,13 +135,27 @@ class DeepWideConfig(PreTrainedConfig):
         """Fill in the target vocabulary and leave the rest to `PreTrainedConfig`."""
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
-        if not type(self).__module__.startswith("transformers_modules."):
+        if not is_remote(type(self)):
             # A shared checkpoint names its own copy of the translation pipeline. Where this package is imported, the
             # registered pipeline serves, and the key would only make `pipeline()` ask for trust_remote_code.
             kwargs.pop("custom_pipelines", None)
+            if auto_map := own_entries(kwargs.pop("auto_map", None), type(self)):
+                kwargs["auto_map"] = auto_map
         for name in CACHE_SHAPE:
             kwargs.pop(name, None)  # of a `to_dict`: other fields determine them
         super().__post_init__(**kwargs)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Write `config.json`, and the code that the config names, if any, beside it."""
+        auto_map = getattr(self, "auto_map", None)
+        if not auto_map or Path(save_directory).is_file():
+            super().save_pretrained(save_directory, *args, **kwargs)
+            return
+        self.auto_map = copy_code(auto_map, Path(save_directory))
+        try:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            self.auto_map = auto_map
 
     @property
     def num_key_value_heads(self) -> int:
@@ -153,9 +170,13 @@ class DeepWideConfig(PreTrainedConfig):
         return vars(self).get("decoder_attention_heads", self.encoder_attention_heads)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the parent, with the shape of the cache: PEFT reads from this dictionary how large a prefix must be."""
+        """As the parent, with the shape of the cache: PEFT reads from this dictionary how large a prefix must be.
+
+        A config that names code names the pipeline as well.
+        """
         shape = self.num_key_value_heads, self.d_model // self._decoder_heads
-        return super().to_dict() | dict(zip(CACHE_SHAPE, shape, strict=True))
+        fields = super().to_dict() | dict(zip(CACHE_SHAPE, shape, strict=True))
+        return fields | {"custom_pipelines": CUSTOM_PIPELINES} if fields.get("auto_map") else fields
 
     def to_diff_dict(self) -> dict[str, Any]:
         """As the parent, which writes `config.json`; what other fields determine is left out."""

@@ -76,7 +76,8 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     output = Path(output)
     try:
         with whole_files(output, last=WEIGHTS) as draft:
-            for name in (name for name in SIDE_FILES if (folders[-1] / name).is_file()):
+            code = [path.name for path in folders[-1].glob("*.py")]  # which the config of a shared model names
+            for name in (name for name in (*SIDE_FILES, *code) if (folders[-1] / name).is_file()):
                 shutil.copyfile(folders[-1] / name, draft / name)
             save_file(mean, draft / WEIGHTS, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:

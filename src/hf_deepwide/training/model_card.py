@@ -1,14 +1,18 @@
 """The model card (README.md) of a finished run."""
 
 import copy
+import re
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
-from ..data.arguments import split_pair
+from .. import card_text
+from ..data.arguments import DataArguments, split_pair
 from ..durable import write_whole
 from ..errors import UserError
 from .recipe import Recipe, check_recipe
@@ -62,12 +66,17 @@ def _fill(
     """The template with what it asks for; without `samples` neither these nor the curves that lie in the folder."""
     data = recipe.data
     pairs = data.language_pairs
+    sources, targets = (list(dict.fromkeys(languages)) for languages in zip(*pairs, strict=True))
+    # Of a run that is not here, nothing tells whether a name is the Hub's or that of a folder.
+    datasets, base = ([], None) if samples is None else (_datasets(data), recipe.init_from)
     card_data = ModelCardData(
-        language=list(dict.fromkeys([source for source, _ in pairs] + [target for _, target in pairs])),
+        language=list(dict.fromkeys(filter(None, map(_iso, sources + targets)))) or None,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["translation", "hf_deepwide", recipe.family],
-        model_name=recipe.name,
+        base_model=base if base and _is_on_hub(base) else None,
+        datasets=datasets or None,
+        model_name=card_text.plain(recipe.name),
         metrics=["sacrebleu", "chrf"],
         eval_results=_eval_results(recipe, results) or None,
     )
@@ -77,19 +86,23 @@ def _fill(
             card_data,
             template_path=str(path),
             name=recipe.name,
-            folder=folder.as_posix(),
+            use=card_text.use_of_folder(folder.as_posix()),
             family=recipe.family,
             paper=PAPERS.get(recipe.family),
             data=data,
-            sources=list(dict.fromkeys(source for source, _ in pairs)),
-            targets=list(dict.fromkeys(target for _, target in pairs)),
-            test_name=data.test or "held-out phrases",
-            init_from=recipe.init_from,
+            sources=[card_text.text(language) for language in sources],
+            targets=[card_text.text(language) for language in targets],
+            test_name=_test_name(data),
+            init_from=_portable(recipe.init_from),
             evaluation=recipe.evaluation,
             results=results,
             samples=samples,
             sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
-            recipe=to_yaml(recipe.values).strip(),
+            recipe=to_yaml(_portable(recipe.values)).strip(),
+            text=card_text.text,
+            code=card_text.code,
+            block=card_text.block,
+            literal=card_text.literal,
         )
 
 
@@ -100,8 +113,8 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="translation",
-            dataset_type=data.name or data.format,
-            dataset_name=f"{data.test or 'held-out phrases'} {pair}",
+            dataset_type=card_text.plain(_portable(data.name) or data.format),
+            dataset_name=card_text.plain(f"{_test_name(data)} {pair}"),
             metric_type={"bleu": "sacrebleu", "chrf": "chrf"}[metric],
             metric_value=round(scores[metric], 2),
             metric_name={"bleu": "sacreBLEU", "chrf": "chrF"}[metric],
@@ -110,3 +123,42 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
         for metric in ("bleu", "chrf")
         if metric in scores
     ]
+
+
+def _test_name(data: DataArguments) -> str:
+    return _portable(data.test) or "held-out phrases"
+
+
+def _datasets(data: DataArguments) -> list[str]:
+    """The Hub's names of the data sets that a run was trained on."""
+    if data.format != "datasets":
+        return []
+    names = [data.for_pair(pair).name for pair in data.pairs] if data.pairs else [data.name]
+    return [name for name in dict.fromkeys(names) if _is_on_hub(name)]
+
+
+def _is_on_hub(name: str) -> bool:
+    """True if a name is a repository on the Hub, and not a folder here, nor one in a folder that is here."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    namespace = name.rpartition("/")[0]
+    return not Path(name).exists() and not (namespace and Path(namespace).exists())
+
+
+def _iso(language: str) -> str | None:
+    """The code of two or three letters by which the Hub knows a language: de of de_DE, deu of deu_Latn."""
+    match = re.match(r"([a-z]{2,3})(?![a-zA-Z])", language)
+    return match and match[1]
+
+
+def _portable(values: Any) -> Any:
+    """Values of a recipe, in which a path that starts at a root or a home keeps only its last part."""
+    if isinstance(values, dict):
+        return {key: _portable(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_portable(value) for value in values]
+    if isinstance(values, str) and re.match(r"[/\\~]|[A-Za-z]:[/\\]", values):
+        return "…/" + re.split(r"[/\\]", values.rstrip("/\\"))[-1]
+    return values

@@ -1,0 +1,119 @@
+"""The text of model cards: foreign text that stays text, and the lines that say how to load a model.
+
+Sentences of a corpus, names of files and values of a recipe may hold Markdown, HTML or line breaks. A card must show
+them as they are, on one line, without a link or a table of their own.
+"""
+
+import json
+import re
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCard
+
+from .errors import UserError
+
+UNNAMED = "REPOSITORY"
+LONGEST = 500  # characters of a foreign text
+# Renderers make links of these wherever they stand in plain text, whatever is escaped.
+_LINK = re.compile(r"://|\bwww\.|\w@\w", re.IGNORECASE)
+_MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)#")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# Control characters, halves of surrogate pairs, and what turns the direction of the text around it.
+_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_USE = re.compile(
+    r"(?:import hf_deepwide [^\n]*\n)?from transformers import pipeline\n\n(?:# [^\n]*\n)*"
+    r'translator = pipeline\("translation", model=[^\n]*\)'
+)
+_UNCHOSEN = re.compile(r"Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\.")
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+def plain(value: Any) -> str:
+    """A value as text on one line, without control characters, cut to a length that a table bears."""
+    text = _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", " ".join(str(value).split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def text(value: Any) -> str:
+    """A value as Markdown text that shows it and does nothing else; fit for titles and cells of tables."""
+    shown = plain(value)
+    if _LINK.search(shown):
+        return code(shown, cell=True)
+    shown = _MARKUP.sub(lambda match: f"\\{match[0]}", shown)
+    return re.sub("[&<>]", lambda match: _ENTITIES[match[0]], shown)
+
+
+def code(value: Any, cell: bool = False) -> str:
+    """A value as code within a line; in the cell of a table, its bars are escaped."""
+    shown = plain(value)
+    ticks = "`" * (_longest_run(shown) + 1)
+    space = " " if shown[:1] in ("`", "") or shown[-1:] == "`" else ""
+    return f"{ticks}{space}{shown.replace('|', chr(92) + '|') if cell else shown}{space}{ticks}"
+
+
+def block(content: str, language: str = "") -> str:
+    """Lines as a block of code, which no line of theirs can end."""
+    ticks = "`" * max(3, _longest_run(content) + 1)
+    return f"{ticks}{language}\n{content}\n{ticks}"
+
+
+def literal(value: str) -> str:
+    """A string as Python writes it, on one line."""
+    quoted = json.dumps(value, ensure_ascii=False)
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+
+
+def use_of_folder(folder: str) -> str:
+    """The lines that load a model from its author's folder."""
+    return (
+        "import hf_deepwide  # registers the model family and the translation pipeline\n"
+        f'from transformers import pipeline\n\ntranslator = pipeline("translation", model={literal(folder)})'
+    )
+
+
+def use_of_share(repo_id: str | None) -> str:
+    """The lines that load a shared model, whose repository may not have a name yet."""
+    unknown = "" if repo_id else f"# {UNNAMED}: the name of this repository on the Hub, or a folder with its files\n"
+    return (
+        "from transformers import pipeline\n\n"
+        "# trust_remote_code runs the code in this repository; after `import hf_deepwide` it is not needed\n"
+        f"{unknown}"
+        f'translator = pipeline("translation", model={literal(repo_id or UNNAMED)}, trust_remote_code=True)'
+    )
+
+
+def for_repository(card: str, repo_id: str | None, license: str | None) -> str:
+    """A card for the Hub: its lines that load the model name the repository, and it names the licence, if any."""
+    card = _USE.sub(lambda found: found[0] if _is_named(found[0]) and not repo_id else use_of_share(repo_id), card)
+    if license is None:
+        return card
+    card = _UNCHOSEN.sub(f"Its licence is {code(license)}.", card)
+    try:
+        parsed = ModelCard(card)
+        parsed.data.license = license
+        return str(parsed)
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise UserError(f"share: the metadata at the top of the model card cannot be read: {plain(error)}") from error
+
+
+def _is_named(use: str) -> bool:
+    """True of the lines of a card that names its repository already."""
+    return "trust_remote_code=True" in use and literal(UNNAMED) not in use
+
+
+def check_license(license: str) -> None:
+    """Refuse what cannot be the Hub's name of a licence.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not LICENSE.fullmatch(license):
+        raise UserError(
+            f"share: the licence {plain(license)[:80]!r} is no identifier of the Hub's; accepted are such as mit, "
+            "apache-2.0, cc-by-4.0, or other"
+        )
+
+
+def _longest_run(shown: str) -> int:
+    return max(map(len, re.findall("`+", shown)), default=0)
