@@ -13,6 +13,7 @@ from ..limits import check_numbers
 from .depth import DepthArguments
 from .faults import FaultArguments
 from .ranges import RANGES, check_names
+from .redaction import without_secrets
 
 _EVALUATION = "validation is the loss per token and, with predict_with_generate, BLEU; no logits are kept"
 # Fields of the parent that would be ignored, or would break token batches or resuming, and what to use instead.
@@ -138,6 +139,14 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
             self.save_total_limit = max(self.average_last, 1) + 1
         super().__post_init__()
         self._check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, into `training_args.bin` of every checkpoint: all fields, without secrets."""
+        return without_secrets(vars(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What reporters write down; the parent leaves secrets within dictionaries in."""
+        return without_secrets(super().to_dict())
 
     def _check(self) -> None:
         self.check_faults()

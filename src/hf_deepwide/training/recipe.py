@@ -19,7 +19,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -38,6 +38,7 @@ from ..models.configuration_base import ENTRIES, LAYERS, WEIGHT, DeepWideConfig
 from ..models.quoting import QUOTED
 from ..reading import home_expanded, read_text
 from .arguments import REFUSED, TranslationTrainingArguments
+from .redaction import is_secret, take_secrets, with_secrets, without_secrets
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
@@ -59,8 +60,9 @@ class Recipe:
     Args:
         name: the file's name without its suffix; what the run is called.
         source: the file, for messages.
-        values: section to keys, as written and overridden: what a run keeps as its `recipe.yaml`.
+        values: section to keys, as written and overridden, without secrets: what a run keeps as its `recipe.yaml`.
         data, tokenizer, evaluation: the sections as objects.
+        secrets: the tokens, passwords and keys that are not in `values`, by section and key.
 
     What is trained by another kind of recipe has a subclass with its own `sections`, `refused` keys of the section
     training, each with what to use instead, and `families`.
@@ -81,6 +83,7 @@ class Recipe:
     data: DataArguments
     tokenizer: TokenizerArguments
     evaluation: EvaluationArguments
+    secrets: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False, kw_only=True)
 
     @classmethod
     def families(cls) -> list[str]:
@@ -112,7 +115,8 @@ class Recipe:
 
     def training_arguments(self) -> TranslationTrainingArguments:
         """The section `training` as an object. Made on demand: making it chooses and opens the devices."""
-        fields = self.values["training"] | {"output_dir": str(self.output_dir)}
+        fields = with_secrets(self.values["training"], self.secrets.get("training", {}))
+        fields |= {"output_dir": str(self.output_dir)}
         try:
             return self.sections["training"](**fields)
         # ImportError: what an argument asks for is not installed; OSError: a file that an argument names; the others:
@@ -244,7 +248,8 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
                 build_metrics(evaluation.metrics, tokenize=evaluation.tokenize, target_lang=target_lang)
             except UserError as error:
                 raise UserError(f"{source}: evaluation.{error}") from None
-    return kind(name, source, values, **sections)
+    public, secrets = take_secrets(values)
+    return kind(name, source, public, **sections, secrets=secrets)
 
 
 def read_mark(folder: Path) -> dict[str, Any] | None:
@@ -303,8 +308,12 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
 def differences(
     ours: dict[str, dict], theirs: dict[str, dict], apart_from: Iterable[str] = NO_DIFFERENCE
 ) -> list[str]:
-    """Dotted keys in which two recipes' values differ, with both values, apart from some of the section training."""
+    """Dotted keys in which two recipes' values differ, with both values, apart from some of the section training.
+
+    Secrets make no difference.
+    """
     lines = []
+    ours, theirs = (take_secrets(values)[0] for values in (ours, theirs))
     for section in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(section, {}), theirs.get(section, {})
         for key in sorted({*a, *b} - ({*apart_from} if section == "training" else set())):
@@ -363,7 +372,8 @@ def _check_fields(values: dict[str, Any], section: str, cls: type, refused: dict
             raise UserError(f"{source}: {section}.{key} has no effect here: {refused[key]}")
         _check_name(f"{source}: {section}", "key", key, [name for name in known if name not in refused])
         if not _fits(value, hints[key]):
-            raise UserError(f"{source}: {section}.{key}: {quote(value)} is not accepted; give {_describe(hints[key])}")
+            shown = "its value" if is_secret(key) else quote(without_secrets(value))
+            raise UserError(f"{source}: {section}.{key}: {shown} is not accepted; give {_describe(hints[key])}")
 
 
 def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:

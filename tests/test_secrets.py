@@ -1,0 +1,71 @@
+"""Tokens, passwords and keys of a recipe are used, and written nowhere."""
+
+import shutil
+
+import pytest
+from tiny_run import tiny_values, write_recipe
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.training.recipe import load_recipe
+from hf_deepwide.training.redaction import is_secret, take_secrets, with_secrets
+from hf_deepwide.training.run import run_recipe
+
+RESUMABLE = {
+    "max_steps": 2,
+    "warmup_steps": 1,
+    "eval_strategy": "no",
+    "save_steps": 1,
+    "load_best_model_at_end": False,
+}
+SECRET = "hf_never-to-be-written"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("hub_token", True), ("token", True), ("apiKey", True), ("api_key", True), ("wandb-api-key", True),
+     ("PASSWORD", True), ("client_secret", True), ("pad_token_id", False), ("max_tokens", False), ("monkey", False)],
+)  # fmt: skip
+def test_secrets_are_known_by_name(name, expected):
+    assert is_secret(name) is expected
+    values = {"a": {name: 1, "b": [{"c": {name: 2}}]}, "d": 3}
+    public, secrets = take_secrets(values)
+    assert (name in str(public)) is not expected
+    assert with_secrets(public, secrets) == values
+    assert (name in str(secrets)) is expected
+
+
+def test_a_run_writes_no_secret(tmp_path, capfd):
+    """Neither into its files nor onto the screen, on its own recipe or by an override; a resumed run needs none."""
+    values = tiny_values(tmp_path / "run", **RESUMABLE, hub_token=SECRET, report_to="tensorboard")
+    values["training"]["gradient_checkpointing_kwargs"] = {"use_reentrant": False, "api_key": f"{SECRET}2"}
+    recipe = load_recipe(write_recipe(tmp_path, values), [f"--training.hub_token={SECRET}1"])
+    args = recipe.training_arguments()
+    assert (args.hub_token, args.gradient_checkpointing_kwargs["api_key"]) == (f"{SECRET}1", f"{SECRET}2")
+    run_recipe(recipe)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {"README.md", "recipe.yaml", "results.json", "run.json", "training_args.bin"} <= names
+    assert any(name.startswith("events.out") for name in names)
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert SECRET not in "".join(capfd.readouterr())
+    assert SECRET not in repr(recipe)
+
+    # an earlier version has kept the secret
+    (tmp_path / "run" / "results.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    kept = tmp_path / "run" / "recipe.yaml"
+    kept.write_text(kept.read_text().replace("training:", f"training:\n  hub_token: {SECRET}"))
+    with pytest.raises(UserError) as error:
+        run_recipe(load_recipe(tmp_path / "tiny.yaml", ["--training.seed=7"]))
+    assert "training.seed" in str(error.value)
+    assert SECRET not in str(error.value)
+    del values["training"]["hub_token"], values["training"]["gradient_checkpointing_kwargs"]["api_key"]
+    run_recipe(load_recipe(write_recipe(tmp_path, values)))
+    assert SECRET not in kept.read_text()
+
+
+def test_no_message_shows_a_secret(tmp_path):
+    for wrong in ({"hub_token": [SECRET]}, {"lr_scheduler_type": {"token": SECRET}}):
+        with pytest.raises(UserError, match="is not accepted") as error:
+            load_recipe(write_recipe(tmp_path, tiny_values(tmp_path / "run", **wrong)))
+        assert SECRET not in str(error.value)
