@@ -521,6 +521,11 @@ def test_what_cannot_be_shared(runs, tokenizer, tmp_path):
     (damaged / "model.safetensors").write_bytes(b"0" * 99)
     other = train_tokenizer(TEXTS, TokenizerArguments(vocab_size=40))
     model = new_model(FAMILIES["mat"], other)
+    broken = new_model(FAMILIES["mat"], tokenizer)
+    with torch.no_grad():
+        broken.lm_head.weight[0, 0] = float("nan")
+    broken.save_pretrained(tmp_path / "broken")
+    tokenizer.save_pretrained(tmp_path / "broken")
     for source, options, message in (
         (tmp_path / "nowhere", {}, "holds no model: there is no .*config.json"),
         (tmp_path / "bart", {}, "model_type is 'bart'; accepted: vanilla_transformer, mat.*push_to_hub"),
@@ -531,6 +536,8 @@ def test_what_cannot_be_shared(runs, tokenizer, tmp_path):
         (run, {}, "it has no weights for model.encoder.layers.1"),
         (bare, {}, "holds no tokenizer"),
         (damaged, {}, "damaged cannot be loaded"),
+        (broken, {"tokenizer": tokenizer}, "NaN or infinite"),
+        (tmp_path / "broken", {}, "NaN or infinite"),
     ):
         with pytest.raises(UserError, match=message):
             share(source, tmp_path / "out", verify=False, **options)

@@ -36,7 +36,7 @@ from . import card_text
 from .data.tokenizer import check_tokenizer
 from .durable import publish, why_not_written, write_whole
 from .errors import UserError
-from .loading import load_model, load_tokenizer
+from .loading import check_finite, load_model, load_tokenizer
 from .models import remote_code
 from .registration import FAMILIES, Family
 
@@ -194,6 +194,10 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family]:
             f"share: cannot share a {type(model).__module__}.{type(model).__name__}; accepted: a folder, or one of "
             f"hf_deepwide's {accepted}. {OTHERS}"
         )
+    try:
+        check_finite(model)
+    except ValueError as error:
+        raise UserError(f"share: cannot share the model: {error}") from error
     return model, family
 
 
