@@ -25,7 +25,7 @@ RANGES = {
     "sampling_temperature": Range(1, math.inf),
     "shuffle_buffer": Range(1, COUNT),
     "seed": Range(0, 2**32, excludes_most=True),
-    "train_size": Range(1, COUNT),
+    "train_size": Range(1, 1_000_000),
     "max_length": Range(2, TOKENS),  # a word and </s>
     "max_length_ratio": Range(1, TOKENS),
 }

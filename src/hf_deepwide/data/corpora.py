@@ -44,7 +44,7 @@ Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 
 LINE = 1_000_000  # bytes of a line
 WORD = 20_000  # characters without a space; the time to train a tokenizer grows with the square of a word's length
-BOMB, RATIO = 1 << 28, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
+BOMB, RATIO = 1 << 24, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
 CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arrow, three times smaller
 
 

@@ -12,7 +12,7 @@ from ..errors import quote
 from ..limits import check_numbers
 from .depth import DepthArguments
 from .faults import FaultArguments
-from .ranges import RANGES, check_names
+from .ranges import RANGES, check_files, check_names
 from .redaction import without_secrets
 
 _EVALUATION = "validation is the loss per token and, with predict_with_generate, BLEU; no logits are kept"
@@ -31,6 +31,9 @@ REFUSED = {
     "include_num_input_tokens_seen": "target tokens and their speed are always logged",
     "label_names": "labels are always called labels",
     "logging_nan_inf_filter": "a loss that is not finite is never hidden; see training.on_nonfinite",
+    "debug": "what is not finite is found and saved anyway; see training.on_nonfinite",
+    "dataloader_multiprocessing_context": "workers start as PyTorch's do by default",
+    "dataloader_in_order": "a run is resumed where it was in its data, so batches keep their order",
     "do_train": "what a run does follows from its recipe",
     "do_eval": "set training.eval_strategy",
     "do_predict": "what a run does follows from its recipe",
@@ -123,7 +126,8 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
 
     def __post_init__(self) -> None:
         """Check numbers, fill in what is left to us, leave the rest to the parent, and see that all of it agrees."""
-        check_numbers(self, RANGES)  # first, as the parent computes with them
+        check_numbers(self, RANGES)  # first, as the parent computes with them, and opens the files
+        check_files(self)
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
         self.use_cpu = on_cpu  # the parent refuses bf16 on a CPU unless it is told that a CPU is meant
         if self.bf16 == "auto":

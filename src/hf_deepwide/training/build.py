@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+import psutil
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -16,8 +17,9 @@ from transformers import (
 
 from ..data.languages import set_codes, translation_pairs
 from ..data.tokenizer import check_tokenizer
-from ..errors import UserError
+from ..errors import UserError, one_line, quote
 from ..loading import load_config, load_model
+from ..models.configuration_base import DeepWideConfig
 from ..models.plain_text import positions
 from .arguments import TranslationTrainingArguments
 from .recipe import Recipe, config_class
@@ -41,11 +43,11 @@ def build_model(
     attention = {"attn_implementation": args.attn_implementation}
     if recipe.init_from is None:
         config = new_config(recipe, tokenizer)
+        check_memory(config, recipe.source)
         try:
             model = AutoModelForSeq2SeqLM.from_config(config, **attention)
         except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: more memory than there is
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"{recipe.source}: model: it cannot be made: {reason}") from error
+            raise UserError(f"{recipe.source}: model: it cannot be made: {one_line(error)}") from error
     else:
         model = _from_checkpoint(recipe, tokenizer)
         model.set_attn_implementation(args.attn_implementation)
@@ -80,6 +82,25 @@ def beam_search(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def check_memory(config: PreTrainedConfig, source: str) -> None:
+    """Refuse a model whose weights alone are more than the machine can hold, before it takes the memory.
+
+    Raises:
+        UserError: `source` opens the message.
+    """
+    if isinstance(config, DeepWideConfig):
+        least = config.least_parameters
+    else:  # each layer of a Transformer has at least the four matrices of an attention
+        layers = getattr(config, "num_hidden_layers", 0)
+        least = config.hidden_size * (config.vocab_size + 4 * layers * config.hidden_size)
+    needed, there = 4 * least, psutil.virtual_memory().total + psutil.swap_memory().total
+    if needed > there:
+        raise UserError(
+            f"{source}: model: its weights take {needed / 2**30:,.0f} GiB or more, and the machine has "
+            f"{there / 2**30:,.0f} GiB; lower model.d_model, the number of layers, or tokenizer.vocab_size"
+        )
+
+
 def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """The config of a new model: the recipe's fields, and ids and vocabulary of the tokenizer."""
     cls = config_class(recipe.family)
@@ -88,14 +109,14 @@ def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrained
         for key, value in decided.items():
             if given.get(key, value) != value:
                 raise UserError(
-                    f"{recipe.source}: model.{key}: {given[key]!r} contradicts the {origin}, whose {key} is "
-                    f"{value!r}; leave it out"
+                    f"{recipe.source}: model.{key}: {quote(given[key])} contradicts the {origin}, whose {key} is "
+                    f"{quote(value)}; leave it out"
                 )
     fields = given | _from_tokenizer(tokenizer, cls()) | posteriors(recipe)
     try:
         return AutoConfig.for_model(recipe.family, **fields)
     except (ValueError, StrictDataclassError) as error:
-        raise UserError(f"{recipe.source}: model: {' '.join(str(error).split())}") from error
+        raise UserError(f"{recipe.source}: model: {one_line(error, 400)}") from error
 
 
 def posteriors(recipe: Recipe) -> dict[str, Any]:
@@ -131,7 +152,7 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
 def _from_checkpoint(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
     base, fields = recipe.init_from, recipe.model_fields | posteriors(recipe)
-    told = f"{recipe.source}: model.init_from {base!r}"
+    told = f"{recipe.source}: model.init_from {quote(base)}"
     try:
         cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
         theirs = load_config(base, told)
@@ -146,4 +167,4 @@ def _from_checkpoint(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreT
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(told) else f"{told}: {error}") from error
     except (ValueError, StrictDataclassError) as error:
-        raise UserError(f"{told}: {' '.join(str(error).split())}") from error
+        raise UserError(f"{told}: {one_line(error, 400)}") from error

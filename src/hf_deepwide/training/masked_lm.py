@@ -30,10 +30,11 @@ from ..data.batches import check_lengths
 from ..data.monolingual import MASK, MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..durable import whole_files, write_whole
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..loading import load_model, load_tokenizer
 from ..registration import FAMILIES
 from .arguments import REFUSED, TranslationTrainingArguments
+from .build import check_memory
 from .checkpoints import forget_interrupted
 from .plots import plot_learning_curves
 from .recipe import Recipe
@@ -243,8 +244,9 @@ def new_model(
         else:
             ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
             config = AutoConfig.for_model(recipe.family, **{"vocab_size": len(tokenizer), **ids, **fields})
+            check_memory(config, recipe.source)
             model = AutoModelForMaskedLM.from_config(config, **attention)
     except (OSError, ValueError, StrictDataclassError) as error:
-        raise UserError(f"{recipe.source}: model: {' '.join(str(error).split())}") from error
+        raise UserError(f"{recipe.source}: model: {one_line(error, 400)}") from error
     check_tokenizer(tokenizer, model.config)
     return model.float()  # as in `build_model`

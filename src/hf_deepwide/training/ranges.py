@@ -1,12 +1,17 @@
 """Values of training arguments that Transformers takes as they come, and which fail late or train nonsense."""
 
+from pathlib import Path
+
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import Seq2SeqTrainingArguments, Trainer, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_liger_kernel_available
+from transformers.utils.logging import get_log_levels_dict
 
 from ..errors import one_line, quote
 from ..limits import Range
+from ..reading import what_is
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 WANTS_MODEL = ("galore", "apollo", "lomo", "adalomo")  # optimizers that cannot be made without a model
@@ -53,6 +58,18 @@ RANGES = {
 }
 
 
+def check_files(args: Seq2SeqTrainingArguments) -> None:
+    """Refuse to open what is no file, such as a named pipe, in place of a JSON file.
+
+    Raises:
+        ValueError: names the argument and the path.
+    """
+    for name in ("accelerator_config", "fsdp_config", "deepspeed"):
+        path = getattr(args, name)
+        if isinstance(path, str) and (found := what_is(Path(path))) not in (None, "a file"):
+            raise ValueError(f"{name}: {one_line(path)} is {found}, not a JSON file")
+
+
 def check_names(args: Seq2SeqTrainingArguments) -> None:
     """Refuse names of what does not exist or is not installed, and what no optimizer or schedule can be made of.
 
@@ -72,6 +89,17 @@ def check_names(args: Seq2SeqTrainingArguments) -> None:
         )
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise ValueError("use_liger_kernel needs the package liger-kernel, which is not installed")
+    levels = ["passive", *get_log_levels_dict()]
+    for name in ("log_level", "log_level_replica"):
+        if getattr(args, name) not in levels:
+            raise ValueError(f"{name} is {quote(getattr(args, name))}; accepted: {', '.join(levels)}")
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(args.accelerator_config, name):
+            raise ValueError(
+                f"accelerator_config: {name} would cut batches, which are counted in tokens; leave it out"
+            )
+    if args.dataloader_persistent_workers and not args.dataloader_num_workers:
+        raise ValueError("dataloader_persistent_workers needs dataloader_num_workers, which is 0")
     installed = get_available_reporting_integrations()
     for name in args.report_to or []:
         if name not in installed:
@@ -81,8 +109,20 @@ def check_names(args: Seq2SeqTrainingArguments) -> None:
     if args.torch_compile_backend and args.torch_compile_backend not in torch._dynamo.list_backends():
         known = ", ".join(torch._dynamo.list_backends())
         raise ValueError(f"torch_compile_backend is {quote(args.torch_compile_backend)}; accepted: {known}")
+    if args.torch_compile_mode and args.torch_compile_mode not in (modes := torch._inductor.list_mode_options()):
+        raise ValueError(f"torch_compile_mode is {quote(args.torch_compile_mode)}; accepted: {', '.join(modes)}")
+    _try_checkpointing(args)
     if not str(args.optim).split(".")[-1].lower().startswith(WANTS_MODEL):
         _try_optimizer(args)
+
+
+def _try_checkpointing(args: Seq2SeqTrainingArguments) -> None:
+    """Checkpoint a function of one number, so that options that do not exist show before anything is read."""
+    options = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+    try:
+        checkpoint(torch.nn.Identity(), torch.zeros(1), **options)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"gradient_checkpointing_kwargs {quote(options)}: {one_line(error)}") from error
 
 
 def _try_optimizer(args: Seq2SeqTrainingArguments) -> None:

@@ -29,6 +29,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 from ..command_line import Parser
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TokenizerArguments
+from ..durable import is_same
 from ..errors import UserError, one_line, quote
 from ..evaluation.averages import groups
 from ..evaluation.metrics import build_metrics
@@ -44,6 +45,8 @@ from .yaml_values import LARGEST, parse_yaml, to_yaml
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
 NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 
+
+LINEAGE = 5  # how many recipes may extend one another
 
 # In the folder of a run: what it was started with, and what tells that the folder is a run's, which only we write.
 RECIPE, MARK = "recipe.yaml", "run.json"
@@ -191,8 +194,10 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
         UserError: not a recipe, or one that extends itself; the message names the file and its children.
     """
     source = " extended by ".join(map(str, (path, *reversed(children))))
-    if path in children:
+    if any(is_same(path, child) for child in children):
         raise UserError(f"{source}: {EXTENDS}: a recipe cannot extend itself")
+    if len(children) > LINEAGE:
+        raise UserError(f"{children[0]}: {EXTENDS}: more than {LINEAGE} recipes that extend one another")
     if children and not path.is_file():
         raise UserError(f"{children[-1]}: {EXTENDS}: there is no file {path}")
     values = parse_yaml(read_text(path, "recipe", LARGEST), source)
@@ -348,6 +353,9 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
             f"{source}: model.dtype: {quote(given['dtype'])} is not accepted; weights are trained in float32, and "
             "training.bf16 says how they are multiplied"
         )
+    for key in ("is_encoder_decoder", "return_dict"):
+        if given.get(key) not in (None, needed := getattr(cls(), key)):
+            raise UserError(f"{source}: model.{key}: {quote(given[key])} is not accepted; the family needs {needed}")
     try:
         cls(**given)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype
