@@ -215,10 +215,11 @@ class TranslationPipeline(Pipeline):
         longest = positions(self.model.config)
         if all(said.get(name) is None for name in LENGTHS):
             defaults["max_new_tokens"] = min(MAX_NEW_TOKENS, longest or MAX_NEW_TOKENS)
-        for name in LENGTHS:
-            if longest is not None and isinstance(said.get(name), int) and said[name] > longest:
-                logger.warning_once(f"`{name}` is {said[name]}, and the model takes at most {longest} tokens")
-                defaults[name] = longest
+        # Where both are said, `generate` goes by the new tokens.
+        name = "max_length" if said.get("max_new_tokens") is None else "max_new_tokens"
+        if longest is not None and (said.get(name) or 0) > longest:
+            logger.warning_once(f"`{name}` is {said[name]}, and the model takes at most {longest} tokens")
+            defaults[name] = longest
         return defaults
 
 
