@@ -1,4 +1,4 @@
-# make quickstart   environment, then train, score and use a small MAT on the embedded corpus (a few minutes, no download)
+# make quickstart   environment, then train, score and use a small MAT on the embedded corpus (no download)
 # make test         environment, then the tests
 # make check        environment, then style
 # make bench        environment, then the speed benchmarks (minutes; close other programs)
