@@ -32,7 +32,14 @@ from hf_deepwide.training.checkpoints import (
 from hf_deepwide.training.recipe import load_recipe
 from hf_deepwide.training.run import final_checkpoints, run_recipe
 
-SHORT = {"max_steps": 3, "eval_steps": 1, "save_steps": 1, "save_total_limit": 5, "predict_with_generate": False}
+SHORT = {
+    "max_steps": 3,
+    "warmup_steps": 1,
+    "eval_steps": 1,
+    "save_steps": 1,
+    "save_total_limit": 5,
+    "predict_with_generate": False,
+}
 CHECKSUMS, STATE = "checksums.json", "trainer_state.json"
 
 
