@@ -219,6 +219,20 @@ def test_what_cannot_be_saved_does_not_hide_the_fault(make, tmp_path):
         trainer.train()
 
 
+def test_a_fault_is_not_written_through_links(make, tmp_path):
+    trainer, mine = make(), tmp_path / "mine"
+    spoil_gradient(trainer, {1})
+    mine.mkdir()
+    (mine / "fault.json").write_text("mine", encoding="utf-8")
+    (tmp_path / "run" / FAULTS).mkdir(parents=True)
+    (tmp_path / "run" / FAULTS / "step-1").symlink_to(mine)
+    with pytest.raises(NonFiniteError):
+        trainer.train()
+    assert [path.name for path in mine.iterdir()] == ["fault.json"]
+    assert (mine / "fault.json").read_text(encoding="utf-8") == "mine"
+    assert (tmp_path / "run" / FAULTS / "step-1" / "rank-0.safetensors").is_file()
+
+
 # fp16
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from test_training_run import run_script_here
 from tiny_run import SCRIPT, write_recipe
@@ -158,6 +159,20 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, data, tmp_path,
     assert f"resuming from checkpoint-{steps[1]}" in caplog.messages
     ours, theirs = load_file(run / "model.safetensors"), load_file(reference / "model.safetensors")
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_other_text_is_refused_on_resume(finished, data, tmp_path):
+    reference, _ = finished
+    run, other = tmp_path / "run", tmp_path / "data"
+    shutil.copytree(reference, run)
+    shutil.copytree(data, other)
+    (run / "results.json").unlink()
+    shutil.rmtree(sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[-1])
+    recipe = recipe_of(other, run)
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe.values, sort_keys=False), encoding="utf-8")
+    (other / "train.de").write_text("ein anderer Satz\n" * 160, encoding="utf-8")
+    with pytest.raises(UserError, match=r"the training data are others"):
+        run_masked_lm(recipe)
 
 
 def test_the_script_and_the_pipeline(finished, data, tmp_path, capsys):

@@ -31,6 +31,7 @@ from hf_deepwide.training.checkpoints import (
 )
 from hf_deepwide.training.recipe import load_recipe
 from hf_deepwide.training.run import final_checkpoints, run_recipe
+from hf_deepwide.training.run_folder import finish_replacing
 
 SHORT = {
     "max_steps": 3,
@@ -407,6 +408,24 @@ def test_nothing_is_written_through_a_link(finished, tmp_path):
     assert {path: path.read_text(encoding="utf-8") for path in mine.rglob("*") if path.is_file()} == before
     left = {path.name for path in run.rglob("*") if path.is_symlink()}
     assert all(name.startswith((".", "damaged-")) for name in left), left
+
+
+def test_a_new_run_replaces_an_old_one_and_not_what_links_point_to(tmp_path):
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    for folder in (run / ".new" / "checkpoint-4", run / "runs", run / "faults", mine):
+        folder.mkdir(parents=True)
+    for name in ("model.safetensors", "events.out.tfevents.1"):
+        (mine / name).write_text("mine", encoding="utf-8")
+    (run / ".new" / "run.json").write_text("{}", encoding="utf-8")
+    (run / ".new" / "checkpoint-4" / "model.safetensors").write_text("new", encoding="utf-8")
+    for name in ("checkpoint-4", "checkpoint-8", "runs/log", "faults/step-1", "damaged-checkpoint-1", "run.json"):
+        (run / name).symlink_to(mine)
+    (tmp_path / "empty").mkdir()
+    (run / "runs" / "empty").symlink_to(tmp_path / "empty")
+    finish_replacing(run)
+    assert sorted(path.name for path in mine.iterdir()) == ["events.out.tfevents.1", "model.safetensors"]
+    assert {path.read_text(encoding="utf-8") for path in mine.iterdir()} == {"mine"}
+    assert (run / "checkpoint-4" / "model.safetensors").read_text(encoding="utf-8") == "new"
 
 
 @pytest.mark.parametrize("name", ["plots", "runs", "faults"])

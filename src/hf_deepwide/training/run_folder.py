@@ -292,12 +292,18 @@ def finish_replacing(run: Path) -> None:
 
 
 def move_into(source: Path, target: Path) -> None:
-    """Move what is in a folder to another one, file by file where both have a folder of that name."""
+    """Move what is in a folder to another one, file by file where both have a folder of that name.
+
+    A link in the other folder is replaced, not followed.
+    """
     for path in sorted(source.iterdir()):
-        if path.is_dir() and (target / path.name).is_dir():
-            move_into(path, target / path.name)
+        place = target / path.name
+        if place.is_symlink():
+            place.unlink()
+        if path.is_dir() and place.is_dir():
+            move_into(path, place)
         else:
-            path.replace(target / path.name)
+            path.replace(place)
     source.rmdir()
 
 
@@ -308,11 +314,12 @@ def _clear(run: Path) -> None:
         discard(place / STAGING)
     for folder in (*checkpoints(run, *KINDS), *checkpoints(run / FAULTS, "step")):
         remove(folder)
-    of_tensorboard = run.glob("runs/*/events.out.tfevents.*")
+    logs = [folder for folder in run.glob("runs/*") if folder.is_dir() and not folder.is_symlink()]
+    of_tensorboard = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
     files = [run / name for name in (TRANSLATIONS, CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
     drafts = [file.with_name(f".{file.name}") for file in files]  # of a process that was killed
     for file in (*files, *drafts, *run.glob("translations.*-*.txt"), *of_tensorboard):
         file.unlink(missing_ok=True)
-    for folder in (*run.glob("runs/*"), run / "runs", run / "plots", run / FAULTS):
+    for folder in (*logs, run / "runs", run / "plots", run / FAULTS):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
