@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all, and never in place of an input."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,22 @@ def test_nested_aliases_are_quoted_at_once():
     for _ in range(60):
         value = [value] * 9  # 9 ** 60 leaves
     assert len(quote(value)) <= 100
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_device_or_pipe_is_not_replaced(name, tmp_path):
+    """With a pipe, which /dev/null is like in this; a link may lead to it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(UserError, match="pipe"):
+        check_output(tmp_path / name, overwrite=True)
+    with pytest.raises(UserError, match="pipe"):
+        write_whole(tmp_path / name, "text")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_the_links_to_open_files_are_refused():
+    with pytest.raises(UserError, match="/dev/stdout"):
+        check_output(Path("/dev/stdout"), overwrite=True)

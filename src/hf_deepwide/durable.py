@@ -31,14 +31,25 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
         option: the option that allows it, for the message.
 
     Raises:
-        UserError: `path` is an input, or exists.
+        UserError: `path` is an input, exists, or is a device or a pipe.
     """
+    _refuse_special(path)
     for given in inputs:
         if is_same(path, given):
             raise UserError(f"{path} is also an input; give another place for the output")
     if not overwrite and (path.is_symlink() or (path.exists() and not is_empty_folder(path))):
         allowed = f", or {option} to replace it" if option else ""
         raise UserError(f"{path} exists already; give another place for the output{allowed}")
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse a device or a pipe, which a new file of its name would replace: /dev/null for the whole machine.
+
+    The links in /dev (/dev/stdout) lead to whatever a process has open, which can be a file.
+    """
+    link = path.is_symlink() and path.parent.resolve() == Path("/dev")
+    if link or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise UserError(f"{path} is a device or a pipe, which would be replaced; give the name of a file")
 
 
 def is_same(path: Path, other: Path) -> bool:
@@ -64,7 +75,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     """Yield the path of an empty draft; it becomes `path` when the block ends, and vanishes on an error.
 
     The draft is made anew, so that nobody's link is followed. A link at `path` is replaced, not followed.
+
+    Raises:
+        UserError: `path` is a device or a pipe.
     """
+    _refuse_special(path)
     draft = path.with_name(f".{path.name}")
     draft.unlink(missing_ok=True)  # what an interrupted process left
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
