@@ -13,6 +13,7 @@ from hf_deepwide import (
     LatentDepthForConditionalGeneration,
     VanillaTransformerForConditionalGeneration,
 )
+from hf_deepwide.models import modeling_latent_depth
 from hf_deepwide.registration import FAMILIES
 from hf_deepwide.warm_start import preserves_function
 
@@ -338,3 +339,12 @@ def test_the_table_of_models_has_both_kinds_of_selection():
     assert gates[0] is False  # so that caches without the first layer are tested
     assert any(gate is True for gate in gates)
     assert torch.isfinite(model(**source(), decoder_input_ids=torch.tensor([[2]] * 3)).logits).all()
+
+
+def test_a_compiled_model_that_is_not_told_its_step_warns_and_does_not_break(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(modeling_latent_depth.logger, "warning_once", warnings.append)
+    model = LatentDepthForConditionalGeneration(LatentDepthConfig(**SIZES, latent_encoder=False))
+    compiled = torch.compile(model.train(), fullgraph=True, backend="eager")
+    assert torch.isfinite(compiled(**pair()).loss)
+    assert ["`training_step`" in warning for warning in warnings] == [True]

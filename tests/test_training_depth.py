@@ -8,12 +8,15 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_run import tiny_recipe
+from torch.utils.data import DataLoader
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
+from hf_deepwide import LatentDepthCallback
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
-from hf_deepwide.models import layer_selection
+from hf_deepwide.models import layer_selection, modeling_latent_depth
 from hf_deepwide.training.build import build_model
 from hf_deepwide.training.trainer import TranslationTrainer
 
@@ -221,3 +224,92 @@ def test_validation_is_scored_by_the_reconstruction_alone(corpus, tmp_path):
             logits.logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1
         )
     assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+# A Trainer of Transformers
+
+SCHEDULES = {
+    **LATENT,
+    "kl_anneal_steps": 2,
+    "target_depth_anneal_steps": 3,
+    "final_temperature": 0.5,
+    "temperature_anneal_steps": 4,
+    "soft_selection_steps": 2,
+}
+
+
+def plain_trainer(model, batches, folder, callbacks=(), **arguments):
+    """`Seq2SeqTrainer`, with the batches and the optimizer of `SGD`."""
+    arguments = {"gradient_accumulation_steps": 2, "max_steps": len(batches) // 2, "save_steps": 3, **arguments}
+    args = Seq2SeqTrainingArguments(
+        str(folder), optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=0, logging_steps=1,
+        report_to="none", disable_tqdm=True, use_cpu=True, **arguments,
+    )  # fmt: skip
+    trainer = Seq2SeqTrainer(model, args, train_dataset=batches, callbacks=list(callbacks))
+    trainer.get_train_dataloader = lambda: DataLoader(batches, collate_fn=lambda rows: rows[0])
+    return trainer
+
+
+@pytest.fixture
+def started(corpus, tmp_path, monkeypatch):
+    """A trainer of ours with everything that changes over training, its batches, and what the model warns of."""
+    constant_noise(monkeypatch)
+    warnings = []
+    monkeypatch.setattr(modeling_latent_depth.logger, "warning_once", warnings.append)
+    trainer = build_trainer(corpus, tmp_path / "ours", model=SCHEDULES, gradient_accumulation_steps=2, max_steps=6)
+    return trainer, first_batches(trainer, 12)[0], warnings
+
+
+def losses(trainer):
+    """What was logged of each step."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_any_trainer_with_the_callback_trains_the_same_loss(started, tmp_path):
+    """Loss by loss and weight by weight, smoothing and accumulation included; also when it is resumed."""
+    ours, batches, warnings = started
+    model, resumed_model = copy.deepcopy(ours.model), copy.deepcopy(ours.model)
+    ours.train()
+    plain = plain_trainer(model, batches, tmp_path / "plain", [LatentDepthCallback(label_smoothing=0.1)])
+    plain.train()
+    assert losses(plain) == pytest.approx(losses(ours), rel=1e-9)
+    assert len(losses(plain)) == 6
+    trained = dict(ours.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, trained[name], rtol=1e-8, atol=1e-10, msg=name)
+    callback = resumed_model.training_callback(label_smoothing=0.1)
+    resumed = plain_trainer(resumed_model, batches, tmp_path / "again", [callback])
+    resumed.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-3"))
+    for ours_, theirs in zip(resumed_model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours_, theirs)
+    assert warnings == []
+
+
+def test_a_trainer_without_the_callback_is_warned_of_it(started, tmp_path):
+    ours, batches, warnings = started
+    plain_trainer(ours.model, batches[:2], tmp_path).train()
+    assert all("training_callback" in warning and "`training_step`" in warning for warning in warnings)
+    assert len(set(warnings)) == 1
+    ours.model.config.update({"kl_weight": 0.0, "target_depth_weight": 0.0, "soft_selection_steps": None})
+    ours.model.config.final_temperature = None
+    warnings.clear()
+    plain_trainer(ours.model, batches[:2], tmp_path).train()
+    assert warnings == [], "a loss that does not change over training needs no steps"
+
+
+def test_the_label_smoothing_of_a_trainer_is_warned_of_or_refused(started, tmp_path):
+    """It takes the labels away, and with them KL and target depth."""
+    ours, batches, warnings = started
+    batches = [
+        {**batch, "decoder_input_ids": ours.model.prepare_decoder_input_ids_from_labels(batch["labels"])}
+        for batch in batches[:2]
+    ]
+    refusing = plain_trainer(ours.model, batches, tmp_path, [LatentDepthCallback()], label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match=r"`label_smoothing_factor` is 0.1.*LatentDepthCallback\(label_smoothing=0.1"):
+        refusing.train()
+    assert warnings == []
+    plain_trainer(ours.model, batches, tmp_path, label_smoothing_factor=0.1).train()
+    assert len(set(warnings)) == 1
+    assert "`label_smoothing_factor`" in warnings[0]
+    with pytest.raises(ValueError, match=r"`label_smoothing` must be in \[0, 1\), got 1.5"):
+        ours.model.training_callback(1.5)

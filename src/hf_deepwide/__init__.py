@@ -18,6 +18,7 @@ from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
+from .models.training_callback import LatentDepthCallback
 from .prune import prune
 from .registration import register
 
@@ -29,6 +30,7 @@ __all__ = [
     "DepthwiseLSTMConfig",
     "DepthwiseLSTMForConditionalGeneration",
     "DepthwiseLSTMModel",
+    "LatentDepthCallback",
     "LatentDepthConfig",
     "LatentDepthForConditionalGeneration",
     "LatentDepthForMaskedLM",

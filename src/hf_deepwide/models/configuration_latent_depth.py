@@ -148,6 +148,22 @@ class LatentDepthConfig(DeepWideConfig):
         """The share of `target_depth_weight` and `layer_sharing_weight` after `step` optimizer steps, 0 to 1."""
         return ramp(step, (self.soft_selection_steps or 0) + self.kl_anneal_steps, self.target_depth_anneal_steps)
 
+    @property
+    def changes_over_training(self) -> bool:
+        """Whether the loss depends on how many optimizer steps were made."""
+
+        def at(step: int) -> tuple[float, ...]:
+            targets = self.target_encoder_layers, self.target_decoder_layers
+            depth = self.target_depth_weight + self.layer_sharing_weight if targets != (None, None) else 0.0
+            return (
+                self.temperature_at(step),
+                self.selects_hard_at(step),
+                self.kl_weight * self.kl_annealing_at(step),
+                depth * self.target_depth_annealing_at(step),
+            )
+
+        return at(0) != at(2**62)
+
     def validate_depth(self) -> None:
         """Layers can only be skipped pre-norm; a target belongs to a latent stack and is within its depth."""
         if not self.normalize_before:

@@ -139,7 +139,9 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _can_compile_fullgraph = True
     no_weight_decay: tuple[str, ...] = ()  # last parts of parameters' names, of scales that decay would distort
-    training_step: int = 0  # optimizer steps made so far, for schedules in the loss; set by the trainer, not saved
+    # Set by a trainer, not saved:
+    training_step: int = 0  # optimizer steps made so far, for schedules in the loss
+    label_smoothing: float = 0.0  # where the model's call names none
 
     def training_logs(self) -> dict[str, float]:
         """What a family wants to see in the log beside the loss: numbers by name."""
@@ -500,9 +502,9 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
                 batch's tokens divided by it. None: this batch's own count.
             label_smoothing: (among `kwargs`, because Trainer takes every parameter called "label..." for a label)
                 epsilon: the loss is (1 - eps) * nll + eps / V * sum_v -log p_v (fairseq before 2021,
-                `torch.nn.functional.cross_entropy`).
+                `torch.nn.functional.cross_entropy`). Default: the model's `label_smoothing`, which is 0.
         """
-        label_smoothing = kwargs.pop("label_smoothing", 0.0)
+        label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
         if labels is not None:
             use_cache = bool(use_cache)
             if decoder_input_ids is None and decoder_inputs_embeds is None:

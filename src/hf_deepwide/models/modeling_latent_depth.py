@@ -29,7 +29,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import TransformersKwargs, logging
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_latent_depth import LatentDepthConfig
@@ -44,6 +44,9 @@ from .modeling_base import (
     Stack,
 )
 from .running_means import RunningMeans
+from .training_callback import LatentDepthCallback
+
+logger = logging.get_logger(__name__)
 
 
 class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
@@ -68,7 +71,14 @@ class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
 
     @property
     def training_step(self) -> int:
-        """Optimizer steps made so far, on which temperature, hard selection and annealing depend."""
+        """Optimizer steps made so far, on which temperature, hard selection and annealing depend.
+
+        The model does not count them: of a batch it cannot tell whether it ends a step. The trainers of this package
+        set the number, and so does `LatentDepthCallback` in any other Trainer. It is not saved with the model, as a
+        checkpoint of the Trainer has it (`global_step`): a run that is resumed goes on at its step, and a loaded model
+        that is trained anew begins at 0. Without the callback a Trainer stays at 0 throughout, resumed or not, which
+        is warned of.
+        """
         return getattr(self, "_training_step", 0)
 
     @training_step.setter
@@ -76,6 +86,10 @@ class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
         self._training_step = step
         for selection in self.layer_selections.values():
             selection.training_step = step
+
+    def training_callback(self, label_smoothing: float = 0.0) -> LatentDepthCallback:
+        """What a Trainer that is not ours needs: `trainer.add_callback(model.training_callback())`."""
+        return LatentDepthCallback(label_smoothing)
 
 
 class LatentStack(LatentDepthPreTrainedModel, Stack):
@@ -124,6 +138,12 @@ def count_tokens(cache: Cache, hidden_states: torch.Tensor) -> None:
     cache.update(ones, ones, 0)
 
 
+@torch.compiler.assume_constant_result
+def warn_once(message: str) -> None:
+    """Log a warning, also when the caller is compiled: then while it is traced."""
+    logger.warning_once(message)
+
+
 class LatentEncoder(LatentStack, Encoder):
     """The encoder, of latent depth in LL-E and LL-Both."""
 
@@ -156,17 +176,21 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
 
     def regularized(
         self,
-        reconstruction: torch.Tensor,
-        labels: torch.Tensor,
+        reconstruction: torch.Tensor | None,
+        labels: torch.Tensor | None,
         num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
-        """Add KL and target depth to the cross-entropy, in training.
+    ) -> torch.Tensor | None:
+        """Add KL and target depth to the cross-entropy, in training; without labels there is nothing to add to.
 
         Where the cross-entropy is this batch's part of a mean over `num_items_in_batch` tokens, so are they: weighed
         by this batch's part of the tokens, they count once in the sum over devices and accumulation steps.
         """
         if not self.training:
             return reconstruction
+        self._warn_of_another_loss(labels)
+        if labels is None:
+            return None
+        labels = labels.to(reconstruction.device)
         tokens, items = (labels != -100).sum(), token_count(labels, num_items_in_batch)
         self.means.add("reconstruction", reconstruction * items, tokens)
         config, step = self.config, self.training_step
@@ -187,6 +211,24 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
                 error = error + config.layer_sharing_weight * sum(sharing_error(u) for u, _ in used)
             penalty = penalty + config.target_depth_annealing_at(step) * error
         return reconstruction + penalty * tokens / items
+
+    def _warn_of_another_loss(self, labels: torch.Tensor | None) -> None:
+        """Say once where a forward pass in training cannot compute Eq. 8, as in a Trainer without the callback."""
+        if not torch.is_grad_enabled():
+            return
+        if labels is None:
+            warn_once(
+                f"{type(self).__name__} is trained without labels, and so without KL and target depth. A Trainer "
+                "keeps the labels to itself with `label_smoothing_factor`: set it to 0, and smooth in the model by "
+                "trainer.add_callback(model.training_callback(label_smoothing=…))"
+            )
+        elif not hasattr(self, "_training_step") and self.config.changes_over_training:
+            warn_once(
+                f"{type(self).__name__} is trained at step 0 throughout: nothing sets its `training_step`, so KL, "
+                "target depth, temperature and hard selection do not follow their schedules. Add "
+                "trainer.add_callback(model.training_callback()), which is hf_deepwide.LatentDepthCallback, or set "
+                "model.training_step before each optimizer step"
+            )
 
     def training_logs(self) -> dict[str, float]:
         """Means since the last call of the unweighted terms of the loss, and the depths now.
@@ -245,6 +287,5 @@ class LatentDepthForConditionalGeneration(LatentDepthLoss, DeepWideForConditiona
             return_dict=True,
             **kwargs,
         )
-        if labels is not None:
-            outputs.loss = self.regularized(outputs.loss, labels.to(outputs.loss.device), num_items_in_batch)
+        outputs.loss = self.regularized(outputs.loss, labels, num_items_in_batch)
         return outputs

@@ -73,7 +73,7 @@ class LatentDepthForMaskedLM(LatentDepthLoss):
             num_items_in_batch: masked tokens over all devices and accumulation steps; None: this batch's own count.
             label_smoothing: (among `kwargs`) epsilon, as in translation.
         """
-        label_smoothing = kwargs.pop("label_smoothing", 0.0)
+        label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
         if skip_logits and labels is None:
             raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")
         outputs = self.encoder(
@@ -94,8 +94,7 @@ class LatentDepthForMaskedLM(LatentDepthLoss):
             logits = self.lm_head(self._transform(hidden_states))
             if labels is not None:
                 loss = cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
-        if loss is not None:
-            loss = self.regularized(loss, labels, num_items_in_batch)
+        loss = self.regularized(loss, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

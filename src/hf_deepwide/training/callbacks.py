@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_callback import ExportableState
@@ -16,7 +15,6 @@ from transformers.trainer_utils import SchedulerType
 
 from ..data.batches import TokenBatchSampler
 from ..errors import UserError
-from ..models.modeling_base import DeepWidePreTrainedModel
 from .memory import peak_memory
 
 
@@ -50,28 +48,6 @@ class SeedByRank(TrainerCallback):
     ) -> None:
         """Seed with `seed + rank`."""
         set_seed(args.seed + args.process_index)
-
-
-class TrainingStep(TrainerCallback):
-    """Tells the model how many optimizer steps were made (`training_step`), for losses that change over training."""
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Find the modules that want to know: the model and its stacks, also within an adapter."""
-        self._told = [module for module in model.modules() if isinstance(module, DeepWidePreTrainedModel)]
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Before the first batch of each optimizer step, 0 before the first one of a run."""
-        for module in self._told:
-            module.training_step = state.global_step
 
 
 class WarmUpFits(TrainerCallback):

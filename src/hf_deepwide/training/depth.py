@@ -21,7 +21,7 @@ from ..analysis.layer_utilization import LayerUtilization
 from ..errors import UserError
 from ..models.layer_selection import LayerSelection
 from ..models.modeling_base import DeepWidePreTrainedModel
-from .callbacks import TrainingStep
+from ..models.training_callback import TrainingStep
 
 
 @dataclass
