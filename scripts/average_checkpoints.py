@@ -10,12 +10,15 @@ import logging
 from pathlib import Path
 
 from hf_deepwide.command_line import Parser
-from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.training.averaging import average_checkpoints
+from hf_deepwide.durable import check_output
+from hf_deepwide.errors import run_script
+from hf_deepwide.loading import load_model
+from hf_deepwide.registration import FAMILIES
+from hf_deepwide.training.averaging import average_checkpoints, read_config
 
 
 def main() -> None:
-    """Check the output folder, average."""
+    """Check the output folder and the checkpoints, average."""
     parser = Parser(description=__doc__)
     parser.add_argument("checkpoints", nargs="+", help="folders with a model.safetensors each")
     parser.add_argument("--output", required=True, help="folder for the result; it is made")
@@ -23,9 +26,13 @@ def main() -> None:
     script = parser.parse_args()
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     output = Path(script.output)
-    if output.exists() and any(output.iterdir()) and not script.overwrite:
-        raise UserError(f"--output: {output} is not empty; give another folder, or --overwrite")
-    average_checkpoints(script.checkpoints, output)
+    checkpoints = [Path(checkpoint) for checkpoint in script.checkpoints]
+    check_output(output, inputs=checkpoints, overwrite=script.overwrite, option="--overwrite")
+    config = read_config(checkpoints[-1])
+    if (family := FAMILIES.get(config.get("model_type"))) is not None:
+        masked = any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or [])
+        load_model(family.masked_lm if masked else family.lm, checkpoints[-1])  # its config describes its weights
+    average_checkpoints(checkpoints, output)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.command_line import Parser
-from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.durable import Saving, check_output, whole_folder
+from hf_deepwide.errors import run_script
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.registration import FAMILIES
 from hf_deepwide.training.recipe import parse_overrides, parse_script
@@ -40,24 +41,24 @@ def main() -> None:
     script, overrides = parse_script(parser)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     disable_progress_bar()
-    if script.output.exists() and (not script.output.is_dir() or any(script.output.iterdir())):
-        raise UserError(f"{script.output} exists and is not an empty folder; give another name")
+    check_output(script.output)
 
     base = load_base(script.base)
     tolerance = ROUNDED_TOLERANCE if base.dtype.itemsize < 4 else TOLERANCE
     told = f"{script.base}: no tokenizer could be loaded (--no_tokenizer does without)"
     tokenizer = None if script.no_tokenizer else load_tokenizer(script.base, told)
     model = FAMILIES[script.family].lm.from_base(base, **dict(parse_overrides(overrides)))
-    model.save_pretrained(script.output)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(script.output)
+    with whole_folder(script.output) as draft:
+        with Saving(script.output):
+            model.save_pretrained(draft)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(draft)
+        saved = load_model(AutoModelForSeq2SeqLM, draft)
+        difference, largest = logit_difference(base.float(), saved.float())
+        if preserves_function(model.config) and not difference <= tolerance * max(1, largest):
+            raise SystemExit("error: the result does not compute the base's function; please report this")
     print(f"{script.output}: {script.family}, {model.num_parameters():,} parameters; base: {base.num_parameters():,}")
-
-    saved = load_model(AutoModelForSeq2SeqLM, script.output)
-    difference, largest = logit_difference(base.float(), saved.float())
     print(f"largest difference of logits from the base's: {difference:.2g} (logits up to {largest:.3g})")
-    if preserves_function(model.config) and not difference <= tolerance * max(1, largest):
-        raise SystemExit("error: the result does not compute the base's function; please report this")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide import LatentDepthForConditionalGeneration, prune
 from hf_deepwide.command_line import Parser
+from hf_deepwide.durable import Saving, check_output, whole_folder
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.prune import SELECTIONS, kept_layers, posterior_index
@@ -35,25 +36,25 @@ def main() -> None:
     parser.add_argument("--selection", choices=SELECTIONS, help="default: the model's `inference_selection`")
     script = parser.parse_args()
     disable_progress_bar()
-    if script.output.exists() and (not script.output.is_dir() or any(script.output.iterdir())):
-        raise UserError(f"{script.output} exists and is not an empty folder; give another name")
+    check_output(script.output)
 
     model, tokenizer = load(script.model)
     if script.selection is not None:
         model.config.inference_selection = script.selection
     pruned = prune(model, script.language)
-    pruned.save_pretrained(script.output)
-    tokenizer.save_pretrained(script.output)
+    with whole_folder(script.output) as draft:
+        with Saving(script.output):
+            pruned.save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
+        saved = load_model(AutoModelForSeq2SeqLM, draft)
+        posteriors = torch.full((4,), posterior_index(model.config, script.language))
+        difference, largest = logit_difference(model.float(), saved.float(), posteriors=posteriors)
+        if pruned.dtype == torch.float32 and not difference <= TOLERANCE * max(1, largest):
+            raise SystemExit("error: the result does not compute the model's function; please report this")
     for stack, layers in kept_layers(model, script.language).items():
         print(f"{stack}: selects {len(layers)} of {getattr(model.config, f'{stack}_layers')} layers: {layers}")
     print(f"{script.output}: {pruned.num_parameters():,} parameters, of {model.num_parameters():,}")
-
-    saved = load_model(AutoModelForSeq2SeqLM, script.output)
-    posteriors = torch.full((4,), posterior_index(model.config, script.language))
-    difference, largest = logit_difference(model.float(), saved.float(), posteriors=posteriors)
     print(f"largest difference of logits from the model's: {difference:.2g} (logits up to {largest:.3g})")
-    if pruned.dtype == torch.float32 and not difference <= TOLERANCE * max(1, largest):
-        raise SystemExit("error: the result does not compute the model's function; please report this")
 
 
 def load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

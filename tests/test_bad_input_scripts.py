@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from mistakes import SCRIPTS, make_workspace, spoilt
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 SOURCE, REFERENCE = "corpus/test.en", "corpus/test.de"
@@ -65,6 +66,13 @@ def lacking(at, model):
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def poisoned(at, model):
+    file = at.folder / model / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.encoder.layers.0.feed_forward.fc1.bias"][2] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 DAMAGE = {
     "missing": (lambda at, model: at.remove(model), ["no such folder"]),
     "without config": (lambda at, model: at.remove(f"{model}/config.json"), ["config.json"]),
@@ -73,6 +81,8 @@ DAMAGE = {
     "no weights": (lambda at, model: at.remove(f"{model}/model.safetensors"), ["there is no model.safetensors in it"]),
     "weights pickled": (pickled, ["its weights are pickled (pytorch_model.bin)", "can run any code", "safetensors"]),
     "weights lacking": (lacking, ["it has no weights for model.encoder.layers.0.feed_forward.fc1.bias"]),
+    "weights too many": (lambda at, model: at.edit_config(model, attention_bias=False), ["does not ask for", "bias"]),
+    "weights no numbers": (poisoned, ["encoder.layers.0.feed_forward.fc1.bias", "NaN"]),
     "weights of another size": (
         lambda at, model: at.edit_config(model, encoder_ffn_dim=32), ["do not fit its config", "fc1.bias has the"],
     ),
@@ -89,7 +99,7 @@ DAMAGE = {
     "code": (foreign_code, []),
 }  # fmt: skip
 # Every damage is tried where most checkpoints go, and every place with the commonest damages.
-COMMON = {"missing", "weights cut", "weights pickled", "weights lacking"}
+COMMON = {"missing", "weights cut", "weights pickled", "weights lacking", "weights too many", "weights no numbers"}
 CASES = [(damage, place) for place in LOADERS for damage in DAMAGE if place == "evaluate" or damage in COMMON]
 MESSAGES_OF_SHARE = {"missing": ["share: vanilla_transformer holds no model"]}
 
@@ -144,12 +154,22 @@ ARGUMENTS = {
     "average what is missing": (None, (*AVERAGE, "no", "--output", "out"), ["no: there is no model.safetensors"]),
     "average what is cut": (
         lambda at: at.cut(f"{VANILLA}/model.safetensors"), (*AVERAGE, VANILLA, "--output", "out"),
-        ["vanilla_transformer/model.safetensors is damaged"],
+        ["vanilla_transformer", "weights are damaged"],
     ),
     "average two models": (
         None, (*AVERAGE, VANILLA, LATENT, "--output", "out"), ["are not checkpoints of one model"],
     ),
-    "average into a folder in use": (None, (*AVERAGE, VANILLA, "--output", "corpus"), ["corpus is not empty"]),
+    "average into a folder in use": (None, (*AVERAGE, VANILLA, "--output", "corpus"), ["corpus exists already"]),
+    "average into an input": (
+        None, (*AVERAGE, LATENT, VANILLA, "--output", f"x/../{VANILLA}/.", "--overwrite"), ["is also an input"],
+    ),
+    "average what its config does not describe": (
+        lambda at: at.edit_config(VANILLA, attention_bias=False), (*AVERAGE, VANILLA, "--output", "out"),
+        ["weights that its config does not ask for"],
+    ),
+    "average what is no number": (
+        lambda at: poisoned(at, VANILLA), (*AVERAGE, VANILLA, "--output", "out"), ["fc1.bias", "NaN"],
+    ),
     "average into a file": (None, (*AVERAGE, VANILLA, "--output", "recipe.yaml"), ["recipe.yaml"]),
     "average below a file": (None, (*AVERAGE, VANILLA, "--output", "recipe.yaml/x"), ["recipe.yaml/x"]),
     "compare nothing": (None, (*COMPARE, "no", "--output", "out"), ["no holds no trainer_state.json"]),
@@ -206,7 +226,7 @@ ARGUMENTS = {
         None, ("plot_path_weights.py", VANILLA, "x.png"), ["without learnable path weights"],
     ),
     "draw no kind of image": (None, ("plot_path_weights.py", PATHS, "x.foo"), ["no kind of image", "png"]),
-    "widen into a file": (None, (*PROXIMAL, VANILLA, "recipe.yaml"), ["recipe.yaml exists and is not an empty"]),
+    "widen into a file": (None, (*PROXIMAL, VANILLA, "recipe.yaml"), ["recipe.yaml exists already"]),
     "widen an unknown field": (
         None, (*PROXIMAL, VANILLA, "out", "--atention_branches", "3"), ["nearest is 'attention_branches'"],
     ),
@@ -216,7 +236,7 @@ ARGUMENTS = {
     "widen an encoder": (None, (*PROXIMAL, "bert", "out"), ["its model type is 'bert'; accepted are"]),
     "prune a vanilla model": (None, (*PRUNE, VANILLA, "out"), ["only a latent-depth model can be pruned"]),
     "prune an unknown language": (None, (*PRUNE, LATENT, "out", "--language", "xx"), ["there is no posterior 'xx'"]),
-    "prune into a folder in use": (None, (*PRUNE, LATENT, "corpus"), ["corpus exists and is not an empty folder"]),
+    "prune into a folder in use": (None, (*PRUNE, LATENT, "corpus"), ["corpus exists already"]),
     "share nowhere": (None, (*SHARE, VANILLA), ["share: say where to"]),
     "share in place": (None, (*SHARE, VANILLA, VANILLA, "--overwrite"), ["is where the model is"]),
     "share over a folder": (None, (*SHARE, VANILLA, "corpus", "--overwrite"), ["was not written by share"]),
@@ -368,3 +388,43 @@ def test_no_permission(workspace, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     assert place.error_of("train_translation.py", "recipe.yaml") == "error: run: no permission"
     assert json.loads((place.folder / VANILLA / "config.json").read_text())["model_type"] == VANILLA
+
+
+WRITERS = {
+    "widen": (*PROXIMAL, f"./{VANILLA}", "out"),
+    "prune": (*PRUNE, f"./{LATENT}", "out", "--selection", "soft"),
+    "average": (*AVERAGE, VANILLA, "--output", "out"),
+}
+FULL = "No space left on device (os error 28)"
+FAILURES = {  # each library says it in its own way
+    "safetensors": (
+        "safetensors.torch.serialize_file",
+        SafetensorError(f"I/O error: {FULL}"),
+    ),
+    "config": ("builtins.open", OSError(28, "No space left on device")),
+    "tokenizers": ("transformers.PreTrainedTokenizerBase.save_pretrained", Exception(FULL)),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_leaves_no_part_of_a_model(writer, failure, workspace, tmp_path, capsys, monkeypatch):
+    if (writer, failure) == ("average", "tokenizers"):
+        failure = "safetensors"  # it copies tokenizers
+    monkeypatch.chdir(tmp_path)
+    place = spoilt(None, workspace, tmp_path, capsys)
+    before = sorted(path.name for path in place.folder.iterdir())
+    name, error = FAILURES[failure]
+    write = open
+
+    def fail(file, mode="r", *args, **kwargs):
+        if failure != "config" or ("w" in str(mode) and "out" in str(file)):
+            raise error
+        return write(file, mode, *args, **kwargs)
+
+    monkeypatch.setattr(name, fail)
+    if name.startswith("safetensors"):
+        monkeypatch.setattr("hf_deepwide.training.averaging.save_file", fail)
+    said = place.error_of(*WRITERS[writer])
+    assert "out: the model cannot be saved: No space left" in said
+    assert sorted(path.name for path in place.folder.iterdir()) == before

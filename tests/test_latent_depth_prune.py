@@ -191,7 +191,7 @@ def test_the_script_writes_a_checkpoint_and_compares(run, tmp_path, capsys):
     [
         (["NOWHERE", "out"], "nowhere cannot be loaded"),
         (["RUN", "out"], "3 posteriors; say which language"),
-        (["RUN", "RUN", "--language", "de"], "exists and is not an empty folder"),
+        (["RUN", "RUN", "--language", "de"], "exists already"),
         (["VANILLA", "out"], "only a latent-depth model can be pruned"),
     ],
 )

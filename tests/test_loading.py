@@ -192,6 +192,7 @@ NAMED = {
     "a hidden kernel": (lambda at: at.config(_attn_implementation="evil/kernel@main:run"), ["program on the Hub"]),
     "kernels": (lambda at: at.config(use_kernels=True), ["use_kernels", "program on the Hub"]),
     "a nested kernel": (lambda at: at.config(encoder={"attn_implementation": "a/b"}), ["program on the Hub"]),
+    "no switch": (lambda at: at.config(return_dict=[]), ["return_dict", "true, false"]),
     "other weights": (lambda at: at.config(transformers_weights="adapter_model.bin"), ["transformers_weights"]),
     "two things": (lambda at: (at.folder / "adapter_config.json").write_text("{}"), ["a model and an adapter"]),
 }
@@ -320,6 +321,10 @@ def test_deeply_nested_files_are_refused(file, checkpoint):
         ("early_stopping", [True]),
         ("do_sample", "no"),
         ("cache_implementation", {}),
+        ("return_dict_in_generate", [[[]]]),
+        ("penalty_alpha", 0.6),
+        ("dola_layers", "high"),
+        ("stop_strings", [[[]]]),
     ],
 )
 def test_generation_configs_are_checked(field, value, checkpoint):

@@ -358,4 +358,4 @@ def test_the_averaging_script(undisturbed, tmp_path, capsys):
     AutoTokenizer.from_pretrained(tmp_path / "mean")
     with pytest.raises(SystemExit):
         run_script_here(script, *folders, "--output", str(tmp_path / "mean"))
-    assert "not empty" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err

@@ -377,6 +377,36 @@ def test_the_mean_comes_with_its_tokenizer_whatever_that_is(tmp_path):
     assert {path.name for path in mean.iterdir()} == {*names, "config.json", "model.safetensors"}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_have_no_mean(value, tmp_path):
+    good = checkpoint(tmp_path / "good", w=torch.zeros(3))
+    bad = checkpoint(tmp_path / "bad", w=torch.tensor([0, value, 1]))
+    for folders in ([good, bad], [bad, good], [bad]):
+        with pytest.raises(UserError, match=r"bad: w holds numbers that are NaN or infinite"):
+            average_checkpoints(folders, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_models_that_compute_different_things_have_no_mean(tmp_path):
+    one, two = (checkpoint(tmp_path / name, w=torch.zeros(3)) for name in ("one", "two"))
+    (one / "config.json").write_text('{"normalize_before": true, "dropout": 0.1}')
+    (two / "config.json").write_text('{"normalize_before": true, "dropout": 0.3}')
+    average_checkpoints([one, two], tmp_path / "mean")
+    (two / "config.json").write_text('{"normalize_before": false}')
+    with pytest.raises(UserError, match=r"not checkpoints of one model: `normalize_before` is True in one and False"):
+        average_checkpoints([one, two], tmp_path / "mean")
+
+
+def test_an_input_is_never_the_output_of_an_average(tmp_path):
+    one, two = (checkpoint(tmp_path / name, w=torch.full((3,), float(len(name)))) for name in ("one", "three"))
+    before = (two / "model.safetensors").read_bytes()
+    (tmp_path / "link").symlink_to(two)
+    for output in (two, tmp_path / "link", tmp_path / "one" / ".." / "three"):
+        with pytest.raises(UserError, match="is also an input"):
+            average_checkpoints([one, two], output)
+    assert (two / "model.safetensors").read_bytes() == before
+
+
 def test_there_must_be_something_to_average(tmp_path):
     with pytest.raises(UserError, match="no checkpoints"):
         average_checkpoints([], tmp_path / "mean")

@@ -464,7 +464,7 @@ def test_script_writes_a_checkpoint_and_compares_it(tmp_path, monkeypatch, capsy
     for arguments, message in (
         ((base, output), "no tokenizer could be loaded"),
         ((base, output, "--no_tokenizer", "--attention_branchs", 2), "the nearest is 'attention_branches'"),
-        ((base, base, "--no_tokenizer"), "is not an empty folder"),
+        ((base, base, "--no_tokenizer"), "exists already"),
     ):
         with pytest.raises(SystemExit) as end:
             run(monkeypatch, *arguments)

@@ -104,6 +104,9 @@ def check_config(fields: dict[str, Any], trust_remote_code: bool) -> None:
         dtype = fields.get(field)
         if isinstance(dtype, str) and not isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype):
             raise ValueError(f"{CONFIG}: {field} is {quote(dtype)}, which is no type of torch's, such as float32")
+    for field in ("return_dict", "output_attentions", "output_hidden_states"):
+        if type(fields.get(field, True)) is not bool:
+            raise ValueError(f"{CONFIG}: {field} is {quote(fields[field])}; accepted: true, false")
     if "transformers_weights" in fields:
         raise ValueError(f"{CONFIG}: transformers_weights names another file of weights; only {WEIGHTS} is read")
     if not trust_remote_code:

@@ -166,10 +166,29 @@ def remove(folder: Path) -> None:
     _close_staging(staging)
 
 
+class Saving:
+    """A block that saves something at a path; what keeps it from being written becomes one line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise a `UserError` in place of an error of writing."""
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            nearest = next((folder for folder in self.path.absolute().parents if folder.is_dir()), Path("/"))
+            if (why := why_not_written(error, nearest)) is not None:
+                raise UserError(f"{self.path}: the model cannot be saved: {why}") from error
+
+
 def why_not_written(error: Exception, folder: Path) -> str | None:
     """Why a file in a folder could not be written, or None if an error is of something else."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
+    if type(error) is Exception and "(os error " in str(error):  # of the library `tokenizers`
+        return str(error)
     if isinstance(error, SafetensorError):
         return str(error).rpartition("I/O error: ")[2]
     if match := _TORCH.search(str(error)):

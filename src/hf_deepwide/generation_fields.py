@@ -47,7 +47,32 @@ NUMBERS = (
     "eta_cutoff",
     "max_time",
 )
-SWITCHES = ("do_sample", "early_stopping", "use_cache", "remove_invalid_values", "renormalize_logits")
+SWITCHES = (
+    "do_sample",
+    "early_stopping",
+    "use_cache",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "return_dict_in_generate",
+    "token_healing",
+)
+# Searches and stops that translation does not use; most of them need code from the Hub, or one more model.
+STRANGE = (
+    "penalty_alpha",
+    "dola_layers",
+    "constraints",
+    "guidance_scale",
+    "prefill_chunk_size",
+    "stop_strings",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "exponential_decay_length_penalty",
+    "token_healing",
+)
 
 
 def check_fields(fields: dict[str, Any], vocabulary: float = math.inf) -> None:
@@ -73,6 +98,9 @@ def check_fields(fields: dict[str, Any], vocabulary: float = math.inf) -> None:
         value = fields.get(field)
         if value is not None and type(value) is not bool and (field, value) != ("early_stopping", "never"):
             _refuse(field, value, "true, false")
+    for field in STRANGE:
+        if fields.get(field) not in (None, False):
+            _refuse(field, fields[field], "nothing, as translation here does without it")
 
 
 def check_generation(model: PreTrainedModel) -> list[str]:

@@ -4,13 +4,17 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..durable import whole_files, why_not_written
-from ..errors import UserError
+from ..checkpoint_files import CONFIG, read_fields
+from ..durable import Saving, check_output, is_empty_folder, whole_files, whole_folder
+from ..errors import UserError, quote
+from ..loading import is_finite
+from ..warm_start import FUNCTION
 from .checkpoints import WEIGHTS
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,8 @@ SIDE_FILES = (
     "merges.txt",
     "prophetnet.tokenizer",
 )
+# Fields of a config that leave the shapes of the weights as they are, and change what the model computes.
+DECIDE = sorted({"model_type", "branch_merge"} | FUNCTION)
 
 
 def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -> Path:
@@ -45,12 +51,13 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
 
     Sums are in float64; the result has the dtype of the weights. Integer tensors must be equal and are copied.
     Tied weights are stored once in each checkpoint, are averaged once, and are tied again when the result is
-    loaded. Of a single checkpoint the weights come out unchanged. The weights are written last, and each file is
-    there in full or not at all.
+    loaded. Of a single checkpoint the weights come out unchanged. Files of the same names are replaced. The weights
+    are written last, and each file is there in full or not at all.
 
     Raises:
-        UserError: there is no checkpoint, one has no `model.safetensors`, or a damaged one, or they differ in names,
-            shapes, dtypes, or an integer tensor: they are then not of one model; or the mean cannot be written.
+        UserError: there is no checkpoint, one has no `model.safetensors`, or a damaged one, or one with NaN; or they
+            differ in names, shapes, dtypes, an integer tensor, or their configs: they are then not of one model; or
+            `output` is one of them; or the mean cannot be written.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     if not folders:
@@ -58,6 +65,9 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     for folder in folders:
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"{folder}: there is no {WEIGHTS}, so there is nothing to average")
+    output = Path(output)
+    check_output(output, inputs=folders, overwrite=True)
+    _check_configs(folders)
     files = []
     for folder in folders:
         try:
@@ -73,21 +83,44 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
                 + (f" (and {len(odd) - 1} others)" if len(odd) > 1 else "")
             )
     mean = {name: _mean(name, files, folders) for name in sorted(names)}
-    output = Path(output)
-    try:
-        with whole_files(output, last=WEIGHTS) as draft:
-            code = [path.name for path in folders[-1].glob("*.py")]  # which the config of a shared model names
-            for name in (name for name in (*SIDE_FILES, *code) if (folders[-1] / name).is_file()):
-                shutil.copyfile(folders[-1] / name, draft / name)
-            save_file(mean, draft / WEIGHTS, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{output}: the model cannot be saved: {why_not_written(error, output)}") from error
+    new = not output.exists() or is_empty_folder(output)
+    with Saving(output), whole_folder(output) if new else whole_files(output, last=WEIGHTS) as draft:
+        code = [path.name for path in folders[-1].glob("*.py")]  # which the config of a shared model names
+        for name in (name for name in (*SIDE_FILES, *code) if (folders[-1] / name).is_file()):
+            shutil.copyfile(folders[-1] / name, draft / name)
+        save_file(mean, draft / WEIGHTS, metadata={"format": "pt"})
     logger.info("%s holds the weights of %s", output, ", ".join(folder.name for folder in folders))
     return output
 
 
+def _check_configs(folders: Sequence[Path]) -> None:
+    """Refuse checkpoints of models that compute different things, though their weights have the same names."""
+    last = read_config(folders[-1])
+    for folder in folders[:-1]:
+        config = read_config(folder)
+        for field in DECIDE:
+            if config and last and config.get(field) != last.get(field):
+                raise UserError(
+                    f"{folder} and {folders[-1]} are not checkpoints of one model: `{field}` is "
+                    f"{quote(config.get(field))} in one and {quote(last.get(field))} in the other"
+                )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The fields of a checkpoint's config, none where it has no config.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return read_fields(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    except OSError as error:
+        raise UserError(f"{folder}: {error}") from error
+
+
 def _mean(name: str, files: Sequence, folders: Sequence[Path]) -> torch.Tensor:
     first = files[0].get_tensor(name)
+    _check_finite(name, first, folders[0])
     total = first.double() if first.is_floating_point() else first
     for folder, file in zip(folders[1:], files[1:], strict=True):
         tensor = file.get_tensor(name)
@@ -97,7 +130,13 @@ def _mean(name: str, files: Sequence, folders: Sequence[Path]) -> torch.Tensor:
                 f"{list(tensor.shape)} {tensor.dtype} in one and {list(first.shape)} {first.dtype} in the other"
             )
         if first.is_floating_point():
+            _check_finite(name, tensor, folder)
             total += tensor
         elif not torch.equal(tensor, first):
             raise UserError(f"{folder} and {folders[0]} differ in {name}, which holds {first.dtype} and has no mean")
     return (total / len(files)).to(first.dtype) if first.is_floating_point() else first
+
+
+def _check_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
+    if tensor.is_floating_point() and not is_finite(tensor):
+        raise UserError(f"{folder}: {name} holds numbers that are NaN or infinite, so there is no mean")
