@@ -37,6 +37,16 @@ CALLS = {
     ),
     "no way to truncate": (lambda call: call("dog", truncation="somehow"), ValueError, ["somehow"]),
     "no beams": (lambda call: call("dog", num_beams=0), ValueError, ["num_beams"]),
+    "beams in words": (lambda call: call("dog", num_beams="2"), ValueError, ["num_beams", "str '2'", "1 or more"]),
+    "beams of None": (lambda call: call("dog", num_beams=None), ValueError, ["num_beams", "None"]),
+    "a length in words": (lambda call: call("dog", max_length="5"), ValueError, ["max_length", "str '5'"]),
+    "no length": (lambda call: call("dog", max_new_tokens=0), ValueError, ["max_new_tokens", "int 0"]),
+    "a length that is no number": (
+        lambda call: call("dog", max_new_tokens=float("nan")), ValueError, ["max_new_tokens", "float nan"],
+    ),
+    "settings in a dict": (
+        lambda call: call("dog", generation_config={"max_length": 3}), ValueError, ["generation_config", "dict"],
+    ),
     "more results than beams": (
         lambda call: call("dog", num_beams=2, num_return_sequences=3), ValueError, ["num_return_sequences"],
     ),

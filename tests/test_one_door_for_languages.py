@@ -122,6 +122,14 @@ def test_a_tag_in_a_text_asks_for_nothing():
     assert [i for i in ids if i in controls] == expected
 
 
+@pytest.mark.parametrize("pairs", [["en-de"], {"ende": {}}, {"en-de": "<2de>"}])
+def test_pairs_of_another_form_are_refused(pairs):
+    model, tokenizer = build_pairs("mat", "source")
+    model.config.translation_pairs = pairs
+    with pytest.raises(UserError, match="translation_pairs are not of the form"):
+        translate(model, tokenizer, TEXTS, SEARCH)
+
+
 @pytest.fixture(scope="module")
 def bpe():
     return train_tokenizer(["a b c d dogs", "x y z </s>"] * 4, TokenizerArguments(vocab_size=40))

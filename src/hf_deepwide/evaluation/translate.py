@@ -142,8 +142,8 @@ def generate_ids(
     sources = _checked(sources)
     if device is not None:
         model.to(device)
-    languages = Languages(model.config, model.generation_config, tokenizer)
     try:
+        languages = Languages(model.config, model.generation_config, tokenizer)
         choice = languages.choose(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None

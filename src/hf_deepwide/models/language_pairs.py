@@ -88,7 +88,9 @@ class Languages:
         """
         for language in (source_lang, target_lang):
             if language is not None and not isinstance(language, str):
-                raise ValueError(f"a language is given by its code, a string, and not by a {type(language).__name__}")
+                raise ValueError(
+                    f"a language is given by its code, a string; the type here is {type(language).__name__}"
+                )
         if source_lang is None and target_lang is None:
             return
         if self.pairs:
@@ -371,10 +373,15 @@ def _only(
 
 
 def _pairs(config: Any) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The config's `translation_pairs` by source and target language."""
-    return {
-        tuple(pair.split("-", 1)): settings for pair, settings in (_get(config, "translation_pairs") or {}).items()
-    }
+    """The config's `translation_pairs` by source and target language.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    pairs = _get(config, "translation_pairs") or {}
+    if not isinstance(pairs, dict) or not all("-" in pair and isinstance(of, dict) for pair, of in pairs.items()):
+        raise ValueError('the config\'s translation_pairs are not of the form {"en-de": {"tag": "<2de>"}}')
+    return {tuple(pair.split("-", 1)): settings for pair, settings in pairs.items()}
 
 
 def _get(config: Any, name: str) -> Any:

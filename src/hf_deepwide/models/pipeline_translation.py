@@ -8,11 +8,13 @@ The file travels to the Hub with a shared model: it imports torch, transformers 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from numbers import Integral
+from types import NoneType
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import Pipeline, PreTrainedTokenizerBase
+from transformers import GenerationConfig, Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import logging
 
@@ -85,11 +87,14 @@ class TranslationPipeline(Pipeline):
         clean_up_tokenization_spaces: bool | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        if not generate_kwargs.get("num_beams", 1) >= 1:
-            raise ValueError(f"`num_beams` is {generate_kwargs['num_beams']}; accepted: 1 or more")
-        for name in LENGTHS:
-            if isinstance(generate_kwargs.get(name), int) and generate_kwargs[name] < 1:
-                raise ValueError(f"`{name}` is {generate_kwargs[name]}; accepted: 1 or more")
+        for name in ("num_beams", *LENGTHS):
+            value = generate_kwargs.get(name, 1)
+            unlimited = value is None and name in LENGTHS
+            if not unlimited and not (isinstance(value, Integral) and value >= 1):
+                raise ValueError(f"`{name}` is {describe(value)}; accepted: 1 or more")
+        config = generate_kwargs.get("generation_config")
+        if not isinstance(config, (GenerationConfig, NoneType)):
+            raise ValueError(f"`generation_config` is {describe(config)}; accepted: a GenerationConfig")
         self.languages.check(src_lang, tgt_lang)
         languages = given(src_lang=src_lang, tgt_lang=tgt_lang)
         postprocess = given(
