@@ -476,6 +476,63 @@ def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path)
             assert (folder / "plots" / "curves.png").is_file()
 
 
+def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
+    """Nothing that a source's files say of code from elsewhere comes into the shared folder, nor do its links."""
+    run, evil = shutil.copytree(runs / "mat", tmp_path / "run"), "you/evil--evil.Evil"
+    impl = {"translation": {"impl": "evil.Evil", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
+    for name, code in (
+        ("config.json", {"auto_map": {"AutoConfig": "configuration_mat.MATConfig", "AutoModelForSeq2SeqLM": evil}}),
+        ("generation_config.json", {"auto_map": {"AutoModel": evil}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [evil, evil]}}),
+    ):
+        content = json.loads((run / name).read_text()) | code | {"custom_pipelines": impl}
+        (run / name).write_text(json.dumps(content))
+    (run / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": evil}}))
+    (run / "evil.py").write_text("raise SystemExit('evil')")
+    (run / "README.md").write_text(
+        "# Mine\n[a](processor_config.json) [b](evil.py) [c](./.share/../processor_config.json)\n"
+    )
+    folder = Path(share(run, tmp_path / "out"))
+    good = contents(share(runs / "mat", tmp_path / "good", verify=False))
+    assert contents(folder).keys() == good.keys() - {"plots/curves.png"}
+    for name, content in contents(folder).items():
+        assert b"evil" not in content or name == "README.md", name
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoModelForSeq2SeqLM"] == "modeling_mat.MATForConditionalGeneration"
+
+    (tmp_path / "secret").write_text("nobody's business")
+    (run / "README.md").unlink()
+    (run / "README.md").symlink_to(tmp_path / "secret")
+    assert "business" not in (Path(share(run, tmp_path / "linked", verify=False)) / "README.md").read_text()
+    assert "is a link to elsewhere" in caplog.text
+
+    class Own(type(tokenizer)):
+        pass
+
+    own = Own(tokenizer_object=tokenizer._tokenizer, pad_token="<pad>", eos_token="</s>")
+    with pytest.raises(UserError, match=r"test_export.Own, whose code does not come with Transformers"):
+        share(new_model(FAMILIES["mat"], tokenizer), tmp_path / "own", tokenizer=own, verify=False)
+
+
+def test_a_map_of_other_code_is_not_saved_again(shared, tmp_path):
+    """A config that names code of another class, or from another place, is one of a model without code."""
+    for number, auto_map in enumerate((
+        {"AutoConfig": "evil.Evil"},
+        {"AutoConfig": "configuration_latent_depth.LatentDepthConfig", "AutoModel": "modeling_mat.MATModel"},
+        {"AutoConfig": ["configuration_mat.MATConfig"]},
+        ["configuration_mat.MATConfig"],
+        "evil",
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        config = json.loads((shared / "mat" / "config.json").read_text()) | {"auto_map": auto_map}
+        FAMILIES["mat"].config(**config).save_pretrained(folder)
+        assert contents(folder).keys() == {"config.json"}
+        assert not {"auto_map", "custom_pipelines"} & json.loads((folder / "config.json").read_text()).keys()
+    auto_map = {"AutoConfig": "configuration_mat.MATConfig", "AutoModel": "../../evil.Evil", "AutoX": "modeling_base"}
+    AutoConfig.for_model("mat", auto_map=auto_map).save_pretrained(tmp_path / "partly")
+    assert "evil" not in (tmp_path / "partly" / "config.json").read_text()
+
+
 def test_upload(hub, runs, tmp_path):
     url = share(runs / "mat", repo_id="me/mat", private=True, token="t", commit_message="First", verify=False)
     assert url == "https://huggingface.co/me/mat"

@@ -19,8 +19,8 @@ LONGEST = 500  # characters of a foreign text
 _LINK = re.compile(r"://|\bwww\.|\w@\w", re.IGNORECASE)
 _MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)#")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-# Control characters, halves of surrogate pairs, and what turns the direction of the text around it.
-_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, ends of lines, halves of surrogate pairs, and what turns the direction of the text around it.
+_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _USE = re.compile(
     r"(?:import hf_deepwide [^\n]*\n)?from transformers import pipeline\n\n(?:# [^\n]*\n)*"
     r'translator = pipeline\("translation", model=[^\n]*\)'

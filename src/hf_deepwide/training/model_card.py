@@ -159,6 +159,6 @@ def _portable(values: Any) -> Any:
         return {key: _portable(value) for key, value in values.items()}
     if isinstance(values, list):
         return [_portable(value) for value in values]
-    if isinstance(values, str) and re.match(r"[/\\~]|[A-Za-z]:[/\\]", values):
+    if isinstance(values, str) and re.match(r"([/\\~]|[A-Za-z]:[/\\]).", values):
         return "…/" + re.split(r"[/\\]", values.rstrip("/\\"))[-1]
     return values
