@@ -334,6 +334,12 @@ def test_missing_or_misshapen_posteriors_are_explained():
         selection(None, 5)
     with pytest.raises(ValueError, match=r"5 sentences.*`\[5\]`.*\[2\]"):
         selection(torch.tensor([0, 1]), 5)
+    for wrong, word in (([0, 1], "list"), ("de", "str"), (torch.tensor([0.0, 1.0]), "float32")):
+        with pytest.raises(ValueError, match=rf"LongTensor.*{word}"):
+            selection(wrong, 2)
+    for wrong in (-1, 3):  # the first would be the last posterior
+        with pytest.raises(ValueError, match=rf"from 0 to 2, got .*{wrong}"):
+            selection(torch.tensor([1, wrong]), 2)
 
 
 # Configuration

@@ -157,3 +157,11 @@ def test_without_labels_there_is_nothing_to_skip_logits_for():
 def test_without_a_start_token_there_are_no_decoder_inputs():
     with pytest.raises(ValueError, match="`decoder_start_token_id` is None"):
         build("vanilla", decoder_start_token_id=None)(**pair())
+
+
+@pytest.mark.parametrize("eps", [-0.1, 1.5, float("nan"), None, "0.1"])
+@pytest.mark.parametrize("skip_logits", [False, True])
+def test_smoothing_that_is_no_share_is_refused(eps, skip_logits):
+    """PyTorch takes -0.1 and NaN for 0."""
+    with pytest.raises(ValueError, match="`label_smoothing` must be a number from 0 to 1"):
+        build("vanilla")(**pair(), label_smoothing=eps, skip_logits=skip_logits)

@@ -311,5 +311,6 @@ def test_the_label_smoothing_of_a_trainer_is_warned_of_or_refused(started, tmp_p
     plain_trainer(ours.model, batches, tmp_path, label_smoothing_factor=0.1).train()
     assert len(set(warnings)) == 1
     assert "`label_smoothing_factor`" in warnings[0]
-    with pytest.raises(ValueError, match=r"`label_smoothing` must be in \[0, 1\), got 1.5"):
-        ours.model.training_callback(1.5)
+    for wrong in (1.5, "0.1", None):
+        with pytest.raises(ValueError, match=rf"`label_smoothing` must be in \[0, 1\), got '{wrong}'"):
+            ours.model.training_callback(wrong)

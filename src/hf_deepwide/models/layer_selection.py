@@ -15,6 +15,7 @@ from .configuration_latent_depth import LatentDepthConfig
 
 logger = logging.get_logger(__name__)
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 EPSILON = 1e-7  # of the released code, inside its logarithms
 
 
@@ -114,7 +115,7 @@ class LayerSelection(nn.Module):
             z = self.sample()
         else:
             z = self.evaluation_weights()
-        z = z[posteriors.to(z.device)] if several else z  # [B or 1, L]
+        z = nn.functional.embedding(posteriors.to(z.device).long(), z) if several else z  # [B or 1, L]
         if not self.training and may_skip and self.config.inference_selection == "hard":
             used, by_all, some = torch.stack([z.any(0), z.all(0), z.any(1).all().expand(z.shape[1])]).tolist()
             if not some[0]:
@@ -196,8 +197,16 @@ class LayerSelection(nn.Module):
                     f"this model has {count} posteriors{names}: pass `posteriors`, a LongTensor `[{batch_size}]` with "
                     f"the index of each sentence's, 0 to {count - 1}"
                 )
-        elif posteriors.shape != (batch_size,):
+            return
+        whole = isinstance(posteriors, torch.Tensor) and posteriors.dtype in INTEGERS
+        if not whole or posteriors.shape != (batch_size,):
+            shape = f"{posteriors.dtype} {list(posteriors.shape)}" if isinstance(posteriors, torch.Tensor) else ""
             raise ValueError(
-                f"`posteriors` must be one index for each of {batch_size} sentences, a tensor `[{batch_size}]`; got "
-                f"the shape {list(posteriors.shape)}"
+                f"`posteriors` must be one index for each of {batch_size} sentences, a LongTensor `[{batch_size}]`; "
+                f"got a {type(posteriors).__name__} {shape}".rstrip()
+            )
+        looks = posteriors.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
+        if count > 1 and looks and ((posteriors < 0) | (posteriors >= count)).any():
+            raise ValueError(
+                f"`posteriors` must be from 0 to {count - 1}, got {posteriors.min()} to {posteriors.max()}"
             )

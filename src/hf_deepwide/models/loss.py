@@ -24,6 +24,16 @@ def token_count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | N
     return max(num_items_in_batch, 1)
 
 
+def check_smoothing(label_smoothing: float) -> None:
+    """Refuse what is no share of a distribution; PyTorch takes a negative number, and NaN, for 0.
+
+    Raises:
+        ValueError: it is not between 0 and 1.
+    """
+    if not (isinstance(label_smoothing, float | int) and 0 <= label_smoothing <= 1):
+        raise ValueError(f"`label_smoothing` must be a number from 0 to 1, got {str(label_smoothing)[:40]!r}")
+
+
 def cross_entropy(
     logits: torch.Tensor,
     labels: torch.Tensor,
@@ -31,6 +41,7 @@ def cross_entropy(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """Loss of logits `[batch, time, V]` against labels `[batch, time]` (-100: ignored), in float32 or better."""
+    check_smoothing(label_smoothing)
     total = nn.functional.cross_entropy(
         logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
         labels.flatten().to(logits.device),
@@ -51,6 +62,7 @@ def linear_cross_entropy(
 
     `torch.nn.functional.linear_cross_entropy` of PyTorch 2.13 computes in chunks only without label smoothing.
     """
+    check_smoothing(label_smoothing)
     labels = labels.to(hidden_states.device)
     real = labels != -100
     total = LinearCrossEntropy.apply(hidden_states[real], lm_head.weight, lm_head.bias, labels[real], label_smoothing)

@@ -46,8 +46,8 @@ class LatentDepthCallback(TrainingStep):
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` must be in [0, 1), got {label_smoothing!r}")
+        if not (isinstance(label_smoothing, float | int) and 0 <= label_smoothing < 1):
+            raise ValueError(f"`label_smoothing` must be in [0, 1), got {str(label_smoothing)[:40]!r}")
         self.label_smoothing = label_smoothing
 
     def on_train_begin(
