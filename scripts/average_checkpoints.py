@@ -9,7 +9,7 @@ config, the generation config and the tokenizer of the checkpoint named last.
 import logging
 from pathlib import Path
 
-from hf_deepwide.command_line import Parser
+from hf_deepwide_cli.parser import Parser
 from hf_deepwide.durable import check_output
 from hf_deepwide.errors import run_script
 from hf_deepwide.loading import load_model

@@ -12,10 +12,10 @@ from pathlib import Path
 from hf_deepwide.analysis import gradient_norms
 from hf_deepwide.analysis.figures import run_labels
 from hf_deepwide.analysis.learning_curves import plot_runs
-from hf_deepwide.command_line import Parser
 from hf_deepwide.durable import check_output
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.checkpoints import load_history
+from hf_deepwide_cli.parser import Parser
 
 
 def main() -> None:

@@ -23,11 +23,11 @@ from hf_deepwide.analysis.layer_utilization import (
     posterior_names,
     selection_samples,
 )
-from hf_deepwide.command_line import Parser
 from hf_deepwide.durable import check_output
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_config, load_model
 from hf_deepwide.training.checkpoints import checkpoints, load_history
+from hf_deepwide_cli.parser import Parser
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.analysis.figures import image_path
 from hf_deepwide.analysis.path_weights import path_weights, plot_path_weights, spread
-from hf_deepwide.command_line import Parser
 from hf_deepwide.durable import check_output
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_model
+from hf_deepwide_cli.parser import Parser
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils.logging import disable_progress_bar
 
-from hf_deepwide.command_line import Parser
+from hf_deepwide_cli.parser import Parser
 from hf_deepwide.durable import Saving, check_output, whole_folder
 from hf_deepwide.errors import run_script
 from hf_deepwide.loading import load_model, load_tokenizer

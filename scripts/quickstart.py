@@ -8,16 +8,17 @@ runs/quickstart. Each call starts afresh; a run of other settings is not replace
 """
 
 import logging
+import sys
 import time
 
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
-from hf_deepwide.command_line import Parser  # importing any part of the package registers the pipeline
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import run_script
-from hf_deepwide.training.recipe import RECIPE, Recipe, differences, load_recipe, parse_script
+from hf_deepwide.training.recipe import RECIPE, Recipe, differences, load_recipe
 from hf_deepwide.training.run import run_recipe
+from hf_deepwide_cli.parser import Parser, split_overrides
 
 SHOWN = 6  # held-out phrases that are printed
 EXAMPLE = "Viktor hat 16,50 € auf dem Konto."  # one more: the README's first example
@@ -27,7 +28,7 @@ def main() -> None:
     """Run the recipe, then use its checkpoint as a user would."""
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--overwrite", action="store_true", help="replace what another run left in the folder")
-    script, overrides = parse_script(parser)
+    script, overrides = split_overrides(parser, sys.argv[1:])
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("hf_deepwide").setLevel(logging.INFO)
     disable_progress_bar()

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.replay import read_fault, replay
+from hf_deepwide_cli.parser import Parser
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ Without the package, the folder or repository loads through `AutoModelForSeq2Seq
 
 import logging
 
-from hf_deepwide.command_line import Parser
 from hf_deepwide.errors import run_script
 from hf_deepwide.export import share
+from hf_deepwide_cli.parser import Parser
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ from transformers.utils.logging import disable_progress_bar
 
 import hf_deepwide
 from hf_deepwide.analysis.learning_curves import plot_runs
-from hf_deepwide.command_line import Parser
 from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.durable import check_output, write_whole
@@ -41,6 +40,7 @@ from hf_deepwide.training.checkpoints import load_history
 from hf_deepwide.training.recipe import Recipe, differences, load_recipe
 from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.suggestions import measure, suggest_settings
+from hf_deepwide_cli.parser import Parser
 
 ARGUMENTS = [] if "ipykernel" in sys.modules else sys.argv[1:]
 parser = Parser(

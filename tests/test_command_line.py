@@ -7,8 +7,8 @@ import sys
 import pytest
 from mistakes import SCRIPTS
 
-from hf_deepwide.command_line import Parser
-from hf_deepwide.training.recipe import parse_overrides, parse_script
+from hf_deepwide.training.recipe import parse_overrides
+from hf_deepwide_cli.parser import Parser, split_overrides
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
@@ -56,6 +56,6 @@ def test_an_unknown_option_is_told_as_it_was_given(capsys):
 
 def test_overrides_have_both_spellings(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script", "--training.max-steps", "3", "x-y", "--repo_id", "z", "--d-model=8"])
-    parsed, overrides = parse_script(parser_of("--repo-id"))
+    parsed, overrides = split_overrides(parser_of("--repo-id"), sys.argv[1:])
     assert (parsed.place, parsed.repo_id) == ("x-y", "z")
     assert parse_overrides(overrides) == [("training.max_steps", 3), ("d_model", 8)]

@@ -215,7 +215,7 @@ def read_lines(path: Path) -> Iterator[str]:
                         f"{path}, line {number}: the file gives more than {RATIO} times its size in bytes; text does "
                         "not. Unpack it yourself if it is what you want to train on"
                     )
-                yield _decode(raw, path, number)
+                yield decode_line(raw, path, number)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
             f"{path}: not a complete gzip file ({error}; {number} lines were readable). Compress it again, "
@@ -225,7 +225,12 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{path} is empty; a split needs at least one line")
 
 
-def _decode(raw: bytes, path: Path, number: int) -> str:
+def decode_line(raw: bytes, path: Path, number: int) -> str:
+    """The text of a line without its end.
+
+    Raises:
+        UserError: it is no UTF-8 text, or longer than any sentence; the message names `path` and `number`.
+    """
     if len(raw) > LINE:
         raise UserError(f"{path}, line {number}: more than {LINE:,} bytes; write each sentence on a line of its own")
     try:

@@ -10,13 +10,11 @@ All keys are checked before anything is read or trained: a recipe that loads fai
 (files, checkpoints), not on how it is written.
 """
 
-import argparse
 import copy
 import dataclasses
 import difflib
 import json
 import re
-import sys
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +24,6 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
 
-from ..command_line import Parser
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TokenizerArguments
 from ..durable import is_same
@@ -272,24 +269,6 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):  # what is there is not ours
         pass
     return None
-
-
-def parse_script(parser: Parser) -> tuple[argparse.Namespace, list[str]]:
-    """A script's own arguments, and the overrides among them, which may stand before or behind the recipe.
-
-    argparse alone would take the value of an option that it does not know for the recipe.
-    """
-    own, overrides, rest = [], [], sys.argv[1:]
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or parser.knows(word):
-            own.append(word)
-            continue
-        overrides.append(word)
-        if "=" not in word and rest and not rest[0].startswith("--"):
-            overrides.append(rest.pop(0))
-    script, unknown = parser.parse_known_args(own)
-    return script, overrides + unknown
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The command line of a script: its options have two spellings, with dashes and with underscores."""
+"""Options of the command line: two spellings, with dashes and with underscores, and dotted keys of recipes."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 class Parser(argparse.ArgumentParser):
     """A parser to which `--repo-id` and `--repo_id` are the same option.
 
-    The description keeps its line breaks: it is the script's docstring.
+    The description keeps its line breaks: it is the docstring of the command.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -36,3 +36,21 @@ class Parser(argparse.ArgumentParser):
 def plain(option: str) -> str:
     """An option with underscores behind its first two dashes: the spelling by which options are compared."""
     return option[:2] + option[2:].replace("-", "_")
+
+
+def split_overrides(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments of a command, and the overrides among them, which may stand before or behind the recipe.
+
+    argparse alone would take the value of an option that it does not know for the recipe.
+    """
+    own, overrides, rest = [], [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or parser.knows(word):
+            own.append(word)
+            continue
+        overrides.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            overrides.append(rest.pop(0))
+    args, unknown = parser.parse_known_args(own)
+    return args, overrides + unknown

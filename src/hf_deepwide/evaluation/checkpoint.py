@@ -1,0 +1,45 @@
+"""A checkpoint to translate with: the model in float32, its tokenizer, and the device to use."""
+
+import os
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..loading import load_model, load_tokenizer
+
+
+def load_translator(
+    checkpoint: str | os.PathLike, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load an encoder-decoder model and its tokenizer, in float32 whatever the checkpoint was saved in.
+
+    Args:
+        checkpoint: a folder or a Hub id.
+        trust_remote_code: run code that comes with the checkpoint.
+
+    Raises:
+        UserError: one of the two cannot be loaded, or the tokenizer has more entries than the model has embeddings.
+    """
+    model = load_model(AutoModelForSeq2SeqLM, checkpoint, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(checkpoint, trust_remote_code=trust_remote_code)
+    if len(tokenizer) > (embeddings := model.get_input_embeddings().num_embeddings):
+        raise UserError(
+            f"{checkpoint}: its tokenizer has {len(tokenizer)} entries and its model {embeddings} embeddings"
+        )
+    return model, tokenizer
+
+
+def device_of(name: str | None, option: str = "--device") -> torch.device:
+    """The device of that name; None: a GPU where there is one.
+
+    Raises:
+        UserError: there is no such device here; the message begins with `option`.
+    """
+    if name is None:
+        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
+        raise UserError(f"{option} {name}: {' '.join(str(error).split())}") from error
+    return torch.device(name)

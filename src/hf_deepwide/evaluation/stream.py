@@ -1,0 +1,128 @@
+"""Translate text of any length: a buffer of lines at a time, and on from where it was interrupted."""
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from tqdm import tqdm
+
+from ..data.corpora import decode_line, read_lines
+from ..durable import is_same
+from ..errors import UserError
+from ..progress import shows_bars
+
+BUFFER = 2048  # lines that are sorted by length and translated together
+STANDARD = "-"  # the name of standard input and standard output
+
+
+def translate_stream(
+    translate: Callable[[list[str]], list[str]],
+    source: str = STANDARD,
+    target: str = STANDARD,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    buffer: int = BUFFER,
+) -> int:
+    """Translate line by line; the target has as many lines as the source, in the same order.
+
+    Memory does not grow with the text. Lines reach the target buffer by buffer, so that what was translated before an
+    interruption is kept.
+
+    Args:
+        translate: makes a list of translations of a list of sentences.
+        source: a file (`.gz`: compressed), or `-` for standard input.
+        target: a file (`.gz`: compressed), or `-` for standard output.
+        resume: count the lines that the target has and go on behind them; an unfinished line is translated again.
+        overwrite: replace the target.
+        buffer: lines at a time; fewer give a translation sooner, more translate faster.
+
+    Returns:
+        The number of lines translated.
+
+    Raises:
+        UserError: the source is missing or no text, the target exists, or it has more lines than the source.
+    """
+    _check_target(source, target, resume, overwrite)
+    done = _whole_lines(Path(target)) if resume and target != STANDARD else 0
+    lines = _after(_read(source), done, source, target)
+    if source == STANDARD and sys.stdin.isatty():
+        buffer = 1  # somebody is waiting for each line
+    count = 0
+    with _open_target(target, resume) as file, tqdm(unit=" lines", initial=done, disable=not shows_bars()) as bar:
+        while chunk := list(islice(lines, buffer)):
+            file.write("".join(f"{line}\n" for line in translate(chunk)).encode())
+            file.flush()
+            count += len(chunk)
+            bar.update(len(chunk))
+    return count
+
+
+def _check_target(source: str, target: str, resume: bool, overwrite: bool) -> None:
+    """Refuse a target that is the source, that would be lost, or that cannot be continued."""
+    if target == STANDARD:
+        if resume:
+            raise UserError("--resume continues a file; name it with --output")
+        return
+    path = Path(target)
+    if source != STANDARD and is_same(path, Path(source)):
+        raise UserError(f"{target} is also the input; give another place for the output")
+    if resume and path.suffix == ".gz":
+        raise UserError(f"--resume: {target}: a compressed file cannot be continued; compress it when it is complete")
+    if path.exists() and not (resume or overwrite):
+        raise UserError(f"{target} exists already; give another place, --resume to continue it, or --overwrite")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} for the output; make it first")
+
+
+def _whole_lines(path: Path) -> int:
+    """The number of complete lines in a file; what follows the last line end is cut off."""
+    if not path.exists():
+        return 0
+    count, end = 0, 0
+    with path.open("rb+") as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+            if (last := block.rfind(b"\n")) >= 0:
+                end = file.tell() - len(block) + last + 1
+        file.truncate(end)
+    return count
+
+
+def _after(lines: Iterable[str], done: int, source: str, target: str) -> Iterator[str]:
+    """The lines behind the first `done` ones."""
+    left = iter(lines)
+    if sum(1 for _ in islice(left, done)) < done:
+        raise UserError(f"{target} has {done:,} lines, more than {source}; it is not a translation of this text")
+    return left
+
+
+def _read(source: str) -> Iterator[str]:
+    """The lines of a file or of standard input; none of an empty file."""
+    if source != STANDARD:
+        path = Path(source)
+        yield from () if path.is_file() and not path.stat().st_size else read_lines(path)
+        return
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        yield decode_line(raw, Path("standard input"), number)
+
+
+@contextmanager
+def _open_target(target: str, resume: bool) -> Iterator[BinaryIO]:
+    """The target, open for writing; standard output stays open."""
+    if target == STANDARD:
+        try:
+            yield sys.stdout.buffer
+        except BrokenPipeError:  # `head` has seen enough; Python would complain once more at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif target.endswith(".gz"):
+        with gzip.open(target, "wb") as file:
+            yield file
+    else:
+        with open(target, "ab" if resume else "wb") as file:
+            yield file

@@ -1,0 +1,87 @@
+"""The JSON schema of a recipe, so that editors complete and explain its keys."""
+
+import dataclasses
+import re
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ..registration import FAMILIES
+from .recipe import EXTENDS, PACKAGED, Recipe
+
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", type(None): "null"}
+
+
+def recipe_schema(kind: type[Recipe] = Recipe) -> dict[str, Any]:
+    """Describe every section and key of a kind of recipe (JSON Schema 2020-12).
+
+    A key is explained by its field's help, else by the comment in the reference recipe. The section `model` lists the
+    fields of all families; a field of another library's model is accepted, too.
+    """
+    comments = reference_comments()
+    sections = {
+        section: _section(cls, comments.get(section, {}), {} if section != "training" else kind.refused)
+        for section, cls in kind.sections.items()
+        if cls is not None
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A recipe of hf_deepwide",
+        "type": "object",
+        "properties": {
+            EXTENDS: {"type": "string", "description": "the recipe whose keys this one begins with"},
+            "model": _model(kind, comments.get("model", {})),
+            **sections,
+        },
+        "additionalProperties": False,
+    }
+
+
+def reference_comments() -> dict[str, dict[str, str]]:
+    """Section to key to the comment of the reference recipe."""
+    comments: dict[str, dict[str, str]] = {}
+    section = ""
+    for line in (PACKAGED / "reference.yaml").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"(\w+):", line):
+            section = match[1]
+        elif match := re.match(r"  (?:# )?(\w+): .*?  # (.+)", line):
+            comments.setdefault(section, {})[match[1]] = match[2]
+    return comments
+
+
+def _section(cls: type, comments: dict[str, str], refused: dict[str, str]) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    properties = {}
+    for field in dataclasses.fields(cls):
+        if field.init and field.name not in refused:
+            explained = comments.get(field.name) or str(field.metadata.get("help", ""))
+            properties[field.name] = _typed(hints[field.name]) | ({"description": explained} if explained else {})
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _model(kind: type[Recipe], comments: dict[str, str]) -> dict[str, Any]:
+    properties: dict[str, Any] = {
+        "family": {"type": "string", "examples": sorted(FAMILIES), "description": comments.get("family", "")},
+        "init_from": {"type": ["string", "null"], "description": comments.get("init_from", "")},
+    }
+    for family in FAMILIES.values():
+        for name, hint in get_type_hints(family.config).items():
+            if name in {field.name for field in dataclasses.fields(family.config)}:
+                properties.setdefault(
+                    name, _typed(hint) | ({"description": comments[name]} if name in comments else {})
+                )
+    return {"type": "object", "properties": properties}
+
+
+def _typed(hint: Any) -> dict[str, Any]:
+    """An annotation as a schema; {} accepts anything."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        options = [_typed(option) for option in inner]
+        return {} if {} in options else {"anyOf": options}
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin in (list, tuple):
+        return {"type": "array", "items": _typed(inner[0]) if inner else {}}
+    if origin is dict:
+        return {"type": "object"}
+    return {"type": _TYPES[hint]} if hint in _TYPES else {}

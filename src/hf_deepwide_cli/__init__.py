@@ -1,0 +1,87 @@
+"""The command `hf-deepwide`, one file a subcommand.
+
+This is a package beside the library because `import hf_deepwide` loads PyTorch, which `--help` need not wait for. The
+docstring of a subcommand's file is its manual. `configure` adds its arguments; `run` imports what it needs.
+"""
+
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+from .parser import Parser, split_overrides
+
+COMMANDS = {
+    "train": "train a model by a recipe: tokenizer, training, scores, model card",
+    "translate": "translate files or standard input",
+    "evaluate": "score a checkpoint or a file of translations",
+    "compare": "test whether finished runs or translations differ",
+    "init": "start a wider or deeper model from a trained one",
+    "prune": "make a plain model of the layers that latent depth has chosen",
+    "average": "average the weights of checkpoints",
+    "share": "write a folder for the Hugging Face Hub, or upload it",
+    "plot": "draw learning curves, layer utilisation or path weights",
+    "replay": "compute a step again whose loss or gradient was not finite",
+    "recipes": "list, show or copy the packaged recipes",
+    "schema": "print the JSON schema of a recipe, for editors",
+}
+
+
+def main(command: str | None = None) -> None:
+    """Run a subcommand: `command`, else the first word of the command line."""
+    words = sys.argv[1:]
+    if command is None:
+        command, *words = _first(words)
+    module = import_module(f".{command}", __name__)
+    parser = Parser(prog=f"hf-deepwide {command}", description=module.__doc__, allow_abbrev=False)
+    module.configure(parser)
+    if getattr(module, "TAKES_OVERRIDES", False):
+        args, overrides = split_overrides(parser, words)
+        execute(lambda: module.run(args, overrides))
+    else:
+        args = parser.parse_args(words)
+        execute(lambda: module.run(args))
+
+
+def execute(run: Callable[[], None]) -> None:
+    """Run with logging set up; a mistake of the user's ends in one line; several processes part in good order."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from hf_deepwide.errors import run_script
+    from hf_deepwide.training.process_group import leaving_process_group
+
+    disable_progress_bar()  # of loading and saving weights, which takes no time
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("hf_deepwide").setLevel(logging.INFO if first else logging.ERROR)
+
+    def run_and_leave() -> None:
+        with leaving_process_group():
+            run()
+
+    run_script(run_and_leave)
+
+
+def _first(words: list[str]) -> list[str]:
+    """The words, beginning with a known subcommand; anything else ends here, with help or one line."""
+    if not words or words[0] in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        listing = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+        print(
+            "Deep and wide Transformers for machine translation.\n\n"
+            f"usage: hf-deepwide COMMAND …\n\n{listing}\n\nhf-deepwide COMMAND --help says more."
+        )
+        raise SystemExit(0)
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("hf_deepwide"))
+        raise SystemExit(0)
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(COMMANDS)}"
+        print(f"error: there is no command {words[0][:80]!r}; {hint}", file=sys.stderr)
+        raise SystemExit(2)
+    return words

@@ -1,0 +1,25 @@
+"""Print the JSON schema of a recipe, with which editors complete and explain its keys.
+
+    hf-deepwide schema > recipe.schema.json
+    hf-deepwide schema masked-lm > masked_lm.schema.json
+
+Name it in the first line of a recipe: `# yaml-language-server: $schema=recipe.schema.json`.
+"""
+
+import argparse
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("task", nargs="?", default="translation", choices=("translation", "masked-lm"))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print."""
+    import json
+
+    from hf_deepwide.training.masked_lm import MaskedLMRecipe
+    from hf_deepwide.training.recipe import Recipe
+    from hf_deepwide.training.schema import recipe_schema
+
+    print(json.dumps(recipe_schema(MaskedLMRecipe if args.task == "masked-lm" else Recipe), indent=1))

@@ -1,0 +1,84 @@
+"""Train a model by a recipe: tokenizer, training, averaging, scoring, model card, in one command.
+
+    hf-deepwide train quickstart
+    hf-deepwide train my_recipe.yaml --data.root PATH --training.learning_rate 1e-3 --training.output_dir runs/try
+    hf-deepwide train masked-lm masked_lm/multi30k_masked_lm --data.root PATH
+
+A recipe is a YAML file, or the name of a packaged one (`hf-deepwide recipes`). Any key can be set on the command line
+by its dotted name; values are YAML. `masked-lm` trains a masked language model.
+
+Several processes, each with its own GPU or share of the cores:
+
+    accelerate launch --num_processes 8 -m hf_deepwide.cli train wmt14_en_de_mat
+    python -m torch.distributed.run --nproc_per_node 8 -m hf_deepwide.cli train RECIPE
+
+An interrupted run goes on where it was when the same command is given again, and ends with the same weights as a run
+that was left alone. A finished run is not touched without --overwrite. The run's folder (training.output_dir, by
+default runs/RECIPE) holds what `from_pretrained` and `pipeline` load, README.md, results.json, translations.txt,
+plots/, recipe.yaml, run.json and the checkpoints.
+"""
+
+import argparse
+import os
+
+MASKED_LM = "masked-lm"
+TAKES_OVERRIDES = True
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("recipe", nargs="+", metavar="RECIPE", help="a file, or the name of a packaged recipe")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier run left in the folder")
+
+
+def run(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Train, print the scores."""
+    from hf_deepwide.errors import UserError, quote
+
+    task, recipe = (args.recipe[0], args.recipe[1:]) if args.recipe[0] == MASKED_LM else (None, args.recipe)
+    if len(recipe) != 1:
+        raise UserError(f"one recipe is expected, not {quote(recipe)}")
+    train = train_masked_lm if task else train_translation
+    train(recipe[0], overrides, args.overwrite)
+
+
+def train_translation(recipe: str, overrides: list[str], overwrite: bool) -> None:
+    """Train a translation model."""
+    from hf_deepwide.training.recipe import load_recipe
+    from hf_deepwide.training.run import run_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    results = run_recipe(loaded, overwrite)
+    if not _is_first():
+        return
+    test = results.get("test", {})
+    pairs = test.get("pairs", {"": test})
+    groups = {"average": test["average"], **test.get("groups", {})} if "average" in test else {}
+    width = max(map(len, [*pairs, *groups])) + 1
+    for pair, scores in pairs.items():
+        for metric, signature in scores.get("signature", {}).items():
+            print(f"{pair:<{width}}{metric:<10} {scores[metric]:6.2f}   {signature}".strip())
+    for group, means in groups.items():
+        for metric, mean in means.items():
+            print(f"{group:<{width}}{metric:<10} {mean:6.2f}")
+    print(f"the model, its card and results.json are in {loaded.output_dir}")
+
+
+def train_masked_lm(recipe: str, overrides: list[str], overwrite: bool) -> None:
+    """Train a masked language model."""
+    from hf_deepwide.training.masked_lm import MaskedLMRecipe, run_masked_lm
+    from hf_deepwide.training.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides, MaskedLMRecipe)
+    results = run_masked_lm(loaded, overwrite)
+    if not _is_first():
+        return
+    for split in ("validation", "test"):
+        for name, value in results.get(split, {}).items():
+            print(f"{split:<12}{name.replace('_', ' '):<16}{value:8.2f}")
+    print(f"the model and results.json are in {loaded.output_dir}")
+
+
+def _is_first() -> bool:
+    """Whether this is the process that speaks, of several."""
+    return os.environ.get("RANK", "0") == "0"

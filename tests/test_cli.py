@@ -1,0 +1,138 @@
+"""The command `hf-deepwide`: its help is quick, its recipes are found, and text of any length is translated."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import hf_deepwide_cli
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.stream import translate_stream
+from hf_deepwide.training.recipe import load_recipe
+
+LINES = ["drei", "", "eins zwei", "vier", "fünf\u2028sechs"]
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", *words])
+    hf_deepwide_cli.main()
+
+
+def test_help_of_every_command_needs_no_torch():
+    code = (
+        "import sys, hf_deepwide_cli as cli\n"
+        "for command in cli.COMMANDS:\n"
+        "    sys.argv = ['hf-deepwide', command, '--help']\n"
+        "    try:\n"
+        "        cli.main()\n"
+        "    except SystemExit as ended:\n"
+        "        assert ended.code == 0, command\n"
+        "assert not {'torch', 'transformers', 'hf_deepwide'} & set(sys.modules)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for command in hf_deepwide_cli.COMMANDS:
+        assert f"hf-deepwide {command}" in ended.stdout
+
+
+def test_a_wrong_command_names_the_nearest(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, "trian")
+    assert ended.value.code == 2
+    assert "'train'" in capsys.readouterr().err
+
+
+def test_packaged_recipes_are_listed_and_copied_whole(monkeypatch, capsys, tmp_path):
+    call(monkeypatch, "recipes")
+    listed = capsys.readouterr().out
+    assert "quickstart" in listed
+    assert "base/" not in listed
+    call(monkeypatch, "recipes", "multi30k_en_de_mat_scratch", "--copy", str(tmp_path))
+    copied = tmp_path / "multi30k_en_de_mat_scratch.yaml"
+    assert load_recipe(copied).values == load_recipe("multi30k_en_de_mat_scratch").values
+    assert "extends" not in yaml.safe_load(copied.read_text(encoding="utf-8"))
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "recipes", "multi30k_en_de_mat_scratch", "--copy", str(copied))
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_the_schema_accepts_packaged_keys(monkeypatch, capsys):
+    call(monkeypatch, "schema")
+    schema = json.loads(capsys.readouterr().out)
+    values = load_recipe("quickstart").values
+    for section, keys in values.items():
+        assert set(keys) <= set(schema["properties"][section]["properties"]), section
+    assert schema["properties"]["data"]["properties"]["max_length"]["type"] == "integer"
+
+
+def upper(lines):
+    return [line.upper() for line in lines]
+
+
+@pytest.mark.parametrize("buffer", [1, 2, 100])
+def test_lines_keep_their_number_and_order(tmp_path, buffer):
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("\n".join(LINES), encoding="utf-8")  # the last line has no end
+    assert translate_stream(upper, str(source), str(target), buffer=buffer) == len(LINES)
+    assert target.read_text(encoding="utf-8") == "".join(f"{line.upper()}\n" for line in LINES)
+
+
+def test_an_interrupted_translation_is_continued(tmp_path):
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    seen = []
+
+    def fail_later(lines):
+        seen.extend(lines)
+        if len(seen) > 2:
+            raise KeyboardInterrupt
+        return upper(lines)
+
+    with pytest.raises(KeyboardInterrupt):
+        translate_stream(fail_later, str(source), str(target), buffer=2)
+    with target.open("a", encoding="utf-8") as file:
+        file.write("HALF A LI")  # what a kill may leave
+    with pytest.raises(UserError, match="--resume"):
+        translate_stream(upper, str(source), str(target))
+    assert translate_stream(upper, str(source), str(target), resume=True) == len(LINES) - 2
+    assert target.read_text(encoding="utf-8").split("\n")[:-1] == upper(LINES)
+    assert translate_stream(upper, str(source), str(target), resume=True) == 0
+    source.write_text("one line\n", encoding="utf-8")
+    with pytest.raises(UserError, match="more than"):
+        translate_stream(upper, str(source), str(target), resume=True)
+
+
+def test_an_input_is_never_the_output(tmp_path):
+    source = tmp_path / "in.txt"
+    source.write_text("kept\n")
+    (tmp_path / "link.txt").symlink_to(source)
+    with pytest.raises(UserError, match="input"):
+        translate_stream(upper, str(source), str(tmp_path / "link.txt"), overwrite=True)
+    assert source.read_text() == "kept\n"
+
+
+def test_standard_input_and_output_and_compressed_files(tmp_path, monkeypatch, capfdbinary):
+    source = tmp_path / "in.txt.gz"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"eins\n\nzwei")))
+    translate_stream(upper, "-", str(source))
+    translate_stream(lambda lines: lines, str(source), "-")
+    sys.stdout.flush()
+    assert capfdbinary.readouterr().out == b"EINS\n\nZWEI\n"
+
+
+def test_an_empty_file_gives_an_empty_file(tmp_path):
+    (tmp_path / "in.txt").write_text("")
+    assert translate_stream(upper, str(tmp_path / "in.txt"), str(tmp_path / "out.txt")) == 0
+    assert (tmp_path / "out.txt").read_text() == ""
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    """No more than a buffer of lines is held at a time."""
+    held = []
+    source = tmp_path / "in.txt"
+    source.write_text("x\n" * 10_000)
+    translate_stream(lambda lines: held.append(len(lines)) or lines, str(source), str(tmp_path / "out.txt"), buffer=64)
+    assert max(held) == 64
