@@ -1,18 +1,22 @@
 """Recipes: what is refused and in which words, overrides, and the recipes that are handed out."""
 
+import dataclasses
 import re
 
 import pytest
 import yaml
 from tiny_run import tiny_values, write_recipe
+from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
 import hf_deepwide
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
+from hf_deepwide.registration import FAMILIES
 from hf_deepwide.training.arguments import REFUSED, TranslationTrainingArguments
 from hf_deepwide.training.build import build_model, new_config
-from hf_deepwide.training.recipe import PACKAGED, check_recipe, differences, load_recipe, packaged_recipes
+from hf_deepwide.training.recipe import PACKAGED, Recipe, check_recipe, differences, load_recipe, packaged_recipes
+from hf_deepwide.training.schema import reference_comments
 
 RECIPES = [name for name in packaged_recipes() if not name.startswith("masked_lm/")]
 assert hf_deepwide  # registers the families
@@ -305,3 +309,32 @@ def test_a_recipe_survives_its_own_yaml(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(text, encoding="utf-8")
     assert differences(load_recipe(path).values, values) == []
+
+
+def test_the_reference_recipe_explains_every_key():
+    comments = reference_comments()
+    for section in ("data", "tokenizer", "evaluation"):
+        assert set(comments[section]) == {field.name for field in dataclasses.fields(Recipe.sections[section])}
+    theirs = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    ours = {field.name for field in dataclasses.fields(TranslationTrainingArguments) if field.init} - theirs
+    assert ours <= set(comments["training"])
+    general = {field.name for field in dataclasses.fields(PreTrainedConfig)} | {"vocab_size", "use_cache"}
+    for family in FAMILIES.values():
+        fields = {field.name for field in dataclasses.fields(family.config)} - general
+        assert {field for field in fields if not field.endswith("_token_id")} <= set(comments["model"]), family
+
+
+def test_the_reference_recipe_has_the_defaults():
+    recipe = load_recipe("reference")
+    for section, cls in Recipe.sections.items():
+        if section not in ("model", "training"):
+            default = cls()
+            told = {"train", "validation", "test", "source_lang", "target_lang"}
+            for key, value in recipe.values[section].items():
+                assert key in told or value == getattr(default, key), f"{section}.{key}"
+    fields = {field.name: field.default for field in dataclasses.fields(TranslationTrainingArguments)}
+    for key, value in recipe.values["training"].items():
+        if key not in ("output_dir", "seed", "save_total_limit", "report_to", "metric_for_best_model"):
+            assert value == fields[key], key
+    config = FAMILIES["vanilla_transformer"].config()
+    assert {key: getattr(config, key) for key in recipe.model_fields} == recipe.model_fields

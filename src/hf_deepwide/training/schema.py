@@ -43,7 +43,7 @@ def reference_comments() -> dict[str, dict[str, str]]:
     for line in (PACKAGED / "reference.yaml").read_text(encoding="utf-8").splitlines():
         if match := re.match(r"(\w+):", line):
             section = match[1]
-        elif match := re.match(r"  (?:# )?(\w+): .*?  # (.+)", line):
+        elif match := re.match(r"  (?:# )?(\w+): .*?\s# (.+)", line):
             comments.setdefault(section, {})[match[1]] = match[2]
     return comments
 
@@ -64,11 +64,9 @@ def _model(kind: type[Recipe], comments: dict[str, str]) -> dict[str, Any]:
         "init_from": {"type": ["string", "null"], "description": comments.get("init_from", "")},
     }
     for family in FAMILIES.values():
-        for name, hint in get_type_hints(family.config).items():
-            if name in {field.name for field in dataclasses.fields(family.config)}:
-                properties.setdefault(
-                    name, _typed(hint) | ({"description": comments[name]} if name in comments else {})
-                )
+        for field in dataclasses.fields(family.config):
+            explained = {"description": comments[field.name]} if field.name in comments else {}
+            properties.setdefault(field.name, _typed(field.type) | explained)
     return {"type": "object", "properties": properties}
 
 
