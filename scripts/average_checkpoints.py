@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """Average the weights of checkpoints, as papers do with the last five.
 
     python scripts/average_checkpoints.py runs/multi30k/checkpoint-{1200,1300,1400} --output runs/multi30k-mean
@@ -33,7 +34,11 @@ def main() -> None:
         masked = any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or [])
         load_model(family.masked_lm if masked else family.lm, checkpoints[-1])  # its config describes its weights
     average_checkpoints(checkpoints, output)
+=======
+"""Average the weights of checkpoints; the same as `hf-deepwide average`, which `--help` explains."""
+>>>>>>> b20443d (Give evaluate, compare, plot, share, average and replay one command)
 
+from hf_deepwide_cli import main
 
 if __name__ == "__main__":
-    run_script(main)
+    main("average")

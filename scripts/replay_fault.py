@@ -1,44 +1,6 @@
-"""Compute a training step again in which a loss or gradient was not finite, and say where it begins.
+"""Compute a faulty step again; the same as `hf-deepwide replay`, which `--help` explains."""
 
-    python scripts/replay_fault.py runs/wmt14_en_de_mat/faults/step-8123
-    python scripts/replay_fault.py runs/wmt14_en_de_mat/faults/step-8123 --rank 1 --device cuda
-
-The folder is what a run leaves when it stops at such a step, or skips it (training.on_nonfinite): the batches, the
-random generators before each of them, and the model as it was. Nothing is changed in it.
-"""
-
-from pathlib import Path
-
-import torch
-from transformers.utils.logging import disable_progress_bar
-
-from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.training.replay import read_fault, replay
-from hf_deepwide_cli.parser import Parser
-
-
-def main() -> None:
-    """Replay, print."""
-    parser = Parser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="a folder faults/step-… of a run")
-    parser.add_argument("--rank", type=int, default=0, help="whose batches, of several processes (default: 0)")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
-    args = parser.parse_args()
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: there is no GPU; accepted here: cpu")
-    report = read_fault(args.folder)
-    print(f"step {report['step']} of the run: {report['what']}")
-    disable_progress_bar()
-    result = replay(args.folder, args.rank, args.device)
-    for number, loss in enumerate(result.losses, start=1):
-        print(f"batch {number}: loss {loss:g}")
-    print(f"first output that is not finite: {result.module or 'none'}")
-    print(f"gradients that are not finite: {', '.join(result.parameters) or 'none'}")
-    batches = [batch for batch in report["batches"] if batch["rank"] == args.rank]
-    for number, row in result.sentences:
-        pair = batches[number]["sentences"][row]
-        print(f"not finite on its own: {pair['source']!r} -> {pair['target']!r}")
-
+from hf_deepwide_cli import main
 
 if __name__ == "__main__":
-    run_script(main)
+    main("replay")

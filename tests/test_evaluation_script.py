@@ -74,7 +74,7 @@ def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("scoring")
 
-    monkeypatch.setattr("hf_deepwide.evaluation.metrics.score", fail)
+    monkeypatch.setattr("hf_deepwide.evaluation.evaluate.score", fail)
     with pytest.raises(RuntimeError, match="scoring"):
         run("--model", "checkpoint", "--source", "sources.txt", *SEARCH, "--translations", "out.txt")
     assert len(Path("out.txt").read_text(encoding="utf-8").splitlines()) == len(SOURCES)

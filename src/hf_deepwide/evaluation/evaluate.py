@@ -1,0 +1,298 @@
+"""Score checkpoints and files of translations, and test whether other systems differ from them."""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from ..data.arguments import fill_in, split_pair
+from ..data.corpora import read_lines
+from ..durable import check_output, is_same, write_whole
+from ..errors import UserError
+from ..loading import TOKENIZERS
+from ..models.language_pairs import Languages
+from .averages import ALL, group_means, groups, read_scores, win_ratio
+from .checkpoint import device_of, load_translator
+from .metrics import build_metrics, check_parallel, score
+from .significance import compare_to_baseline
+from .translate import EvaluationArguments, translate
+
+LOADED = ("config.json", "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)  # of a checkpoint
+
+
+@dataclass
+class Request:
+    """What to score, and where to put the results."""
+
+    reference: str = field(metadata={"help": "File of reference translations, one a line."})
+    model: str | None = field(default=None, metadata={"help": "Checkpoint to score: a folder or a Hub id."})
+    hypotheses: str | None = field(default=None, metadata={"help": "File of translations to score."})
+    source: str | None = field(default=None, metadata={"help": "File of source sentences for checkpoints."})
+    compare: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Systems to test against the scored one: files of translations, checkpoint folders."},
+    )
+    output: str | None = field(default=None, metadata={"help": "JSON file for the results."})
+    translations: str | None = field(default=None, metadata={"help": "File for the model's translations."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace existing output files."})
+    seed: int = field(default=12345, metadata={"help": "Seed of the significance tests."})
+    trials: int = field(default=10_000, metadata={"help": "Trials of the approximate randomisation."})
+    source_lang: str | None = field(
+        default=None,
+        metadata={"help": "Source language, for multilingual models and tokenizers (NLLB, mBART, M2M100)."},
+    )
+    target_lang: str | None = field(
+        default=None, metadata={"help": "Target language likewise; also what --tokenize auto goes by."}
+    )
+    pairs: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Language pairs (en-de) to evaluate one after the other, and on average. They are filled in for "
+            "{pair}, {source_lang}, {target_lang} and {sorted_pair} (de-en for en-de, too) in the names of files and "
+            "systems."
+        },
+    )
+    win_ratio: str | None = field(
+        default=None,
+        metadata={
+            "help": "With --pairs: TSV table of others' scores, with the header pair and systems' names. Says on how "
+            "many pairs the scored system is better, by the first of --metrics."
+        },
+    )
+    device: str | None = field(default=None, metadata={"help": "Default: a GPU where there is one."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run model code from the checkpoint."})
+
+
+def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
+    """Score and compare one language pair, or several and their average; print what is found.
+
+    Returns:
+        What the request's `output` holds.
+
+    Raises:
+        UserError: something that was asked for cannot be done; nothing was translated or written by then.
+    """
+    if request.pairs:
+        one_by_one = {pair: for_pair(request, pair) for pair in request.pairs}
+        for one in one_by_one.values():
+            check_arguments(one, evaluation)
+        check_outputs(request, list(one_by_one.values()))
+        check_summary(request, evaluation)
+        reports = {}
+        for pair, one in one_by_one.items():
+            print(f"{pair}:")
+            reports[pair] = evaluate_pair(one, evaluation)
+        report = {**summary(request, reports, evaluation), "pairs": reports}
+    else:
+        for option, value in (
+            ("--win_ratio", request.win_ratio),
+            ("--average_languages", evaluation.average_languages),
+        ):
+            if value:
+                raise UserError(f"{option} is of several language pairs: name them with --pairs")
+        check_arguments(request, evaluation)
+        check_outputs(request, [request])
+        report = evaluate_pair(request, evaluation)
+    if request.output:
+        write_whole(Path(request.output), json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    return report
+
+
+def for_pair(request: Request, pair: str) -> Request:
+    """The arguments with a language pair filled in."""
+    if not re.fullmatch(r"\w+-\w[\w-]*", pair):  # it becomes part of the names of files
+        raise UserError(f"--pairs: {pair!r} is no language pair; write source and target, as in en-de")
+    source_lang, target_lang = split_pair(pair)
+    names = ("model", "hypotheses", "source", "reference", "translations")
+    files = {name: fill_in(getattr(request, name), pair, f"--{name}") for name in names}
+    files["compare"] = [fill_in(system, pair, "--compare") for system in request.compare]
+    if request.translations and len(request.pairs) > 1 and files["translations"] == request.translations:
+        raise UserError("--translations: several pairs would write one file; put {pair} into its name")
+    return replace(request, **files, source_lang=source_lang, target_lang=target_lang, output=None)
+
+
+def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationArguments) -> dict[str, dict]:
+    """Each system's mean scores over all language pairs and over groups of them, and win ratios; all are printed."""
+    of_groups = groups(request.pairs, evaluation.average_languages)
+    systems = [request.model or request.hypotheses, *request.compare]
+    scores = {
+        system: {pair: list(report["systems"].values())[place] for pair, report in reports.items()}
+        for place, system in enumerate(systems)
+    }
+    by_group: dict[str, dict] = {name: {} for name in of_groups}
+    for system, of_system in scores.items():
+        of_system_means = group_means(of_system, evaluation.metrics, evaluation.average_languages)
+        for name, means in of_system_means.items():
+            by_group[name][system] = means
+            print(f"{system}, {name} over {len(of_groups[name])} language pairs")
+            for metric, mean in means.items():
+                print(f"  {metric:<10} {mean:6.2f}")
+    metric = evaluation.metrics[0]
+    ours, *compared = ({pair: of_pair[metric] for pair, of_pair in of_system.items()} for of_system in scores.values())
+    others = dict(zip(request.compare, compared, strict=True)) | others_scores(request)
+    ratios = {other: win_ratio(ours, theirs, of_groups) for other, theirs in others.items()}
+    for other, ratio in ratios.items():
+        print(f"{systems[0]} against {other}, win ratio by {metric}")
+        for name, percent in ratio.items():
+            print(f"  {percent:6.2f} % of {len(of_groups[name])} language pairs, {name}")
+    return {"average": by_group.pop(ALL), "groups": by_group, "win_ratio": ratios}
+
+
+def others_scores(request: Request) -> dict[str, dict[str, float]]:
+    """What `--win_ratio` says of each system: its score for each pair."""
+    return read_scores(existing(request.win_ratio)) if request.win_ratio else {}
+
+
+def evaluate_pair(request: Request, evaluation: EvaluationArguments) -> dict:
+    """Read all files, then translate, write translations, score and compare; what `--output` is to hold."""
+    baseline = request.model or request.hypotheses
+    references = lines_of(request.reference)
+    translations: dict[str, list[str]] = {}
+    for file in [*([request.hypotheses] if request.hypotheses else []), *request.compare]:
+        if not Path(file).is_dir():
+            translations[file] = lines_of(file)
+            check_parallel(translations[file], references, (file, request.reference))
+    if request.source:
+        sources = lines_of(request.source)
+        check_parallel(sources, references, (request.source, request.reference))
+
+    scoring = {
+        "lowercase": evaluation.lowercase,
+        "tokenize": evaluation.tokenize,
+        "target_lang": request.target_lang,
+        "metrics": evaluation.metrics,
+    }
+    scores: dict[str, dict] = {}
+    for system in (baseline, *request.compare):
+        speed = {}
+        if system not in translations:
+            translations[system], seconds = translate_with(system, sources, request, evaluation)
+            speed = {"seconds": seconds, "sentences_per_second": len(sources) / seconds}
+            if system == request.model and request.translations:
+                write_whole(Path(request.translations), "".join(f"{line}\n" for line in translations[system]))
+        scores[system] = score(translations[system], references, **scoring) | speed
+        print_scores(system, scores[system], evaluation.metrics)
+    report = {
+        "reference": request.reference,
+        "source": request.source,
+        "settings": asdict(evaluation),
+        "hf_deepwide": version("hf_deepwide"),
+        "systems": scores,
+    }
+    if request.compare:
+        comparisons = compare_to_baseline(
+            translations[baseline],
+            {system: translations[system] for system in request.compare},
+            references,
+            samples=evaluation.bootstrap_samples,
+            trials=request.trials,
+            seed=request.seed,
+            **scoring,
+        )
+        report |= {"baseline": baseline, "comparisons": comparisons}
+        print_comparisons(baseline, comparisons)
+    return report
+
+
+def check_arguments(request: Request, evaluation: EvaluationArguments) -> None:
+    """Refuse what cannot work before anything is read, let alone translated."""
+    if (request.model is None) == (request.hypotheses is None):
+        raise UserError("give one of --model (a checkpoint) and --hypotheses (a file of translations)")
+    if request.hypotheses and Path(request.hypotheses).is_dir():
+        raise UserError(f"--hypotheses: {request.hypotheses} is a folder; a checkpoint is given by --model")
+    device_of(request.device)
+    if request.translations and not request.model:
+        raise UserError("--translations is for what --model translates; --hypotheses is such a file already")
+    checkpoints = [name for name in (request.model, *request.compare) if name and Path(name).is_dir()]
+    if (request.model or checkpoints) and not request.source:
+        raise UserError(f"{request.model or checkpoints[0]} is a checkpoint: give its input with --source FILE")
+    systems = [request.model or request.hypotheses, *request.compare]
+    twice = {name for name in systems if systems.count(name) > 1}
+    if twice:
+        raise UserError(f"--compare: {', '.join(sorted(twice))} is named twice")
+    build_metrics(evaluation.metrics, tokenize=evaluation.tokenize, target_lang=request.target_lang)
+
+
+def check_summary(request: Request, evaluation: EvaluationArguments) -> None:
+    """Refuse before anything is translated what could not be summed up in the end."""
+    twice = {pair for pair in request.pairs if request.pairs.count(pair) > 1}
+    if twice:
+        raise UserError(f"--pairs: {', '.join(sorted(twice))} is named twice")
+    of_groups = groups(request.pairs, evaluation.average_languages)
+    for system, scores in others_scores(request).items():
+        if system in request.compare:
+            raise UserError(f"--win_ratio: {system} is named in --compare, too; rename one of the two")
+        win_ratio(dict.fromkeys(request.pairs, 0.0), scores, of_groups)  # it has all pairs
+
+
+def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
+    """Refuse before anything is translated a file that could not be written, or would be lost.
+
+    What any of the language pairs reads is never written over, whatever it is called.
+    """
+    names = [(one.reference, one.source, one.hypotheses, one.model, *one.compare) for one in one_by_one]
+    inputs = {Path(name) for of_pair in (*names, [request.win_ratio]) for name in of_pair if name}
+    inputs |= {file for folder in inputs for pattern in LOADED for file in folder.glob(pattern) if folder.is_dir()}
+    outputs = [("--translations", Path(one.translations)) for one in one_by_one if one.translations]
+    outputs += [("--output", Path(request.output))] if request.output else []
+    for number, (option, path) in enumerate(outputs):
+        if not path.parent.is_dir():
+            raise UserError(f"{option}: there is no folder {path.parent}; make it first")
+        for _, other in outputs[:number]:
+            if is_same(path, other):
+                raise UserError(f"{other} and {path}, which are to be written, are the same file; give two names")
+        try:
+            check_output(path, inputs=inputs, overwrite=request.overwrite, option="--overwrite")
+        except UserError as error:
+            raise UserError(f"{option}: {error}") from None
+        if path.is_dir():
+            raise UserError(f"{option}: {path} is a folder; give the name of a file")
+
+
+def lines_of(name: str) -> list[str]:
+    """The lines of a text file, plain or `.gz`."""
+    return list(read_lines(existing(name)))
+
+
+def existing(name: str) -> Path:
+    """A file that is there."""
+    if not Path(name).is_file():
+        raise UserError(f"there is no file {name}")
+    return Path(name)
+
+
+def translate_with(
+    checkpoint: str, sources: Sequence[str], request: Request, evaluation: EvaluationArguments
+) -> tuple[list[str], float]:
+    """Load a checkpoint and translate with it; returns the translations, and the seconds that translating took."""
+    model, tokenizer = load_translator(checkpoint, request.trust_remote_code)
+    known = Languages(model.config, model.generation_config, tokenizer)
+    if request.source_lang and not request.pairs and not known.several:
+        raise UserError(f"--source_lang {request.source_lang}: this checkpoint's tokenizer has no language codes")
+    languages = {"source_lang": request.source_lang, "target_lang": request.target_lang} if known.several else {}
+    start = time.perf_counter()
+    translations = translate(model, tokenizer, sources, evaluation, device_of(request.device), **languages)
+    return translations, time.perf_counter() - start
+
+
+def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
+    """One line a metric, with the signature."""
+    print(f"{system} ({scores['sentences']} sentences)")
+    for name in metrics:
+        print(f"  {name:<10} {scores[name]:6.2f}   {scores['signature'][name]}")
+    if "seconds" in scores:
+        print(f"  {'translated':<10} {scores['sentences_per_second']:6.2f} sentences a second")
+
+
+def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:
+    """One line a system and metric: how far from the baseline, and how likely by chance."""
+    for system, by_metric in comparisons.items():
+        print(f"{system} against {baseline}")
+        for name, result in by_metric.items():
+            print(
+                f"  {name:<10} {result['difference']:+6.2f}   p = {result['p_bootstrap']:.4f} (bootstrap), "
+                f"{result['p_randomization']:.4f} (randomisation)"
+            )

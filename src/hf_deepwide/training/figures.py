@@ -1,0 +1,133 @@
+"""Figures of runs that are there already: learning curves side by side, layer utilisation, path weights."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from ..analysis import gradient_norms
+from ..analysis.figures import image_path, run_labels
+from ..analysis.layer_utilization import (
+    KEY,
+    layer_selections,
+    plot_layer_utilization,
+    plot_selection_samples,
+    posterior_names,
+    selection_samples,
+)
+from ..analysis.learning_curves import plot_runs
+from ..analysis.path_weights import path_weights, plot_path_weights, spread
+from ..durable import check_output
+from ..errors import UserError
+from ..loading import load_config, load_model
+from .checkpoints import checkpoints, load_history
+
+
+def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Draw learning curves of runs, and gradient norms where they were logged.
+
+    Args:
+        runs: folders of runs or checkpoints.
+        output: the folder of the figures.
+        overwrite: replace existing figures.
+
+    Yields:
+        Each figure that was written.
+    """
+    histories = {label: load_history(folder) for label, folder in zip(run_labels(runs), runs, strict=True)}
+    curves, norms = output / "learning_curves.png", output / gradient_norms.PLOT.name
+    measured = any(gradient_norms.KEY in entry for history in histories.values() for entry in history)
+    for figure in (curves, *([norms] if measured else [])):
+        check_output(figure, overwrite=overwrite, option="--overwrite")
+    try:
+        yield plot_runs(histories, curves)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if measured:
+        yield gradient_norms.plot_gradient_norms(histories, norms)
+
+
+def draw_layers(
+    runs: Sequence[Path], output: Path | None, hard: bool = False, seed: int = 0, overwrite: bool = False
+) -> Iterator[Path]:
+    """Print the layers that each posterior selects, draw their utilisation over training, and samples of z.
+
+    Args:
+        runs: folders of runs or checkpoints of latent-depth models with equal posteriors.
+        output: the folder of the figures; None: `plots` in the first run.
+        hard: draw samples that are 0 or 1.
+        seed: of the samples' noise, which is the same for all runs.
+        overwrite: replace existing figures.
+
+    Yields:
+        Each figure that was written.
+    """
+    output = output or runs[0] / "plots"
+    samples_figure = output / "selection_samples.png"
+    folders = dict(zip(run_labels(runs), runs, strict=True))
+    figures = {label: output / f"{label.replace('/', '_')}_layer_utilization.png" for label in folders}
+    histories = {label: load_history(folder) for label, folder in folders.items()}
+    drawn = {label for label, history in histories.items() if any(KEY in entry for entry in history)}
+    for figure in (samples_figure, *(figures[label] for label in drawn)):
+        check_output(figure, overwrite=overwrite, option="--overwrite")
+    samples, names = {}, None
+    for label, folder in folders.items():
+        model = latent_model(folder)
+        if names not in (None, posterior_names(model.config)):
+            raise UserError(f"{folder} has the posteriors {posterior_names(model.config)}, and others have {names}")
+        names = posterior_names(model.config)
+        print(f"{label}:")
+        print_selection(model, names)
+        entries = [entry[KEY] for entry in histories[label] if KEY in entry]
+        if entries and {len(rows) for rows in entries[-1].values()} != {len(names)}:
+            raise UserError(f"{folder}: its log is of another model, which has not {len(names)} posteriors")
+        samples[label] = selection_samples(model, seed, hard)
+        if label in drawn:
+            yield plot_layer_utilization(histories[label], figures[label], names, label)
+    yield plot_selection_samples(samples, samples_figure, names)
+
+
+def draw_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Print and draw the path weights of a Multi-Path model.
+
+    Args:
+        checkpoint: a folder or a Hub id.
+        output: the image.
+        overwrite: replace an existing image.
+
+    Yields:
+        The image.
+    """
+    output = image_path(output)
+    check_output(output, overwrite=overwrite, option="--overwrite")
+    model = load_model(AutoModelForSeq2SeqLM, checkpoint)
+    weights = path_weights(model)
+    if not weights:
+        raise UserError(
+            f"{checkpoint}: a {model.config.model_type} model without learnable path weights; accepted is a "
+            "multipath_transformer with learnable_path_weights: true"
+        )
+    for sublayer, layers in weights.items():
+        for number, alphas in enumerate(layers, start=1):
+            print(f"layer {number} {sublayer:<9} spread {spread(alphas):.3f}  alpha", *(f"{a:.3f}" for a in alphas))
+    yield plot_path_weights(model, output, Path(checkpoint).name)
+
+
+def latent_model(folder: Path) -> PreTrainedModel:
+    """The latent-depth model in a folder, or in its newest checkpoint."""
+    found = [path for path in (folder, *reversed(checkpoints(folder))) if (path / "config.json").is_file()]
+    if not found:
+        raise UserError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
+    masked = any(name.endswith("ForMaskedLM") for name in load_config(found[0]).architectures or [])
+    model = load_model(AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM, found[0])
+    if not layer_selections(model):
+        raise UserError(f"{folder} holds a {type(model).__name__}, which has no latent layers")
+    return model
+
+
+def print_selection(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Print the layers that each posterior selects, counted from 1."""
+    for stack, selection in layer_selections(model).items():
+        for name, row in zip(names, selection.chosen, strict=True):
+            layers = [layer + 1 for layer in row.nonzero().flatten().tolist()]
+            print(f"  {stack}, {name}: {len(layers)} of {row.numel()} layers: {layers}")

@@ -1,0 +1,106 @@
+"""Score a checkpoint or a file of translations, and test whether other systems differ from it.
+
+A checkpoint (a folder or a Hub id of any encoder-decoder model) on a test set:
+
+    hf-deepwide evaluate --model runs/multi30k-mat \
+        --source test_2016_flickr.en.gz --reference test_2016_flickr.de.gz \
+        --translations mat.de.txt --output mat.json
+
+A file of translations, one a line:
+
+    hf-deepwide evaluate --hypotheses mat.de.txt --reference test_2016_flickr.de.gz
+
+Other systems against it, by paired bootstrap resampling and approximate randomisation; each is a file of
+translations or a checkpoint folder (which needs --source):
+
+    hf-deepwide evaluate --hypotheses vanilla.de.txt --reference test_2016_flickr.de.gz \
+        --compare mat.de.txt runs/multi30k-deep --source test_2016_flickr.en.gz --metrics bleu chrf
+
+As the MAT paper scores IWSLT'14 (tokenised, lowercased, beam 5, length penalty 1.2):
+
+    hf-deepwide evaluate --model runs/iwslt14-mat \
+        --source test.de.gz --reference test.en.gz --metrics multi_bleu --lowercase \
+        --num_beams 5 --length_penalty 1.2
+
+A multilingual checkpoint on all its pairs, each with its own files, and on average:
+
+    hf-deepwide evaluate --model runs/multi30k_en_xx --pairs en-de en-fr en-cs \
+        --source 'test_2016_flickr.{source_lang}.gz' --reference 'test_2016_flickr.{target_lang}.gz' \
+        --translations 'out.{pair}.txt' --output multilingual.json
+
+or on one of them, with --source_lang en --target_lang de. Names of systems are filled in, too: the models that pruning
+made of one are --model 'runs/pruned-{target_lang}'.
+
+Where one language is on one side of all pairs, means of the directions out of it and into it are given, too. As papers
+on OPUS-100 report them (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), of what a run has left behind:
+
+    ZHANG=benchmarks/opus100_zhang2020.tsv
+    hf-deepwide evaluate --pairs $(cut -sf1 $ZHANG | tail -n +2) --win_ratio $ZHANG --metrics bleu \
+        --hypotheses 'runs/opus100_m2m_dwlstm/translations.{pair}.txt' --average_languages de zh br te \
+        --reference 'opus100/supervised/{sorted_pair}/opus.{sorted_pair}-test.{target_lang}'
+
+Files are UTF-8 text; names that end in .gz are read compressed. Existing files are not overwritten without
+--overwrite. `--help` lists every setting.
+"""
+
+import argparse
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments; the library knows the defaults of those that are not given."""
+    parser.argument_default = argparse.SUPPRESS
+    option = parser.add_argument
+    option("--reference", required=True, help="file of reference translations, one a line")
+    option("--model", help="checkpoint to score: a folder or a Hub id")
+    option("--hypotheses", help="file of translations to score")
+    option("--source", help="file of source sentences, for checkpoints")
+    option("--compare", nargs="+", help="systems to test against the scored one: files or checkpoint folders")
+    option("--output", help="JSON file for the results")
+    option("--translations", help="file for the model's translations")
+    option("--overwrite", action="store_true", help="replace existing output files")
+    option("--seed", type=int, help="seed of the significance tests")
+    option("--trials", type=int, help="trials of the approximate randomisation")
+    option("--source_lang", help="source language, for multilingual models and tokenizers")
+    option("--target_lang", help="target language likewise; also what --tokenize auto goes by")
+    option("--pairs", nargs="+", help="language pairs (en-de) to evaluate one after the other, and on average")
+    option("--win_ratio", help="with --pairs: TSV table of others' scores, with the header pair and systems' names")
+    option("--device", help="default: a GPU where there is one")
+    option("--trust_remote_code", action="store_true", help="run model code from the checkpoint")
+    search = parser.add_argument_group("search and scores, as in the section evaluation of a recipe")
+    search.argument_default = argparse.SUPPRESS
+    option = search.add_argument
+    option("--num_beams", type=int, help="beam size; 1 is greedy search")
+    option("--length_penalty", type=float, help="larger favours longer outputs")
+    option("--early_stopping", type=boolean, help="stop a sentence at num_beams finished hypotheses")
+    option("--max_length_factor", type=float, help="a translation has at most factor * source tokens …")
+    option("--max_length_offset", type=int, help="… + offset tokens")
+    option("--max_tokens", type=int, help="source tokens in a batch")
+    option("--precision", help="float32, bfloat16 or float16")
+    option("--metrics", nargs="+", help="which of bleu, chrf, multi_bleu")
+    option("--lowercase", type=boolean, nargs="?", const=True, help="score without regard to case")
+    option("--tokenize", help="sacreBLEU's tokenizer")
+    option("--average_languages", nargs="+", help="average the pairs with one of these languages on their own, too")
+    option("--bootstrap_samples", type=int, help="resamples of the paired bootstrap")
+
+
+def boolean(word: str) -> bool:
+    """`true` or `false`, as a recipe writes them."""
+    values = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if word.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{word[:80]!r} is neither true nor false")
+    return values[word.lower()]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Evaluate."""
+    from dataclasses import fields
+
+    from hf_deepwide.evaluation.evaluate import Request, evaluate
+    from hf_deepwide.evaluation.translate import EvaluationArguments
+
+    given = vars(args)
+    own = {field.name for field in fields(Request)}
+    evaluate(
+        Request(**{name: value for name, value in given.items() if name in own}),
+        EvaluationArguments(**{name: value for name, value in given.items() if name not in own}),
+    )

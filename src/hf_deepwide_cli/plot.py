@@ -1,0 +1,47 @@
+"""Draw runs: learning curves, the layers that latent depth uses, the weights of a Multi-Path model's paths.
+
+    hf-deepwide plot curves runs/static_24 runs/latent_24 --output plots
+    hf-deepwide plot layers runs/multi30k_en_xx_latent_depth
+    hf-deepwide plot paths runs/multi30k_en_de_multipath path_weights.png
+
+`curves` draws learning_curves.png (of models whose loss has further terms, the cross-entropy alone) and, of runs with
+`training.gradient_norms: true`, gradient_norms.png (Li et al. 2020, Figures 3 and 2).
+
+`layers` prints which layers every posterior selects, and draws how much it used them over training, and samples of z
+(Li et al. 2020, Figures 5 and 6).
+
+`paths` draws how unequal the weights of each encoder layer are, and the weights (Lin et al. 2023, Figure 7).
+
+A run is its folder, or one of its checkpoints. Figures that exist are not replaced without --overwrite.
+"""
+
+import argparse
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments, kind by kind."""
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    curves = kinds.add_parser("curves", help="learning curves and gradient norms of runs, side by side")
+    curves.add_argument("runs", nargs="+", type=Path, help="folders of runs or checkpoints")
+    curves.add_argument("--output", type=Path, required=True, help="folder of the figures; it is made")
+    layers = kinds.add_parser("layers", help="layers that latent-depth models use")
+    layers.add_argument("runs", nargs="+", type=Path, help="folders of runs or checkpoints")
+    layers.add_argument("--output", type=Path, help="folder of the figures (default: `plots` in the first folder)")
+    layers.add_argument("--hard", action="store_true", help="samples that are 0 or 1")
+    layers.add_argument("--seed", type=int, default=0, help="of the samples' noise (default: 0)")
+    paths = kinds.add_parser("paths", help="path weights of a Multi-Path model")
+    paths.add_argument("checkpoint", help="a folder or Hub id")
+    paths.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
+    for kind in (curves, layers, paths):
+        kind.add_argument("--overwrite", action="store_true", help="replace figures of these names")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Draw."""
+    from hf_deepwide.training import figures
+
+    draw = {"curves": figures.draw_curves, "layers": figures.draw_layers, "paths": figures.draw_paths}[args.kind]
+    options = {name: value for name, value in vars(args).items() if name != "kind"}
+    for path in draw(**options):
+        print(path)

@@ -1,0 +1,29 @@
+"""Write a folder for the Hugging Face Hub that works without this package, or upload it.
+
+    hf-deepwide share runs/multi30k-mat to-upload
+    hf-deepwide share runs/multi30k-mat --repo-id me/multi30k-mat --private
+
+Without the package, the folder or repository loads through `AutoModelForSeq2SeqLM.from_pretrained` and
+`pipeline("translation", model=…)` with `trust_remote_code=True`. Log in once by `hf auth login`, or set HF_TOKEN.
+"""
+
+import argparse
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("model", help="folder of a finished run, or a checkpoint")
+    parser.add_argument("folder", nargs="?", help="folder to write; may be left out with --repo_id")
+    parser.add_argument("--repo_id", help="repository on the Hub to upload to, e.g. me/multi30k-mat")
+    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    parser.add_argument("--license", help="the Hub's name of the model's licence, for the card, e.g. apache-2.0")
+    parser.add_argument("--commit_message", help="of the upload")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier share, nothing else")
+    parser.add_argument("--no_verify", dest="verify", action="store_false", help="do not try the result out")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Share; print where the result is."""
+    from hf_deepwide.export import share
+
+    print(share(**vars(args)))
