@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """Make a wide model that starts as a trained base: proximal initialisation, MAT section 3.3.
 
     python scripts/proximal_init.py runs/multi30k_en_de_vanilla runs/mat3 --attention_branches 3 --drop_branch 0.2
@@ -59,7 +60,11 @@ def main() -> None:
             raise SystemExit("error: the result does not compute the base's function; please report this")
     print(f"{script.output}: {script.family}, {model.num_parameters():,} parameters; base: {base.num_parameters():,}")
     print(f"largest difference of logits from the base's: {difference:.2g} (logits up to {largest:.3g})")
+=======
+"""Start a model from a trained base; the same as `hf-deepwide init`, which `--help` explains."""
+>>>>>>> fa4a97c (Give init and prune the one command, too)
 
+from hf_deepwide_cli import main
 
 if __name__ == "__main__":
-    run_script(main)
+    main("init")

@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """Make a plain model of the layers that a latent-depth model has chosen.
 
     python scripts/prune_latent_depth.py runs/multi30k_en_de_latent runs/pruned
@@ -63,7 +64,11 @@ def load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if not isinstance(model, LatentDepthForConditionalGeneration):
         raise UserError(f"{where} is a {type(model).__name__}; only a latent-depth model can be pruned")
     return model, tokenizer
+=======
+"""Make a plain model of chosen layers; the same as `hf-deepwide prune`, which `--help` explains."""
+>>>>>>> fa4a97c (Give init and prune the one command, too)
 
+from hf_deepwide_cli import main
 
 if __name__ == "__main__":
-    run_script(main)
+    main("prune")

@@ -18,9 +18,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check the output folder, average."""
+    """Check the output folder and the checkpoints, average."""
     from hf_deepwide.durable import check_output
-    from hf_deepwide.training.averaging import average_checkpoints
+    from hf_deepwide.loading import load_model
+    from hf_deepwide.registration import FAMILIES
+    from hf_deepwide.training.averaging import average_checkpoints, read_config
 
-    check_output(args.output, overwrite=args.overwrite, option="--overwrite")
-    average_checkpoints(args.checkpoints, args.output)
+    checkpoints = [Path(checkpoint) for checkpoint in args.checkpoints]
+    check_output(args.output, inputs=checkpoints, overwrite=args.overwrite, option="--overwrite")
+    config = read_config(checkpoints[-1])
+    if (family := FAMILIES.get(config.get("model_type"))) is not None:
+        masked = any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or [])
+        load_model(family.masked_lm if masked else family.lm, checkpoints[-1])  # its config describes its weights
+    average_checkpoints(checkpoints, args.output)

@@ -27,7 +27,7 @@ TAKES_OVERRIDES = True
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("recipe", nargs="+", metavar="RECIPE", help="a file, or the name of a packaged recipe")
+    parser.add_argument("recipe", nargs="+", help="a file, or the name of a packaged recipe")
     parser.add_argument("--overwrite", action="store_true", help="replace what an earlier run left in the folder")
 
 

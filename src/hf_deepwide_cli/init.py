@@ -1,0 +1,61 @@
+"""Make a wide model that starts as a trained base: proximal initialisation, MAT section 3.3.
+
+    hf-deepwide init runs/multi30k_en_de_vanilla runs/mat3 --attention_branches 3 --drop_branch 0.2
+    hf-deepwide init Helsinki-NLP/opus-mt-en-de runs/mat2 --attention_branches 2 --dropout 0.3
+
+The base is a folder or a Hub id of a vanilla model or MAT of ours, Marian, BART, mBART, M2M100 or NLLB. Fields of the
+family's config can be given by name where they leave the base's function as it is. Other families by --family:
+
+    hf-deepwide init Helsinki-NLP/opus-mt-en-de runs/ours --family vanilla_transformer
+
+The output is a checkpoint with the base's generation config and tokenizer, for `from_pretrained`, `pipeline` and
+`init_from` of a recipe, whose source_lang and target_lang are then the codes of an mBART's, M2M100's or NLLB's
+tokenizer (deu_Latn). It is read back and its logits on a random batch are compared with the base's, in float32.
+"""
+
+import argparse
+from pathlib import Path
+
+TAKES_OVERRIDES = True
+TOLERANCE = 1e-5  # relative to the largest logit, or to 1
+ROUNDED_TOLERANCE = 1e-2  # of a base in half precision, whose computed positions are rounded and ours are not
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("base", help="a folder or Hub id")
+    parser.add_argument("output", type=Path, help="folder for the result; it is made")
+    parser.add_argument("--family", default="mat", help="the result's family (default: mat)")
+    parser.add_argument("--no_tokenizer", action="store_true", help="do without a tokenizer, where the base has none")
+
+
+def run(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Load, widen, save, read back and compare."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    from hf_deepwide.durable import Saving, check_output, whole_folder
+    from hf_deepwide.errors import UserError, quote
+    from hf_deepwide.loading import load_model, load_tokenizer
+    from hf_deepwide.registration import FAMILIES
+    from hf_deepwide.training.recipe import parse_overrides
+    from hf_deepwide.warm_start import load_base, logit_difference, preserves_function
+
+    check_output(args.output)
+    if args.family not in FAMILIES:
+        raise UserError(f"--family {quote(args.family)}; accepted: {', '.join(FAMILIES)}")
+    base = load_base(args.base)
+    tolerance = ROUNDED_TOLERANCE if base.dtype.itemsize < 4 else TOLERANCE
+    told = f"{args.base}: no tokenizer could be loaded (--no_tokenizer does without)"
+    tokenizer = None if args.no_tokenizer else load_tokenizer(args.base, told)
+    model = FAMILIES[args.family].lm.from_base(base, **dict(parse_overrides(overrides)))
+    with whole_folder(args.output) as draft:
+        with Saving(args.output):
+            model.save_pretrained(draft)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(draft)
+        saved = load_model(AutoModelForSeq2SeqLM, draft)
+        difference, largest = logit_difference(base.float(), saved.float())
+        if preserves_function(model.config) and not difference <= tolerance * max(1, largest):
+            raise SystemExit("error: the result does not compute the base's function; please report this")
+    print(f"{args.output}: {args.family}, {model.num_parameters():,} parameters; base: {base.num_parameters():,}")
+    print(f"largest difference of logits from the base's: {difference:.2g} (logits up to {largest:.3g})")
