@@ -232,7 +232,7 @@ ARGUMENTS = {
     ),
     "widen by none": (None, (*PROXIMAL, VANILLA, "out", "--attention_branches", "0"), ["must be at least 1, got 0"]),
     "widen another size": (None, (*PROXIMAL, VANILLA, "out", "--d_model", "32"), ["`d_model` cannot be 32"]),
-    "widen an unknown family": (None, (*PROXIMAL, VANILLA, "out", "--family", "foo"), ["invalid choice: 'foo'"]),
+    "widen an unknown family": (None, (*PROXIMAL, VANILLA, "out", "--family", "foo"), ["--family 'foo'", "mat"]),
     "widen an encoder": (None, (*PROXIMAL, "bert", "out"), ["its model type is 'bert'; accepted are"]),
     "prune a vanilla model": (None, (*PRUNE, VANILLA, "out"), ["only a latent-depth model can be pruned"]),
     "prune an unknown language": (None, (*PRUNE, LATENT, "out", "--language", "xx"), ["there is no posterior 'xx'"]),
@@ -318,7 +318,7 @@ ARGUMENTS = {
     ),
     "draw weights over a folder": (
         lambda at: at.put("x.png/y", ""), ("plot_path_weights.py", PATHS, "x.png", "--overwrite"),
-        ["x.png: this is a folder"],
+        ["x.png: the image cannot be written: Is a directory"],
     ),
     "draw layers onto a figure": (
         lambda at: (
