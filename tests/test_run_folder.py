@@ -329,6 +329,31 @@ def test_a_lock_does_not_follow_a_link(tmp_path):
     assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
 
 
+def test_a_lock_is_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(UserError, match="is a pipe"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: (path.mkdir(), (path / "mine").touch())])
+def test_what_has_the_name_of_a_start_and_is_none_stays(make, corpus, finished, tmp_path):
+    run = copy_of(finished, tmp_path)
+    make(run / NEW)
+    before = files(run)
+    with pytest.raises(UserError, match="is not of a run"):
+        run_recipe(recipe(corpus, run, seed=4), overwrite=True)
+    assert files(run) == before
+
+
+def test_a_model_without_its_checkpoints_is_left_alone(corpus, finished, tmp_path):
+    run = copy_of(finished, tmp_path, "results.json", "checkpoint-4", "checkpoint-8")
+    before = files(run)
+    for seed in (3, 4):
+        with pytest.raises(UserError, match="holds a model"):
+            run_recipe(recipe(corpus, run, seed=seed))
+        assert files(run) == before
+
+
 # Finishing
 
 
@@ -357,6 +382,14 @@ def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no
     assert read_mark(run) == read_mark(finished)
     with pytest.raises(UserError, match="holds a finished run"):
         run_recipe(again)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"train": {}}'])
+def test_results_that_are_none_are_left_alone(text, corpus, finished, tmp_path, no_training):
+    run = copy_of(finished, tmp_path)
+    (run / "results.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="holds a finished run"):
+        run_recipe(recipe(corpus, run, evaluation={"num_beams": 2}))
 
 
 def test_more_than_another_evaluation_is_refused(corpus, finished, tmp_path, no_training):

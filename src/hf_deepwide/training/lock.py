@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -57,6 +58,8 @@ def _take(path: Path) -> int:
                 raise UserError(f"{path} is a link, which no run has made; remove it") from error
             raise
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UserError(f"{path} is a pipe or a device, which no run has made; remove it")
             _lock(descriptor, path)
             # Whoever held the lock before may have deleted the file after we opened it: then it protects nothing.
             if _is_at(path, descriptor):

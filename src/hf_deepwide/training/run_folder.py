@@ -51,6 +51,7 @@ RESULTS, TRANSLATIONS, CURVES = "results.json", "translations.txt", "plots/learn
 PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION)
 CARD = "README.md"
 NEW, RENEWED = ".new", ".renewed"
+DRAFTS = (LOCK, f".{MARK}", f".{RECIPE}")  # what the folder of a run may hold before its mark
 KINDS = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
 # Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).
 RESOLVED = {"gradient_accumulation_steps", "bf16", "fp16", "attn_implementation"}
@@ -96,7 +97,8 @@ def opened(
                 keep_memory()
             yield _start(run, args, process)
         finally:
-            if main and (run / NEW).is_dir() and not (checkpoints(run / NEW, *KINDS) or (run / NEW / FAULTS).is_dir()):
+            begun = main and read_mark(run / NEW) is not None
+            if begun and not (checkpoints(run / NEW, *KINDS) or (run / NEW / FAULTS).is_dir()):
                 discard(run / NEW)  # it ended before there was anything to keep
 
 
@@ -130,8 +132,7 @@ def check_folder(recipe: Recipe) -> None:
                 f"{folder} is a link, and a run writes and deletes within its own folder alone; remove the link, or "
                 "give another training.output_dir"
             )
-    ours = (LOCK, f".{MARK}", f".{RECIPE}")
-    if run.is_dir() and read_mark(run) is None and any(path.name not in ours for path in run.iterdir()):
+    if run.is_dir() and read_mark(run) is None and any(path.name not in DRAFTS for path in run.iterdir()):
         raise UserError(f"training.output_dir: {run} is not empty and holds no run; give another folder")
 
 
@@ -167,7 +168,7 @@ def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool
             now |= mark
     elif mark is not None:
         _forget_another_start(recipe)
-    discard(run / NEW)  # of a start that has left no checkpoint
+    _discard_start(run / NEW)
     if replaces:
         run = run / NEW
         run.mkdir()
@@ -177,6 +178,14 @@ def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool
     write_whole(run / RECIPE, to_yaml(recipe.values))
 
 
+def _discard_start(new: Path) -> None:
+    """Remove what is left of a start that was killed before its first checkpoint."""
+    begun = new.is_dir() and (read_mark(new) is not None or all(path.name in DRAFTS for path in new.iterdir()))
+    if new.exists() and not begun:
+        raise UserError(f"{new} is not of a run, which needs this name; move it elsewhere")
+    discard(new)
+
+
 def _refuse_finished(recipe: Recipe) -> None:
     """A finished run is left alone, unless it is the same but for its section evaluation."""
     run = recipe.output_dir
@@ -184,7 +193,7 @@ def _refuse_finished(recipe: Recipe) -> None:
         earlier = json.loads((run / RESULTS).read_text(encoding="utf-8"))
         of_earlier = earlier["recipe"]
         changes = differences(of_earlier, recipe.values, NO_DIFFERENCE | RESOLVED) if "train" in earlier else []
-    except (ValueError, KeyError, TypeError, AttributeError):  # not what a run writes
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not what a run writes
         changes = []
     if changes and all(change.startswith("evaluation.") for change in changes):
         logger.info("%s is scored again, as the recipe has changed: %s", run, "; ".join(changes))
@@ -221,8 +230,17 @@ def _refuse_another_recipe(recipe: Recipe, apart_from: set[str], ended: bool) ->
 
 
 def _forget_another_start(recipe: Recipe) -> None:
-    """Before its first checkpoint a run has nothing to go on with: another recipe may begin in its folder."""
+    """Before its first checkpoint a run has nothing to go on with: another recipe may begin in its folder.
+
+    Raises:
+        UserError: there is a model, whose checkpoints somebody has removed.
+    """
     run = recipe.output_dir
+    if (run / WEIGHTS).is_file():
+        raise UserError(
+            f"{run} holds a model ({WEIGHTS}), and neither checkpoints nor {RESULTS} of its run; give another "
+            "training.output_dir, or --overwrite to replace it"
+        )
     if not (run / RECIPE).is_file():
         return
     try:
