@@ -489,9 +489,8 @@ def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
         (run / name).write_text(json.dumps(content))
     (run / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": evil}}))
     (run / "evil.py").write_text("raise SystemExit('evil')")
-    (run / "README.md").write_text(
-        "# Mine\n[a](processor_config.json) [b](evil.py) [c](./.share/../processor_config.json)\n"
-    )
+    links = ["processor_config.json", "evil.py", "./.share/../processor_config.json", f"{'x' * 5000}.png"]
+    (run / "README.md").write_text("# Mine\n" + " ".join(f"[a]({link})" for link in links))
     folder = Path(share(run, tmp_path / "out"))
     good = contents(share(runs / "mat", tmp_path / "good", verify=False))
     assert contents(folder).keys() == good.keys() - {"plots/curves.png"}
@@ -590,6 +589,8 @@ def test_what_cannot_be_shared(runs, tokenizer, tmp_path):
         (model.model, {}, "cannot share a .*MATModel"),
         (model, {}, "pass `tokenizer=`"),
         (model, {"tokenizer": tokenizer}, "does not fit the model"),
+        (model, {"tokenizer": "a folder"}, "the tokenizer is a builtins.str"),
+        (runs / "mat", {"license": 3}, "the licence '3'"),
         (run, {}, "it has no weights for model.encoder.layers.1"),
         (bare, {}, "holds no tokenizer"),
         (damaged, {}, "damaged cannot be loaded"),
@@ -601,6 +602,11 @@ def test_what_cannot_be_shared(runs, tokenizer, tmp_path):
         assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="give a folder, a repo_id, or both"):
         share(runs / "mat")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "config.json")
+    for folder, message in (("x" * 300, "too long"), ("a\0b", "NUL"), ("pipe", "was not written by share")):
+        with pytest.raises(UserError, match=message):
+            share(runs / "mat", tmp_path / folder, overwrite=True, verify=False)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
         share(runs / "mat", tmp_path / "file")

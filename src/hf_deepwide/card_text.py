@@ -26,7 +26,7 @@ _USE = re.compile(
     r'translator = pipeline\("translation", model=[^\n]*\)'
 )
 _UNCHOSEN = re.compile(r"Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\.")
-LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
 def plain(value: Any) -> str:
@@ -108,7 +108,7 @@ def check_license(license: str) -> None:
     Raises:
         UserError: it is none.
     """
-    if not LICENSE.fullmatch(license):
+    if not isinstance(license, str) or not LICENSE.fullmatch(license):
         raise UserError(
             f"share: the licence {plain(license)[:80]!r} is no identifier of the Hub's; accepted are such as mit, "
             "apache-2.0, cc-by-4.0, or other"

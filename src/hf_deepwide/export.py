@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from . import card_text
 from .data.tokenizer import check_tokenizer
 from .durable import publish, why_not_written, write_whole
-from .errors import UserError
+from .errors import UserError, one_line
 from .loading import check_finite, load_model, load_tokenizer
 from .models import remote_code
 from .registration import FAMILIES, Family
@@ -109,9 +109,13 @@ def share(
         card_text.check_license(license)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None
     folder = None if folder is None else Path(folder)
-    earlier = {} if folder is None else _check_folder(folder, source, overwrite)
+    if "\0" in f"{source}{folder}":
+        raise UserError("share: a path holds a NUL character; no folder has such a name")
+    with _telling(folder):
+        earlier = {} if folder is None else _check_folder(folder, source, overwrite)
     model, family = _own(model) if source is None else _load(source)
     tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
+    _check_origin(tokenizer)
     check_tokenizer(tokenizer, model.config)
 
     with _telling(folder), _staging(folder) as staged:
@@ -137,11 +141,6 @@ def write_checkpoint(model: PreTrainedModel, family: Family, tokenizer: PreTrain
 
     What model, tokenizer and generation config say of code from elsewhere is left out.
     """
-    if type(tokenizer).__module__.partition(".")[0] != "transformers":
-        raise UserError(
-            f"share: the tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__name__}, whose code does not "
-            "come with Transformers; accepted are Transformers' own tokenizers"
-        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name in ("generation_config.json", "tokenizer_config.json"):
@@ -222,6 +221,16 @@ def _model_type(config: Path) -> str | None:
     return content.get("model_type") if isinstance(content, dict) else None
 
 
+def _check_origin(tokenizer: Any) -> None:
+    """See that a tokenizer needs no code but that of Transformers."""
+    ours = type(tokenizer).__module__.partition(".")[0] == "transformers"
+    if not ours or not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise UserError(
+            f"share: the tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__name__}, whose code does not "
+            "come with Transformers; accepted are Transformers' own tokenizers"
+        )
+
+
 def _load_tokenizer(source: Path | None) -> PreTrainedTokenizerBase:
     if source is None:
         raise UserError("share: a model was given without its tokenizer; pass `tokenizer=`")
@@ -284,7 +293,7 @@ def _manifest(folder: Path) -> dict[str, list[str]] | None:
 def _read_json(path: Path) -> Any:
     """What a JSON file holds, or None if there is no such file, or no JSON in it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -366,9 +375,17 @@ def _linked(card: Path) -> set[str]:
         file = card.parent / path
         readable = len(path.parts) > 1 or path.suffix not in (".json", ".txt") or path.name == "results.json"
         plain = not path.is_absolute() and not any(part.startswith(".") for part in path.parts) and "\0" not in target
-        if plain and readable and path.suffix in LINKED and _is_inside(file, card.parent) and file.is_file():
+        if plain and readable and path.suffix in LINKED and _is_file_inside(file, card.parent):
             names.add(path.as_posix())
     return names - {CARD}
+
+
+def _is_file_inside(path: Path, folder: Path) -> bool:
+    """True if a path leads to a file in a folder; the system may also refuse it, as too long for a name."""
+    try:
+        return _is_inside(path, folder) and path.is_file()
+    except OSError:
+        return False
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
@@ -382,10 +399,13 @@ def _telling(folder: Path | None) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         place = Path(tempfile.gettempdir()) if folder is None else folder
-        reason = why_not_written(error, next(path for path in (place, *place.absolute().parents) if path.exists()))
+        reason = why_not_written(
+            error, next(path for path in (place, *place.absolute().parents) if os.path.exists(path))
+        )
         if reason is None:
             raise
-        raise UserError(f"share: {getattr(error, 'filename', None) or place} cannot be written: {reason}") from error
+        where = one_line(getattr(error, "filename", None) or place, 200)
+        raise UserError(f"share: {where} cannot be written: {reason}") from error
 
 
 @contextmanager
