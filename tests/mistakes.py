@@ -1,7 +1,7 @@
 """A workspace with a corpus, recipes and checkpoints, and scripts that are called wrongly in it.
 
-A script runs in this process, as `python script arguments…` would; it must end with status 2 and one line `error: …`,
-and must leave every file of the workspace as it was.
+A script runs in this process, as `python script arguments…` would; it must end within seconds, with status 2 and one
+short line `error: …`, and must leave every file of the workspace as it was.
 """
 
 import hashlib
@@ -10,8 +10,10 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,6 +25,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.registration import FAMILIES
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+SECONDS, SHORT = 60, 450  # most that a wrong call may take, on a busy machine, and say
 SIZES = {
     "d_model": 8,
     "encoder_layers": 1,
@@ -92,6 +95,22 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Fail if the block waits or computes for longer."""
+
+    def end(*_: object) -> None:
+        raise AssertionError(f"no end after {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Workspace:
     """A copy of the workspace to be spoilt, which is the working directory."""
 
@@ -115,6 +134,18 @@ class Workspace:
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def pipe(self, name: str) -> None:
+        """Put a named pipe, from which nothing will ever come, in the place of a file."""
+        path = self.folder / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+
+    def link(self, name: str, target: str) -> None:
+        """Put a link in the place of a file."""
+        path = self.folder / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
     def edit_config(self, model: str, **fields: object) -> None:
         """Set fields of a checkpoint's config."""
         config = json.loads((self.folder / model / "config.json").read_text())
@@ -124,7 +155,8 @@ class Workspace:
         """The one line that a script ends with; see the module for what else is checked."""
         before = files(self.folder)
         self.capsys.readouterr()
-        with patch.object(sys, "argv", [script, *arguments]), pytest.raises(SystemExit) as end:
+        called = patch.object(sys, "argv", [script, *arguments])
+        with within(SECONDS), called, pytest.raises(SystemExit) as end:
             runpy.run_path(str(SCRIPTS / script), run_name="__main__")
         written = self.capsys.readouterr().err
         after = files(self.folder)
@@ -132,6 +164,7 @@ class Workspace:
         assert end.value.code == 2
         assert "Traceback" not in written
         last = written.splitlines()[-1]
+        assert len(last) <= SHORT
         if not re.match(r"[\w.-]+( \w+)*: error: ", last):  # argparse's own, which come below the usage
             assert last.startswith("error: ")
             assert written.count("error: ") == 1

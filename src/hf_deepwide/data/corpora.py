@@ -7,6 +7,7 @@ an error that names file and line or, on the training split only, a filter whose
 
 import gzip
 import hashlib
+import io
 import json
 import logging
 import pickle
@@ -14,6 +15,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -44,7 +46,7 @@ Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 
 LINE = 1_000_000  # bytes of a line
 WORD = 20_000  # characters without a space; the time to train a tokenizer grows with the square of a word's length
-BOMB, RATIO = 1 << 24, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
+BOMB, RATIO = 1 << 22, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
 CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arrow, three times smaller
 
 
@@ -207,8 +209,9 @@ def read_lines(path: Path) -> Iterator[str]:
     most = max(BOMB, RATIO * path.stat().st_size) if compressed else None
     try:
         with gzip.open(path, "rb") if compressed else open(path, "rb") as file:
+            lines = io.BufferedReader(file) if compressed else file
             # a binary file splits at b"\n" and nowhere else
-            for number, raw in enumerate(iter(lambda: file.readline(LINE + 1), b""), start=1):
+            for number, raw in enumerate(iter(partial(lines.readline, LINE + 1), b""), start=1):
                 read += len(raw)
                 if most is not None and read > most:
                     raise UserError(

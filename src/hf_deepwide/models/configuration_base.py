@@ -259,8 +259,8 @@ def check_bounds(config: PreTrainedConfig, least: float, most: float, *names: st
         value = getattr(config, name)
         if value is None:
             continue
-        if isinstance(value, bool) or value != value:
-            raise ValueError(f"`{name}` must be a number, got {value}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise ValueError(f"`{name}` must be a number, got {quote(value)}")
         if value < least or (above and value == least):
             raise ValueError(f"`{name}` must be {'above' if above else 'at least'} {least:,}, got {quote(value)}")
         if value > most:

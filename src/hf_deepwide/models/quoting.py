@@ -23,5 +23,5 @@ def quote(value: object) -> str:
 
 def one_line(said: object, most: int = TOLD) -> str:
     """Write what somebody else says, such as an exception, on one line of at most so many characters."""
-    text = " ".join(str(said).split())
+    text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in " ".join(str(said).split()))
     return text if len(text) <= most else f"{text[: most - 1]}…"

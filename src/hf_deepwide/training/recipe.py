@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
 
@@ -326,12 +327,15 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
     for key in fields:
         _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])
     given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
-    _check_sizes(cls, given, source)
     if given.get("dtype") not in (None, "float32"):
         raise UserError(
             f"{source}: model.dtype: {quote(given['dtype'])} is not accepted; weights are trained in float32, and "
             "training.bf16 says how they are multiplied"
         )
+    hints = get_type_hints(cls, localns={"torch": torch})  # Transformers imports torch for type checkers alone
+    for key, value in given.items():
+        _check_type(key, value, hints[key], f"{source}: model")
+    _check_sizes(cls, given, source)
     for key in ("is_encoder_decoder", "return_dict"):
         if given.get(key) not in (None, needed := getattr(cls(), key)):
             raise UserError(f"{source}: model.{key}: {quote(given[key])} is not accepted; the family needs {needed}")
@@ -358,9 +362,14 @@ def _check_fields(values: dict[str, Any], section: str, cls: type, refused: dict
         if key in refused:
             raise UserError(f"{source}: {section}.{key} has no effect here: {refused[key]}")
         _check_name(f"{source}: {section}", "key", key, [name for name in known if name not in refused])
-        if not _fits(value, hints[key]):
-            shown = "its value" if is_secret(key) else quote(without_secrets(value))
-            raise UserError(f"{source}: {section}.{key}: {shown} is not accepted; give {_describe(hints[key])}")
+        _check_type(key, value, hints[key], f"{source}: {section}")
+
+
+def _check_type(key: str, value: Any, hint: Any, where: str) -> None:
+    """Refuse a value of another type than an annotation says; a secret is not shown."""
+    if not _fits(value, hint):
+        shown = "its value" if is_secret(key) else quote(without_secrets(value))
+        raise UserError(f"{where}.{key}: {shown} is not accepted; give {_describe(hint)}")
 
 
 def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
@@ -383,8 +392,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in inner
     if origin is list:
         return isinstance(value, list) and all(_fits(element, inner[0]) for element in value)
-    if origin is dict:
-        return isinstance(value, dict)
+    if origin in (dict, tuple):  # YAML has no tuples, but lists
+        return isinstance(value, dict if origin is dict else list)
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is float:

@@ -156,9 +156,15 @@ for _name, _construct in (
 class RecipeDumper(yaml.SafeDumper):
     """Puts text in quotation marks that YAML 1.1 or the core schema of 1.2 would read as something else."""
 
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        """As the parent, but line ends other than "\\n" are escaped, as single quotes make spaces of them."""
+        style = '"' if re.search("[\r\x85\u2028\u2029]", text) else None
+        return self.represent_scalar(_PREFIX + "str", text, style)
+
 
 for _name, _pattern, _first in _CORE:
     RecipeDumper.add_implicit_resolver(_PREFIX + _name, _pattern, _first)
+RecipeDumper.add_representer(str, RecipeDumper.represent_str)
 
 
 def to_yaml(values: Any) -> str:
