@@ -264,7 +264,8 @@ RUNS = {
     ),
     "of another recipe": (
         lambda at: [at.put(f"run/{name}", text) for name, text in
-                    (("run.json", MARK), ("recipe.yaml", "training: {seed: 7}"), ("checkpoint-2/x", ""))],
+                    (("run.json", MARK), ("checkpoint-2/x", ""),
+                     ("recipe.yaml", (at.folder / "recipe.yaml").read_text() + "  seed: 7\n"))],
         ["unfinished run of another recipe", "training.seed: 7, now not set"],
     ),
     "of a damaged recipe": (

@@ -53,6 +53,7 @@ CARD = "README.md"
 NEW, RENEWED = ".new", ".renewed"
 DRAFTS = (LOCK, f".{MARK}", f".{RECIPE}")  # what the folder of a run may hold before its mark
 KINDS = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
+SHOWN = 3  # differences of two recipes in a message
 # Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).
 RESOLVED = {"gradient_accumulation_steps", "bf16", "fp16", "attn_implementation"}
 
@@ -196,12 +197,18 @@ def _refuse_finished(recipe: Recipe) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not what a run writes
         changes = []
     if changes and all(change.startswith("evaluation.") for change in changes):
-        logger.info("%s is scored again, as the recipe has changed: %s", run, "; ".join(changes))
+        logger.info("%s is scored again, as the recipe has changed: %s", run, _some(changes))
         return
     raise UserError(
         f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it. "
         "It is scored again if the section evaluation changes, and nothing else"
     )
+
+
+def _some(changes: list[str]) -> str:
+    """The first differences of two recipes, and how many more there are."""
+    more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+    return "; ".join(changes[:SHOWN]) + more
 
 
 def _earlier_recipe(run: Path) -> dict[str, dict[str, Any]]:
@@ -224,7 +231,7 @@ def _refuse_another_recipe(recipe: Recipe, apart_from: set[str], ended: bool) ->
     if changes := differences(earlier, values, apart_from):
         kept = recipe.output_dir / RECIPE
         raise UserError(
-            f"{kept.parent} holds an unfinished run of another recipe ({'; '.join(changes)}). Resume it with its own "
+            f"{kept.parent} holds an unfinished run of another recipe ({_some(changes)}). Resume it with its own "
             f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
         )
 
@@ -248,9 +255,7 @@ def _forget_another_start(recipe: Recipe) -> None:
     except UserError as error:
         changes = [str(error)]
     if changes:
-        logger.info(
-            "%s was begun by another recipe, and has no checkpoint: it begins anew (%s)", run, "; ".join(changes)
-        )
+        logger.info("%s was begun by another recipe, and has no checkpoint: it begins anew (%s)", run, _some(changes))
         for name in SIDE_FILES:
             (run / name).unlink(missing_ok=True)
 
