@@ -304,6 +304,7 @@ def test_a_lock_ends_with_its_process(tmp_path):
         ({"pid": 7, "host": "elsewhere"}, "process 7 on elsewhere"),
         ({"pid": "x"}, None),
     ],
+    ids=["alive", "dead", "another with its number", "another host", "no number"],  # the same in every worker
 )
 def test_a_file_system_without_locks(holder, told, tmp_path, monkeypatch):
     def flock(*args):
