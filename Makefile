@@ -32,8 +32,8 @@ check: setup
 	$(RUN) -m ruff format --check .
 
 bench: setup
-	$(RUN) benchmarks/training_speed.py
-	$(RUN) benchmarks/generation_speed.py
+	$(RUN) benchmarks/speed/speed.py marian
+	$(RUN) benchmarks/speed/speed.py mat
 
 hf-tests: setup
 	PYTHON="$(CURDIR)/$(RUN)" HF_COMMON="$(HF_COMMON)" bash tests/hf_tests.sh

@@ -1,8 +1,8 @@
 """Low precision pays: bfloat16 against float32, in validation loss and in speed.
 
-    python benchmarks/precision.py                                       # a table
-    python benchmarks/precision.py --output benchmarks/results/precision # and precision.json, precision.md
-    python benchmarks/precision.py --seeds 0 --output benchmarks/results/precision_amd  # speed; or _intel_without_amx
+    python benchmarks/speed/precision.py                                       # a table
+    python benchmarks/speed/precision.py --output benchmarks/results/precision # and precision.json, precision.md
+    python benchmarks/speed/precision.py --seeds 0 --output benchmarks/results/precision_amd  # speed alone
 
 First the quick start's model is trained on its corpus in both precisions, from several seeds. Runs of one seed begin
 with the same weights and see the same batches, so that what differs is precision; seeds tell how much chance there is.
@@ -13,17 +13,19 @@ which of the two is faster, so the speed is measured on three kinds of them.
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 from pathlib import Path
 
 import torch
-from multipath_speed import take_turns
-from reports import write_report
-from training_speed import SIZE, training_step
+from harness import against, take_turns, write_text
+from questions import size
+from speed import build
+from tasks import Training
 from transformers.utils.logging import disable_progress_bar
 
-from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide import VanillaTransformerConfig
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
@@ -71,24 +73,13 @@ def validation_losses(seeds: int, steps: int, max_tokens: int) -> dict[str, list
     return losses
 
 
-def speed(name: str, rounds: int, device: str) -> dict[str, float]:
+def speed_of(name: str, rounds: int, device: str) -> dict[str, float]:
     """Median seconds of a training step in both precisions, and how many times faster bfloat16 is."""
-    layers, width, heads, inner = SIZES[name]
-    size = SIZE | {
-        "encoder_layers": layers, "decoder_layers": layers, "d_model": width, "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads, "encoder_ffn_dim": inner, "decoder_ffn_dim": inner, "dropout": 0.1,
-    }  # fmt: skip
-    tokens = torch.randint(4, SIZE["vocab_size"], (2, SENTENCES, LENGTH), device=device)
-    batch = {"input_ids": tokens[0], "attention_mask": torch.ones_like(tokens[0]), "labels": tokens[1]}
-    steps = {}
-    for precision in (torch.float32, torch.bfloat16):
-        attention = "eager" if device == "cpu" and precision == torch.bfloat16 else "sdpa"
-        model = VanillaTransformerForConditionalGeneration._from_config(
-            VanillaTransformerConfig(**size), attn_implementation=attention
-        )
-        steps[str(precision).removeprefix("torch.")] = training_step(model.to(device).train(), batch, precision)
+    config, steps = VanillaTransformerConfig(**size(*SIZES[name])), {}
+    for task in (Training("float32", SENTENCES, LENGTH), Training("bfloat16", SENTENCES, LENGTH)):
+        steps[task.precision] = task.step(build(config, task, device), device)
     seconds = take_turns(steps, rounds)
-    ratio = statistics.median(a / b for a, b in zip(seconds["float32"], seconds["bfloat16"], strict=True))
+    ratio = 1 / against(seconds, "float32")["bfloat16"].ratio
     medians = {precision: round(statistics.median(own), 4) for precision, own in seconds.items()}
     print(f"{name}: {ratio:.2f} x", flush=True)
     return {**medians, "speed_of_bfloat16": round(ratio, 2)}
@@ -154,12 +145,13 @@ def main() -> None:
         "torch": torch.__version__,
         "auto_is_bfloat16": TranslationTrainingArguments("not written to").bf16,
         "settings": {key: value for key, value in vars(args).items() if key != "output"},
-        "speed": {name: speed(name, args.rounds, device) for name in SIZES},
+        "speed": {name: speed_of(name, args.rounds, device) for name in SIZES},
         "validation_loss": validation_losses(args.seeds, args.steps, args.max_tokens) if args.seeds else {},
     }
     print(table(report))
     if args.output:
-        write_report(args.output, report, table)
+        write_text(args.output.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
+        write_text(args.output.with_suffix(".md"), table(report))
 
 
 if __name__ == "__main__":

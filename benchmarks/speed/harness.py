@@ -1,0 +1,72 @@
+"""Side by side in one process: systems take turns, and what counts is the median over the rounds of their ratio.
+
+A machine's speed drifts, so a time alone says little; the ratio of two times of the same round says more.
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hf_deepwide.durable import write_whole
+
+WARM_UP = 2  # rounds that are not counted: they compile kernels and grow the heap
+
+
+class Measured(NamedTuple):
+    """What the rounds give for one system.
+
+    Args:
+        seconds: the median of its times.
+        ratio: the median over the rounds of its time by the yardstick's time in the same round.
+    """
+
+    seconds: float
+    ratio: float
+
+
+def take_turns(
+    steps: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = WARM_UP
+) -> dict[str, list[float]]:
+    """Time each step once a round, in turn; returns the seconds of the rounds that count."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds + warm_up):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if turn >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def against(seconds: Mapping[str, list[float]], yardstick: str) -> dict[str, Measured]:
+    """Each system's median time, and its time by the yardstick's."""
+    return {
+        name: Measured(
+            statistics.median(own),
+            statistics.median(ours / theirs for ours, theirs in zip(own, seconds[yardstick], strict=True)),
+        )
+        for name, own in seconds.items()
+    }
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What was measured on."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    return {"machine": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a report, whole or not at all; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)

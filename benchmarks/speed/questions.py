@@ -1,0 +1,102 @@
+"""The questions: for each a table of systems, the one that they are compared with, and the tasks."""
+
+from dataclasses import dataclass, field
+
+from tasks import Decoding, Training
+from transformers import MarianConfig, PreTrainedConfig
+
+from hf_deepwide import DepthwiseLSTMConfig, MATConfig, MultiPathConfig, VanillaTransformerConfig
+
+SPECIAL = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+DECODING = (Decoding(1, 1), Decoding(1, 5), Decoding(32, 1), Decoding(32, 5))
+
+
+def size(layers: int, width: int, heads: int, inner: int, **more: object) -> dict:
+    """Fields of a config with stacks of equal size, as Marian and ours call the fields."""
+    fields = {
+        "vocab_size": 8000,
+        "d_model": width,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "max_position_embeddings": 256,
+        "dropout": 0.1,
+        **SPECIAL,
+    }
+    for stack in ("encoder", "decoder"):
+        fields |= {f"{stack}_layers": layers, f"{stack}_attention_heads": heads, f"{stack}_ffn_dim": inner}
+    return fields | more
+
+
+@dataclass(frozen=True)
+class Question:
+    """Systems side by side.
+
+    Args:
+        title: the question.
+        systems: name to config; built with random weights.
+        yardstick: the system that the others' times are divided by.
+        tasks: what is timed.
+        note: what a reader must know.
+    """
+
+    title: str
+    systems: dict[str, PreTrainedConfig]
+    yardstick: str
+    tasks: tuple[Training | Decoding, ...]
+    note: str = field(default="")
+
+
+SMALL = size(3, 256, 4, 1024)
+BASE = size(6, 512, 8, 2048)
+LSTM = {name: value for name, value in BASE.items() if name != "activation_function"}
+DEEP = size(6, 256, 4, 1024)
+
+QUESTIONS = {
+    "marian": Question(
+        "Is our vanilla Transformer as fast as Hugging Face's Marian of the same size?",
+        {"Marian": MarianConfig(**SMALL, forced_eos_token_id=None), "vanilla": VanillaTransformerConfig(**SMALL)},
+        "Marian",
+        (Training(), Training("bfloat16"), *DECODING),
+    ),
+    "mat": Question(
+        "What do attention branches cost, and what does dropping them save?",
+        {
+            "vanilla": VanillaTransformerConfig(**SMALL),
+            "MAT, 3 branches": MATConfig(**SMALL, attention_branches=3, drop_branch=0.0),
+            "MAT, 3 branches, drop-branch 0.2": MATConfig(**SMALL, attention_branches=3, drop_branch=0.2),
+            "MAT, 3 branches, drop-branch 0.3": MATConfig(**SMALL, attention_branches=3, drop_branch=0.3),
+        },
+        "vanilla",
+        (Training(), Training("bfloat16"), *DECODING),
+    ),
+    "multipath": Question(
+        "Are paths as fast as depth at equal parameters? (Lin et al. 2023, Figure 8)",
+        {
+            "24 layers of 1 path": VanillaTransformerConfig(**DEEP | {"encoder_layers": 24}, normalize_before=True),
+            "6 layers of 4 paths, summed": MultiPathConfig(
+                **DEEP, encoder_paths=4, path_norm=False, learnable_path_weights=False, more_features=False
+            ),
+            "6 layers of 4 paths, + PathNorm and weights": MultiPathConfig(
+                **DEEP, encoder_paths=4, more_features=False
+            ),
+            "6 layers of 4 paths, + more features": MultiPathConfig(**DEEP, encoder_paths=4),
+        },
+        "24 layers of 1 path",
+        (Training(), Training("bfloat16")),
+    ),
+    "depthwise_lstm": Question(
+        "What does a depth-wise LSTM cost beside the operations that it adds?",
+        {
+            "vanilla": VanillaTransformerConfig(**BASE, normalize_before=True, attention_bias=False),
+            "equal width": DepthwiseLSTMConfig(**LSTM),
+            "equal parameters": DepthwiseLSTMConfig(
+                **LSTM | {"encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}, share_gates="global"
+            ),
+            "hidden state of one layer (Eq. 5)": DepthwiseLSTMConfig(**LSTM, lstm_hidden="single"),
+            "concatenation": DepthwiseLSTMConfig(**LSTM, decoder_merge="concat"),
+            "two in a decoder layer": DepthwiseLSTMConfig(**LSTM, decoder_merge="two_lstms"),
+        },
+        "vanilla",
+        (Training(sentences=16), Training("bfloat16", sentences=16), Decoding(1, 1), Decoding(32, 4)),
+    ),
+}

@@ -1,0 +1,111 @@
+"""Answer a question about speed: systems side by side, in turns, as ratios.
+
+    python benchmarks/speed/speed.py marian
+    python benchmarks/speed/speed.py depthwise_lstm --threads 1 --rounds 5 --output benchmarks/results/speed
+
+questions.py lists the questions. Each system has the attention that is faster with a task's precision on the device,
+as training has by default. Beside the times stand the operations that a target token costs, forward, as PyTorch counts
+them: what the ratio would be if only matrix products took time. Close other programs.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import against, machine, take_turns, write_text
+from questions import QUESTIONS, Question
+from tasks import Decoding, Training, training_batch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, set_seed
+
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
+
+
+def build(config: PreTrainedConfig, task: Training | Decoding, device: str) -> PreTrainedModel:
+    """A model with random weights, and the attention that is the fastest here."""
+    matrix_products = device == "cpu" and task.precision == "bfloat16"
+    attention = "eager" if matrix_products else "sdpa"
+    return AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention).to(device)
+
+
+def operations(config: PreTrainedConfig) -> float:
+    """Floating-point operations of the forward pass for each target token."""
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager").eval()
+    batch = training_batch(model, 4, 32, "cpu")
+    labels = batch.pop("labels")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**batch, decoder_input_ids=labels, use_cache=False)
+    return counter.get_total_flops() / labels.numel()
+
+
+def answer(question: Question, rounds: int, device: str) -> dict[str, Any]:
+    """Measure every task."""
+    systems = question.systems
+    counted = {name: operations(config) for name, config in systems.items()}
+    sizes = {name: AutoModelForSeq2SeqLM.from_config(config).num_parameters() for name, config in systems.items()}
+    report: dict[str, Any] = {
+        "question": question.title,
+        "yardstick": question.yardstick,
+        **machine(device),
+        "rounds": rounds,
+        "systems": {
+            name: {"parameters": sizes[name], "operations": counted[name] / counted[question.yardstick]}
+            for name in systems
+        },
+        "tasks": {},
+    }
+    for task in question.tasks:
+        set_seed(0)
+        steps = {name: task.step(build(config, task, device), device) for name, config in systems.items()}
+        measured = against(take_turns(steps, rounds), question.yardstick)
+        report["tasks"][task.title] = {
+            name: {"tokens_per_second": task.tokens / each.seconds, "time": each.ratio}
+            for name, each in measured.items()
+        }
+        for name, each in measured.items():
+            print(f"{task.title:<38} {name:<44} {task.tokens / each.seconds:9.0f} tokens/s {each.ratio:6.2f} x time")
+    return report
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    tasks = report["tasks"]
+    lines = [
+        f"# {report['question']}",
+        "",
+        f"Time by that of {report['yardstick']}, for equal work: medians of {report['rounds']} interleaved rounds. "
+        f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.",
+        "",
+        f"| system | parameters | operations | {' | '.join(tasks)} |",
+        "|---" * (3 + len(tasks)) + "|",
+    ]
+    for name, system in report["systems"].items():
+        times = " | ".join(f"{rows[name]['time']:.2f}" for rows in tasks.values())
+        lines.append(f"| {name} | {system['parameters'] / 1e6:.2f} M | {system['operations']:.2f} | {times} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", help=f"one of {', '.join(QUESTIONS)}")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each system that count")
+    parser.add_argument("--output", type=Path, help="folder for QUESTION.json and QUESTION.md")
+    args = parser.parse_args()
+    if args.question not in QUESTIONS:
+        raise UserError(f"there is no question {args.question!r}; accepted: {', '.join(QUESTIONS)}")
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    bound_kernel_caches()
+    report = answer(QUESTIONS[args.question], args.rounds, "cuda" if torch.cuda.is_available() else "cpu")
+    if args.output:
+        write_text(args.output / f"{args.question}.json", json.dumps(report, indent=1) + "\n")
+        write_text(args.output / f"{args.question}.md", table(report))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,52 @@
+"""The speed harness: turns, ratios and tables, with clocks that are set."""
+
+import time
+
+import harness
+import pytest
+import questions
+import speed
+from questions import QUESTIONS, Question
+from tasks import Decoding, Training
+
+from hf_deepwide import VanillaTransformerConfig
+
+
+def test_a_ratio_is_of_the_same_round(monkeypatch):
+    """Of a machine that becomes slower: every time grows, and the ratio stays."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def step(seconds):
+        def take():
+            clock[0] += seconds * (1 + clock[0])
+
+        return take
+
+    turns = harness.take_turns({"fast": step(0.001), "slow": step(0.002)}, rounds=5, warm_up=1)
+    assert [len(own) for own in turns.values()] == [5, 5]
+    measured = harness.against(turns, "fast")
+    assert measured["fast"].ratio == 1
+    assert measured["slow"].ratio == pytest.approx(2, rel=0.01)
+    assert harness.against({"a": [1.0, 9.0, 2.0], "b": [2.0, 2.0, 4.0]}, "a")["b"] == (2.0, 2.0)
+
+
+def test_a_question_is_answered():
+    tiny = questions.size(1, 16, 2, 32)
+    systems = {
+        "one": VanillaTransformerConfig(**tiny),
+        "wider": VanillaTransformerConfig(**tiny | {"encoder_ffn_dim": 64}),
+    }
+    question = Question("Which?", systems, "one", (Training(sentences=2, length=4), Decoding(1, 1)))
+    report = speed.answer(question, 1, "cpu")
+    assert report["systems"]["wider"]["operations"] > report["systems"]["one"]["operations"] == 1
+    text = speed.table(report)
+    assert "| wider |" in text
+    assert "decoding, 1 sentence, greedy" in text
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_systems_of_a_question_share_a_vocabulary(name):
+    question = QUESTIONS[name]
+    assert question.yardstick in question.systems
+    assert len({config.vocab_size for config in question.systems.values()}) == 1
