@@ -37,10 +37,10 @@ def test_secrets_are_known_by_name(name, expected):
 def test_a_run_writes_no_secret(tmp_path, capfd):
     """Neither into its files nor onto the screen, on its own recipe or by an override; a resumed run needs none."""
     values = tiny_values(tmp_path / "run", **RESUMABLE, hub_token=SECRET, report_to="tensorboard")
-    values["training"]["gradient_checkpointing_kwargs"] = {"use_reentrant": False, "api_key": f"{SECRET}2"}
+    values["training"]["fsdp_config"] = {"limit_all_gathers": True, "api_key": f"{SECRET}2"}
     recipe = load_recipe(write_recipe(tmp_path, values), [f"--training.hub_token={SECRET}1"])
     args = recipe.training_arguments()
-    assert (args.hub_token, args.gradient_checkpointing_kwargs["api_key"]) == (f"{SECRET}1", f"{SECRET}2")
+    assert (args.hub_token, args.fsdp_config["api_key"]) == (f"{SECRET}1", f"{SECRET}2")
     run_recipe(recipe)
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     names = {path.name for path in files}
@@ -59,12 +59,17 @@ def test_a_run_writes_no_secret(tmp_path, capfd):
         run_recipe(load_recipe(tmp_path / "tiny.yaml", ["--training.seed=7"]))
     assert "training.seed" in str(error.value)
     assert SECRET not in str(error.value)
-    del values["training"]["hub_token"], values["training"]["gradient_checkpointing_kwargs"]["api_key"]
+    del values["training"]["hub_token"], values["training"]["fsdp_config"]["api_key"]
     run_recipe(load_recipe(write_recipe(tmp_path, values)))
     assert SECRET not in kept.read_text()
 
 
 def test_no_message_shows_a_secret(tmp_path):
+    nested = {"gradient_checkpointing_kwargs": {"api_key": SECRET}}
+    recipe = load_recipe(write_recipe(tmp_path, tiny_values(tmp_path / "run", **nested)))
+    with pytest.raises(UserError, match="api_key") as error:
+        recipe.training_arguments()
+    assert SECRET not in str(error.value)
     for wrong in ({"hub_token": [SECRET]}, {"lr_scheduler_type": {"token": SECRET}}):
         with pytest.raises(UserError, match="is not accepted") as error:
             load_recipe(write_recipe(tmp_path, tiny_values(tmp_path / "run", **wrong)))

@@ -37,7 +37,7 @@ from ..models.configuration_base import ENTRIES, LAYERS, WEIGHT, DeepWideConfig
 from ..models.quoting import QUOTED
 from ..reading import home_expanded, read_text
 from .arguments import REFUSED, TranslationTrainingArguments
-from .redaction import is_secret, take_secrets, with_secrets, without_secrets
+from .redaction import hide, is_secret, take_secrets, with_secrets, without_secrets
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
@@ -123,7 +123,7 @@ class Recipe:
         # ImportError: what an argument asks for is not installed; OSError: a file that an argument names; the others:
         # what Transformers and Accelerate raise for mappings and lists that hold what they do not expect
         except (ValueError, ImportError, OSError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            raise UserError(f"{self.source}: training: {one_line(error)}") from error
+            raise UserError(f"{self.source}: training: {one_line(hide(str(error), self.secrets))}") from error
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Recipe] = Recipe) -> Recipe:

@@ -41,6 +41,15 @@ def without_secrets(value: Any) -> Any:
     return [without_secrets(inner) for inner in value] if isinstance(value, list) else value
 
 
+def hide(text: str, secrets: Any) -> str:
+    """A text, such as the message of somebody else's exception, without the secrets in it."""
+    if isinstance(secrets, (dict, list)):
+        for inner in secrets.values() if isinstance(secrets, dict) else secrets:
+            text = hide(text, inner)
+        return text
+    return text.replace(str(secrets), "…") if secrets not in (None, "", True, False) else text
+
+
 def _holds_secret(values: list) -> bool:
     inner = [value for value in values if isinstance(value, list)]
     return any(take_secrets(value)[1] for value in values if isinstance(value, dict)) or any(map(_holds_secret, inner))
