@@ -24,8 +24,8 @@ from reports import write_report
 from transformers import set_seed
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide.runs.run import machine
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory, peak_memory
-from hf_deepwide.training.run import machine
 
 SIZE = {
     "vocab_size": 8000, "d_model": 128, "encoder_layers": 6, "decoder_layers": 3, "encoder_attention_heads": 4,

@@ -35,9 +35,9 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 import hf_deepwide
-from hf_deepwide.training.build import posteriors
-from hf_deepwide.training.masked_lm import MaskedLMRecipe
-from hf_deepwide.training.recipe import Recipe, check_recipe, load_recipe, parse_yaml
+from hf_deepwide.runs.build import posteriors
+from hf_deepwide.runs.masked_lm import MaskedLMRecipe
+from hf_deepwide.runs.recipe import Recipe, check_recipe, load_recipe, parse_yaml
 
 ROOT = Path(__file__).parent.parent
 OF_TABLE = {"title", "text", "recipe", "config", "vocabulary", "set", "axes", "ours", "columns", "rows"}

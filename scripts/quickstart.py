@@ -16,8 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import run_script
-from hf_deepwide.training.recipe import RECIPE, Recipe, differences, load_recipe
-from hf_deepwide.training.run import run_recipe
+from hf_deepwide.runs.recipe import RECIPE, Recipe, differences, load_recipe
+from hf_deepwide.runs.run import run_recipe
 from hf_deepwide_cli.parser import Parser, split_overrides
 
 SHOWN = 6  # held-out phrases that are printed

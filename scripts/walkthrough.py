@@ -36,10 +36,10 @@ from hf_deepwide.durable import check_output, write_whole
 from hf_deepwide.errors import UserError, one_line_errors
 from hf_deepwide.evaluation.metrics import check_parallel
 from hf_deepwide.evaluation.significance import compare_systems
+from hf_deepwide.runs.recipe import Recipe, differences, load_recipe
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.suggestions import measure, suggest_settings
 from hf_deepwide.training.checkpoints import load_history
-from hf_deepwide.training.recipe import Recipe, differences, load_recipe
-from hf_deepwide.training.run import run_recipe
-from hf_deepwide.training.suggestions import measure, suggest_settings
 from hf_deepwide_cli.parser import Parser
 
 ARGUMENTS = [] if "ipykernel" in sys.modules else sys.argv[1:]

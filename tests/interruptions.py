@@ -49,8 +49,8 @@ MOMENTS = {
     "checksums not yet named": ("hf_deepwide.durable", "publish", "before", "checksums.json"),
     "final model not yet named": ("hf_deepwide.durable", "publish", "before", "model.safetensors"),
     "results not yet named": ("hf_deepwide.durable", "publish", "before", "results.json"),
-    "test set translated": ("hf_deepwide.training.run", "translate_and_score", "after", ""),
-    "model card half written": ("hf_deepwide.training.run", "write_model_card", "half", "README.md"),
+    "test set translated": ("hf_deepwide.runs.run", "translate_and_score", "after", ""),
+    "model card half written": ("hf_deepwide.runs.run", "write_model_card", "half", "README.md"),
     "tokenizer half written": ("transformers", "PreTrainedTokenizerBase.save_pretrained", "half", "tokenizer.json"),
 }
 
@@ -101,7 +101,7 @@ class Runs(AbstractContextManager):
 
 def serve() -> None:
     """Answer jobs, one a line."""
-    for module in ("hf_deepwide.training.run", *(where for where, *_ in MOMENTS.values())):
+    for module in ("hf_deepwide.runs.run", *(where for where, *_ in MOMENTS.values())):
         importlib.import_module(module)
     sys.path.insert(0, str(SCRIPT.parent))
     for line in sys.stdin:

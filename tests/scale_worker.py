@@ -26,11 +26,11 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
 from hf_deepwide.models import layer_selection
 from hf_deepwide.models.dropout import Dropout
+from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.training import trainer as trainer_module
-from hf_deepwide.training.build import build_model
 from hf_deepwide.training.faults import NonFiniteError
 from hf_deepwide.training.process_group import leaving_process_group
-from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
 
 FAMILIES = {

@@ -424,7 +424,7 @@ def test_a_full_disk_leaves_no_part_of_a_model(writer, failure, workspace, tmp_p
 
     monkeypatch.setattr(name, fail)
     if name.startswith("safetensors"):
-        monkeypatch.setattr("hf_deepwide.training.averaging.save_file", fail)
+        monkeypatch.setattr("hf_deepwide.runs.averaging.save_file", fail)
     said = place.error_of(*WRITERS[writer])
     assert "out: the model cannot be saved: No space left" in said
     assert sorted(path.name for path in place.folder.iterdir()) == before

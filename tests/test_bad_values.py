@@ -20,10 +20,10 @@ from tiny_run import tiny_values
 
 from hf_deepwide.errors import UserError, quote
 from hf_deepwide.registration import FAMILIES
-from hf_deepwide.training.masked_lm import MaskedLMRecipe
+from hf_deepwide.runs.masked_lm import MaskedLMRecipe
+from hf_deepwide.runs.recipe import Recipe, check_recipe, config_class
+from hf_deepwide.runs.yaml_values import parse_yaml, to_yaml
 from hf_deepwide.training.ranges import RANGES
-from hf_deepwide.training.recipe import Recipe, check_recipe, config_class
-from hf_deepwide.training.yaml_values import parse_yaml, to_yaml
 
 TRAIN, MASKED = ("train_translation.py", "recipe.yaml"), ("train_masked_lm.py", "masked.yaml")
 HUGE = [10**30, -(10**30), 1e30, -1e30, float("inf"), float("-inf"), float("nan")]

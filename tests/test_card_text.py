@@ -12,8 +12,8 @@ from tiny_run import tiny_values
 
 from hf_deepwide import card_text
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.model_card import card_of_results, write_model_card
-from hf_deepwide.training.recipe import check_recipe
+from hf_deepwide.runs.model_card import card_of_results, write_model_card
+from hf_deepwide.runs.recipe import check_recipe
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -11,7 +11,7 @@ import yaml
 import hf_deepwide_cli
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.stream import translate_stream
-from hf_deepwide.training.recipe import load_recipe
+from hf_deepwide.runs.recipe import load_recipe
 
 LINES = ["drei", "", "eins zwei", "vier", "fünf\u2028sechs"]
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from mistakes import SCRIPTS
 
-from hf_deepwide.training.recipe import parse_overrides
+from hf_deepwide.runs.recipe import parse_overrides
 from hf_deepwide_cli.parser import Parser, split_overrides
 
 

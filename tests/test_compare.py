@@ -6,7 +6,7 @@ import random
 import pytest
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.compare import compare_runs, report
+from hf_deepwide.runs.compare import compare_runs, report
 
 WORDS = ["the", "a", "dog", "cat", "runs", "sleeps", "fast", "in", "on", "park", "house", "big", "small"]
 

@@ -18,8 +18,8 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.streaming import EndlessStream, StreamBatches
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.recipe import check_recipe
-from hf_deepwide.training.run import run_recipe
+from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.run import run_recipe
 
 PAIRS = [(f"{number} " + "a " * (number % 7), f"{number} " + "b " * (number % 5)) for number in range(97)]
 

@@ -11,8 +11,8 @@ import pytest
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.averages import group_means, groups, means, read_scores, win_ratio
 from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.evaluation.scoring import average
 from hf_deepwide.evaluation.translate import EvaluationArguments
-from hf_deepwide.training.scoring import average
 
 ROOT = Path(__file__).parents[1]
 ZHANG = ROOT / "benchmarks" / "opus100_zhang2020.tsv"

@@ -13,7 +13,7 @@ from tiny_run import tiny_values
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation import metric_path
 from hf_deepwide.evaluation.metrics import _UNICODE_SPACES, METRICS, score
-from hf_deepwide.training.recipe import check_recipe
+from hf_deepwide.runs.recipe import check_recipe
 
 
 def naive_bleu(hypotheses, references):

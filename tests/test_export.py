@@ -33,7 +33,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.export import MANIFEST, share, verify_folder
 from hf_deepwide.loading import load_model
 from hf_deepwide.registration import FAMILIES
-from hf_deepwide.training.averaging import average_checkpoints
+from hf_deepwide.runs.averaging import average_checkpoints
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "share.py"
 TEXTS = ["two dogs run", "a man in a red coat", "who is there"]

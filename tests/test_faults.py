@@ -15,8 +15,8 @@ from test_training_run import run_script_here
 from tiny_run import SCRIPT, tiny_corpus, tiny_recipe, tiny_trainer
 
 from hf_deepwide.errors import UserError
+from hf_deepwide.runs.recipe import differences
 from hf_deepwide.training.faults import FAULTS, KEPT, NonFiniteError
-from hf_deepwide.training.recipe import differences
 from hf_deepwide.training.replay import replay
 from hf_deepwide.training.trainer import TranslationTrainer
 

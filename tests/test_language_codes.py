@@ -25,8 +25,8 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.languages import set_codes
 from hf_deepwide.errors import UserError
 from hf_deepwide.models.language_pairs import set_languages
-from hf_deepwide.training.recipe import check_recipe
-from hf_deepwide.training.run import run_recipe
+from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.run import run_recipe
 
 SIZES = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,

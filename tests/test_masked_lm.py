@@ -18,15 +18,15 @@ from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM
 from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
-from hf_deepwide.training import masked_lm
-from hf_deepwide.training.masked_lm import (
+from hf_deepwide.runs import masked_lm
+from hf_deepwide.runs.masked_lm import (
     MaskedLMRecipe,
     MaskedLMTrainer,
     MaskedLMTrainingArguments,
     new_model,
     run_masked_lm,
 )
-from hf_deepwide.training.recipe import check_recipe, load_recipe, packaged_recipes
+from hf_deepwide.runs.recipe import check_recipe, load_recipe, packaged_recipes
 
 RECIPES = [name for name in packaged_recipes() if name.startswith("masked_lm/")]
 

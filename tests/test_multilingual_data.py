@@ -13,7 +13,7 @@ from hf_deepwide.data.languages import add_tags, translation_pairs
 from hf_deepwide.data.sampling import Repeats, copies_by_temperature
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.scoring import by_pair
+from hf_deepwide.evaluation.scoring import by_pair
 
 LINES = {"en": ["a dog", "two dogs run", "a red coat"], "de": ["ein Hund", "zwei Hunde rennen", "ein roter Mantel"]}
 LINES["fr"] = ["un chien", "deux chiens courent", "un manteau rouge"]

@@ -19,11 +19,11 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
-from hf_deepwide.training.build import build_model
+from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.model_card import card_of_results, write_model_card
+from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.training.checkpoints import checkpoints
-from hf_deepwide.training.model_card import card_of_results, write_model_card
-from hf_deepwide.training.recipe import check_recipe
-from hf_deepwide.training.run import run_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "evaluate_translation.py"

@@ -17,7 +17,7 @@ from hf_deepwide.models import language_pairs
 from hf_deepwide.models.language_pairs import Languages, nearest
 from hf_deepwide.models.plain_text import MOST_CHARACTERS
 from hf_deepwide.registration import FAMILIES
-from hf_deepwide.training.build import build_model
+from hf_deepwide.runs.build import build_model
 
 SEARCH = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=6)
 QUICK = {"num_beams": 2, "length_penalty": 1.0, "early_stopping": True, "max_new_tokens": 6}

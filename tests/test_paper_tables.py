@@ -7,7 +7,7 @@ import paper_tables
 import pytest
 from paper_rows import arguments, load, overrides_of, parameters_of, read_table, read_tables
 
-from hf_deepwide.training.recipe import PACKAGED, packaged_recipes, parse_overrides
+from hf_deepwide.runs.recipe import PACKAGED, packaged_recipes, parse_overrides
 
 TABLES = list(read_tables())
 ROWS = [row for table in TABLES for row in table.rows]

@@ -13,10 +13,10 @@ from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
 from hf_deepwide.registration import FAMILIES
+from hf_deepwide.runs.build import build_model, new_config
+from hf_deepwide.runs.recipe import PACKAGED, Recipe, check_recipe, differences, load_recipe, packaged_recipes
+from hf_deepwide.runs.schema import reference_comments
 from hf_deepwide.training.arguments import REFUSED, TranslationTrainingArguments
-from hf_deepwide.training.build import build_model, new_config
-from hf_deepwide.training.recipe import PACKAGED, Recipe, check_recipe, differences, load_recipe, packaged_recipes
-from hf_deepwide.training.schema import reference_comments
 
 RECIPES = [name for name in packaged_recipes() if not name.startswith("masked_lm/")]
 assert hf_deepwide  # registers the families

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, get_scheduler
 from hf_deepwide.data.batches import TokenBatchSampler
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.evaluation.averages import read_scores
-from hf_deepwide.training.recipe import PACKAGED, Recipe, load_recipe
+from hf_deepwide.runs.recipe import PACKAGED, Recipe, load_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = PACKAGED

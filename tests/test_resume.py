@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from hf_deepwide.durable import remove, why_not_written, write_whole
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.averaging import average_checkpoints
+from hf_deepwide.runs.averaging import average_checkpoints
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, load_history, problem, rotate
 
 KILLS = [

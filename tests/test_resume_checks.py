@@ -19,6 +19,9 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.digest import data_digest
 from hf_deepwide.durable import remove
 from hf_deepwide.errors import UserError
+from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide.runs.run import final_checkpoints, run_recipe
+from hf_deepwide.runs.run_folder import finish_replacing
 from hf_deepwide.training.checkpoints import (
     INTERRUPTED,
     REGULAR,
@@ -29,9 +32,6 @@ from hf_deepwide.training.checkpoints import (
     problem,
     rotate,
 )
-from hf_deepwide.training.recipe import load_recipe
-from hf_deepwide.training.run import final_checkpoints, run_recipe
-from hf_deepwide.training.run_folder import finish_replacing
 
 SHORT = {
     "max_steps": 3,

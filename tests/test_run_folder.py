@@ -21,13 +21,13 @@ from tiny_run import tiny_values
 from transformers import GenerationConfig, Trainer
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.training import lock
-from hf_deepwide.training import run as run_module
+from hf_deepwide.runs import lock
+from hf_deepwide.runs import run as run_module
+from hf_deepwide.runs.lock import LOCK, locked
+from hf_deepwide.runs.recipe import Recipe, check_recipe, read_mark
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.run_folder import NEW, RENEWED, finish_replacing, open_run, opened
 from hf_deepwide.training.checkpoints import checkpoints
-from hf_deepwide.training.lock import LOCK, locked
-from hf_deepwide.training.recipe import Recipe, check_recipe, read_mark
-from hf_deepwide.training.run import run_recipe
-from hf_deepwide.training.run_folder import NEW, RENEWED, finish_replacing, open_run, opened
 
 WORDS = ["red", "green", "blue", "old", "new", "big", "small", "fast"]
 TRAINING = {"max_steps": 8, "bf16": False, "max_tokens": 512}

@@ -6,9 +6,9 @@ import pytest
 from tiny_run import tiny_values, write_recipe
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.recipe import load_recipe
-from hf_deepwide.training.redaction import is_secret, take_secrets, with_secrets
-from hf_deepwide.training.run import run_recipe
+from hf_deepwide.redaction import is_secret, take_secrets, with_secrets
+from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide.runs.run import run_recipe
 
 RESUMABLE = {
     "max_steps": 2,

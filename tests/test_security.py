@@ -20,9 +20,9 @@ from hf_deepwide import MATForConditionalGeneration
 from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.errors import UserError
 from hf_deepwide.loading import load_config, load_model, load_tokenizer, refusing_pickles
+from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.shards import only_weights
 from hf_deepwide.training.checkpoints import problem
-from hf_deepwide.training.run import run_recipe
 
 PACKAGE = SCRIPTS.parent / "src" / "hf_deepwide"
 SOURCES = sorted([*PACKAGE.rglob("*.py"), *SCRIPTS.glob("*.py")])

@@ -15,7 +15,7 @@ from definition import load_study, recipe_of, run_name
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
-from hf_deepwide.training.recipe import differences
+from hf_deepwide.runs.recipe import differences
 
 FOLDER = Path(definition.__file__).parent
 RESULTS = FOLDER.parent / "results"

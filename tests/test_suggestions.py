@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_deepwide.training.suggestions import CorpusSize, measure, suggest_settings
+from hf_deepwide.runs.suggestions import CorpusSize, measure, suggest_settings
 
 SIZES = (100, 3_000, 30_000, 1_000_000)
 

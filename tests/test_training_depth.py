@@ -17,7 +17,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
 from hf_deepwide.models import layer_selection, modeling_latent_depth
-from hf_deepwide.training.build import build_model
+from hf_deepwide.runs.build import build_model
 from hf_deepwide.training.trainer import TranslationTrainer
 
 LATENT = {

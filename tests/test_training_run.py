@@ -17,11 +17,11 @@ from tiny_run import SCRIPT, tiny_recipe, tiny_values, write_recipe
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
 from hf_deepwide.errors import UserError
+from hf_deepwide.runs.recipe import check_recipe, load_recipe, read_mark
+from hf_deepwide.runs.run import open_run, run_recipe
+from hf_deepwide.runs.run_folder import finish_replacing
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
 from hf_deepwide.training.preemption import Preemption
-from hf_deepwide.training.recipe import check_recipe, load_recipe, read_mark
-from hf_deepwide.training.run import open_run, run_recipe
-from hf_deepwide.training.run_folder import finish_replacing
 from hf_deepwide.training.saving import Saving
 
 OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}

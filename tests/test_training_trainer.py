@@ -26,15 +26,15 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, trai
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.runs.averaging import average_checkpoints
+from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.plots import plot_learning_curves
+from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.run_folder import opened
 from hf_deepwide.training import memory
-from hf_deepwide.training.averaging import average_checkpoints
-from hf_deepwide.training.build import build_model
 from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
 from hf_deepwide.training.memory import keep_memory, peak_memory
-from hf_deepwide.training.plots import plot_learning_curves
-from hf_deepwide.training.recipe import check_recipe
-from hf_deepwide.training.run import run_recipe
-from hf_deepwide.training.run_folder import opened
 from hf_deepwide.training.trainer import TranslationTrainer
 
 FAMILIES = ["vanilla_transformer", "mat", "marian"]

@@ -9,8 +9,8 @@ import yaml
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
-from hf_deepwide.training.build import build_model
-from hf_deepwide.training.recipe import Recipe, check_recipe
+from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.recipe import Recipe, check_recipe
 from hf_deepwide.training.trainer import TranslationTrainer
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_translation.py"

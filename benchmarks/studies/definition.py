@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.training.recipe import Recipe, check_recipe, find_recipe, parse_yaml, read_values
+from hf_deepwide.runs.recipe import Recipe, check_recipe, find_recipe, parse_yaml, read_values
 
 Setting = dict[str, Any]
 

@@ -36,7 +36,7 @@ from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_model, load_tokenizer
-from hf_deepwide.training.recipe import Recipe, differences
+from hf_deepwide.runs.recipe import Recipe, differences
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "scripts" / "train_translation.py"

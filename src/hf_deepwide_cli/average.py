@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
     from hf_deepwide.durable import check_output
     from hf_deepwide.loading import load_model
     from hf_deepwide.registration import FAMILIES
-    from hf_deepwide.training.averaging import average_checkpoints, read_config
+    from hf_deepwide.runs.averaging import average_checkpoints, read_config
 
     checkpoints = [Path(checkpoint) for checkpoint in args.checkpoints]
     check_output(args.output, inputs=checkpoints, overwrite=args.overwrite, option="--overwrite")

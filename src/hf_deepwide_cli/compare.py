@@ -22,6 +22,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compare, print a table."""
-    from hf_deepwide.training.compare import compare_runs, report
+    from hf_deepwide.runs.compare import compare_runs, report
 
     print(report(compare_runs(args.systems, args.reference, args.metrics or ["bleu", "chrf"], args.lowercase)))

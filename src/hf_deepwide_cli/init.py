@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     from hf_deepwide.errors import UserError, quote
     from hf_deepwide.loading import load_model, load_tokenizer
     from hf_deepwide.registration import FAMILIES
-    from hf_deepwide.training.recipe import parse_overrides
+    from hf_deepwide.runs.recipe import parse_overrides
     from hf_deepwide.warm_start import load_base, logit_difference, preserves_function
 
     check_output(args.output)

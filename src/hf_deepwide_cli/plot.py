@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Draw."""
-    from hf_deepwide.training import figures
+    from hf_deepwide.runs import figures
 
     draw = {"curves": figures.draw_curves, "layers": figures.draw_layers, "paths": figures.draw_paths}[args.kind]
     options = {name: value for name, value in vars(args).items() if name != "kind"}

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> None:
     """List, print or copy."""
     from hf_deepwide.durable import check_output, write_whole
     from hf_deepwide.errors import UserError
-    from hf_deepwide.training.recipe import PACKAGED, find_recipe, packaged_recipes
+    from hf_deepwide.runs.recipe import PACKAGED, find_recipe, packaged_recipes
 
     if args.name is None:
         if args.copy:
@@ -52,8 +52,8 @@ def title(text: str) -> str:
 
 def whole(path: Path) -> str:
     """A recipe as one file: the text itself, or its comment and the merged values where it extends another."""
-    from hf_deepwide.training.masked_lm import MaskedLMRecipe
-    from hf_deepwide.training.recipe import EXTENDS, Recipe, read_values, to_yaml
+    from hf_deepwide.runs.masked_lm import MaskedLMRecipe
+    from hf_deepwide.runs.recipe import EXTENDS, Recipe, read_values, to_yaml
 
     text = path.read_text(encoding="utf-8")
     if not any(line.startswith(f"{EXTENDS}:") for line in text.splitlines()):

@@ -18,8 +18,8 @@ def run(args: argparse.Namespace) -> None:
     """Print."""
     import json
 
-    from hf_deepwide.training.masked_lm import MaskedLMRecipe
-    from hf_deepwide.training.recipe import Recipe
-    from hf_deepwide.training.schema import recipe_schema
+    from hf_deepwide.runs.masked_lm import MaskedLMRecipe
+    from hf_deepwide.runs.recipe import Recipe
+    from hf_deepwide.runs.schema import recipe_schema
 
     print(json.dumps(recipe_schema(MaskedLMRecipe if args.task == "masked-lm" else Recipe), indent=1))

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def train_translation(recipe: str, overrides: list[str], overwrite: bool) -> None:
     """Train a translation model."""
-    from hf_deepwide.training.recipe import load_recipe
-    from hf_deepwide.training.run import run_recipe
+    from hf_deepwide.runs.recipe import load_recipe
+    from hf_deepwide.runs.run import run_recipe
 
     loaded = load_recipe(recipe, overrides)
     results = run_recipe(loaded, overwrite)
@@ -66,8 +66,8 @@ def train_translation(recipe: str, overrides: list[str], overwrite: bool) -> Non
 
 def train_masked_lm(recipe: str, overrides: list[str], overwrite: bool) -> None:
     """Train a masked language model."""
-    from hf_deepwide.training.masked_lm import MaskedLMRecipe, run_masked_lm
-    from hf_deepwide.training.recipe import load_recipe
+    from hf_deepwide.runs.masked_lm import MaskedLMRecipe, run_masked_lm
+    from hf_deepwide.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides, MaskedLMRecipe)
     results = run_masked_lm(loaded, overwrite)

@@ -1,1 +1,1 @@
-"""From a recipe to a trained, scored and documented model: recipe, trainer, checkpoints, run."""
+"""The trainer: arguments, batches, faults, sharding, checkpoints. It knows no recipe."""

@@ -10,10 +10,10 @@ from transformers import Seq2SeqTrainingArguments
 
 from ..errors import quote
 from ..limits import check_numbers
+from ..redaction import without_secrets
 from .depth import DepthArguments
 from .faults import FaultArguments
 from .ranges import RANGES, check_files, check_names
-from .redaction import without_secrets
 
 _EVALUATION = "validation is the loss per token and, with predict_with_generate, BLEU; no logits are kept"
 # Fields of the parent that would be ignored, or would break token batches or resuming, and what to use instead.

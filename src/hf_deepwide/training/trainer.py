@@ -25,6 +25,7 @@ from ..data.batches import TokenBatchSampler, TranslationCollator
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
 from ..errors import UserError
+from ..evaluation.scoring import translate_and_score
 from ..evaluation.translate import EvaluationArguments, translate
 from ..models.loss import token_count
 from ..models.modeling_base import DeepWidePreTrainedModel
@@ -35,7 +36,6 @@ from .depth import DepthTraining
 from .faults import FaultGuard
 from .preemption import Preemption, outlive_signals
 from .saving import Saving
-from .scoring import translate_and_score
 from .sharding import ShardedTraining
 from .stream_position import StreamPosition, collate_stream
 

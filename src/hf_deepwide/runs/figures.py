@@ -20,7 +20,7 @@ from ..analysis.path_weights import path_weights, plot_path_weights, spread
 from ..durable import check_output
 from ..errors import UserError
 from ..loading import load_config, load_model
-from .checkpoints import checkpoints, load_history
+from ..training.checkpoints import checkpoints, load_history
 
 
 def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> Iterator[Path]:

@@ -35,12 +35,14 @@ from ..data.languages import add_tags, set_codes
 from ..data.tokenizer import load_or_train, training_texts
 from ..durable import whole_files, why_not_written, write_whole
 from ..errors import UserError
+from ..evaluation.scoring import by_pair, translate_and_score
 from ..loading import load_model, load_tokenizer, refusing_pickles
-from .arguments import TranslationTrainingArguments
+from ..training.arguments import TranslationTrainingArguments
+from ..training.callbacks import Throughput, WarmUpFits
+from ..training.checkpoints import check_weights, checkpoints, forget_interrupted, load_state
+from ..training.trainer import TranslationTrainer
 from .averaging import average_checkpoints
 from .build import beam_search, build_model
-from .callbacks import Throughput, WarmUpFits
-from .checkpoints import check_weights, checkpoints, forget_interrupted, load_state
 from .model_card import write_model_card
 from .plots import plot_learning_curves
 from .recipe import RECIPE, Recipe, read_mark
@@ -55,8 +57,6 @@ from .run_folder import (
     opened,
     resolved,
 )
-from .scoring import by_pair, translate_and_score
-from .trainer import TranslationTrainer
 from .yaml_values import to_yaml
 
 __all__ = ["CURVES", "RESULTS", "TRANSLATIONS", "open_run", "resolved", "run_recipe"]

@@ -27,9 +27,8 @@ from ..analysis.path_weights import PLOT as PATH_WEIGHTS
 from ..durable import STAGING, discard, is_same, remove, write_whole
 from ..errors import UserError
 from ..reading import read_text
-from .arguments import TranslationTrainingArguments
-from .averaging import SIDE_FILES
-from .checkpoints import (
+from ..training.arguments import TranslationTrainingArguments
+from ..training.checkpoints import (
     INTERRUPTED,
     REGULAR,
     WEIGHTS,
@@ -39,9 +38,10 @@ from .checkpoints import (
     load_state,
     newest_whole,
 )
-from .faults import FAULTS
+from ..training.faults import FAULTS
+from ..training.memory import bound_kernel_caches, keep_memory
+from .averaging import SIDE_FILES
 from .lock import LOCK, locked
-from .memory import bound_kernel_caches, keep_memory
 from .recipe import MARK, NO_DIFFERENCE, RECIPE, Recipe, differences, read_mark
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 

@@ -21,7 +21,7 @@ from ..errors import UserError, one_line, quote
 from ..loading import load_config, load_model
 from ..models.configuration_base import DeepWideConfig
 from ..models.plain_text import positions
-from .arguments import TranslationTrainingArguments
+from ..training.arguments import TranslationTrainingArguments
 from .recipe import Recipe, config_class
 
 logger = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from ..limits import Range
 from ..models.configuration_base import ENTRIES, LAYERS, WEIGHT, DeepWideConfig
 from ..models.quoting import QUOTED
 from ..reading import home_expanded, read_text
-from .arguments import REFUSED, TranslationTrainingArguments
-from .redaction import hide, is_secret, take_secrets, with_secrets, without_secrets
+from ..redaction import hide, is_secret, take_secrets, with_secrets, without_secrets
+from ..training.arguments import REFUSED, TranslationTrainingArguments
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.

@@ -14,8 +14,8 @@ from ..checkpoint_files import CONFIG, read_fields
 from ..durable import Saving, check_output, is_empty_folder, whole_files, whole_folder
 from ..errors import UserError, quote
 from ..loading import is_finite
+from ..training.checkpoints import WEIGHTS
 from ..warm_start import FUNCTION
-from .checkpoints import WEIGHTS
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""One run from raw text to a scored model: its recipe, its folder, its two tasks."""
