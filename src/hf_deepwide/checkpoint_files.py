@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.utils import cached_file
 
-from .errors import quote
+from .errors import one_line, quote
 from .registration import FAMILIES
 
 CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
@@ -82,7 +82,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise OSError(f"{path.name} is damaged, or no JSON ({error})") from error
+        raise OSError(f"{path.name} is damaged, or no JSON ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise OSError(f"{path.name} holds a {type(content).__name__}, not an object with fields")
     return content

@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from . import card_text
 from .data.tokenizer import check_tokenizer
 from .durable import publish, why_not_written, write_whole
-from .errors import UserError, one_line
+from .errors import UserError, one_line, quote
 from .loading import check_finite, load_model, load_tokenizer
 from .models import remote_code
 from .registration import FAMILIES, Family
@@ -196,7 +196,7 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family]:
     try:
         check_finite(model)
     except ValueError as error:
-        raise UserError(f"share: cannot share the model: {error}") from error
+        raise UserError(f"share: cannot share the model: {one_line(error)}") from error
     return model, family
 
 
@@ -208,7 +208,7 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family]:
     family = FAMILIES.get(_model_type(path))
     if family is None:
         raise UserError(
-            f"share: {path}: model_type is {_model_type(path)!r}; accepted: {', '.join(FAMILIES)}. {OTHERS}"
+            f"share: {path}: model_type is {quote(_model_type(path))}; accepted: {', '.join(FAMILIES)}. {OTHERS}"
         )
     return load_model(family.lm, source, f"share: {source} cannot be loaded"), family
 
@@ -217,7 +217,7 @@ def _model_type(config: Path) -> str | None:
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"share: {config} is not valid JSON: {error}") from error
+        raise UserError(f"share: {config} is not valid JSON: {one_line(error)}") from error
     return content.get("model_type") if isinstance(content, dict) else None
 
 
@@ -470,7 +470,7 @@ def _check_upload(repo_id: str) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(f"share: repo_id {repo_id!r}: {error}") from error
+        raise UserError(f"share: repo_id {quote(repo_id)}: {one_line(error)}") from error
     if is_offline_mode():
         raise UserError("share: HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or give only a folder")
 
@@ -489,5 +489,5 @@ def _upload(
             allow_patterns=[glob.escape(name) for name in sorted(names)],
         )
     except (OSError, HTTPError) as error:
-        raise UserError(f"share: the upload to {repo_id} failed: {' '.join(str(error).split())}") from error
+        raise UserError(f"share: the upload to {repo_id} failed: {one_line(error)}") from error
     return str(repository)

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from . import checkpoint_files
-from .errors import UserError, quote
+from .errors import UserError, one_line, quote
 from .generation_fields import check_fields, check_generation
 from .shards import only_weights
 
@@ -35,7 +35,6 @@ SHOWN = 3  # names of tensors in a message
 LEFT_OUT = re.compile(  # what fairseq's checkpoints hold beside weights: a version, computed positions, a dummy
     r"(^|\.)(encoder|decoder)\.version$|\.embed_positions\.(weights|_float_tensor)$"
 )
-LONGEST = 400  # characters of what another library says
 MOST_TOKENS = 2**31
 NO_FIELDS = ("use_safetensors", "trust_remote_code", "dtype", "attn_implementation")  # options that are no fields
 May = Callable[[PreTrainedConfig], bool]
@@ -223,21 +222,15 @@ class _Telling:
         if error is None or isinstance(error, UserError):
             return
         if isinstance(error, SafetensorError):
-            raise UserError(f"{self.told}: its weights are damaged ({_line(error)})") from error
+            raise UserError(f"{self.told}: its weights are damaged ({one_line(error)})") from error
         # The library `tokenizers` raises a plain `Exception`, or a panic of Rust's, which is none of Python's kinds.
         if isinstance(error, self.FAILURES) or kind is Exception or kind.__name__ == "PanicException":
-            reason = _line(error) or kind.__name__
+            reason = one_line(error) or kind.__name__
             if isinstance(error, INNER):
                 reason = f"Transformers makes no sense of its files ({kind.__name__}: {reason})"
             if not Path(self.name).exists() and not isinstance(error, _NoFolder):
                 reason = f"there is no such folder, and from the Hub: {reason}"
             raise UserError(f"{self.told}: {reason}") from error
-
-
-def _line(error: BaseException) -> str:
-    """What an error says, on one line that can be read."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def _load_adapted(

@@ -16,7 +16,7 @@ import re
 import torch
 from transformers import PreTrainedModel
 
-from .errors import UserError
+from .errors import UserError, quote
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -52,7 +52,7 @@ def prune(
         raise UserError(f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be")
     selection = selection or config.inference_selection
     if selection not in SELECTIONS:
-        raise UserError(f"selection is {selection!r}; accepted: {', '.join(SELECTIONS)}")
+        raise UserError(f"selection is {quote(selection)}; accepted: {', '.join(SELECTIONS)}")
     posterior = posterior_index(config, language)
     weights = {
         name: chosen.evaluation_weights(selection)[posterior].tolist()
@@ -108,7 +108,7 @@ def posterior_index(config: LatentDepthConfig, language: int | str | None) -> in
         return names.index(language)
     index = int(language) if str(language).isdecimal() else -1
     if not 0 <= index < count:
-        raise UserError(f"there is no posterior {language!r}; accepted: {accepted}")
+        raise UserError(f"there is no posterior {quote(language)}; accepted: {accepted}")
     return index
 
 

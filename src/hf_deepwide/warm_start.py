@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from .errors import UserError
+from .errors import UserError, quote
 from .loading import load_config, load_model
 from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
@@ -157,7 +157,7 @@ def load_base(base: Any) -> PreTrainedModel:
         UserError: nothing can be loaded, or what is there cannot be a base.
     """
     if isinstance(base, str | os.PathLike):
-        told = f"cannot start from {str(base)!r}"
+        told = f"cannot start from {quote(str(base))}"
         _check_config(repr(str(base)), load_config(base, told))
         return load_model(AutoModelForSeq2SeqLM, base, told, dtype="auto")
     if not isinstance(base, PreTrainedModel):
@@ -260,12 +260,14 @@ def target_config(
     for field, value in overrides.items():
         if field not in known:
             nearest = difflib.get_close_matches(field, known, n=1, cutoff=0)[0]
-            raise UserError(f"{config_class.__name__} has no field {field!r}; the nearest is {nearest!r}")
+            raise UserError(f"{config_class.__name__} has no field {quote(field)}; the nearest is {nearest!r}")
         free = field in config_class.from_base_fresh or _is_free(field, base)
         if hasattr(base, field) and value != getattr(base, field) and not free:
             have = getattr(base, field)
             reason = "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
-            raise UserError(f"`{field}` cannot be {value!r}: {name} has {have!r}, and {reason}; leave it out")
+            raise UserError(
+                f"`{field}` cannot be {quote(value)}: {name} has {quote(have)}, and {reason}; leave it out"
+            )
     try:
         config = config_class(**fields | config_class.from_base_defaults | overrides)
     except ValueError as error:
@@ -377,7 +379,9 @@ def logit_difference(
 
 def _check_config(name: str, config: PreTrainedConfig) -> None:
     if config.model_type not in (*OURS, *FOREIGN):
-        raise UserError(f"cannot start from {name}: its model type is {config.model_type!r}; accepted are {ACCEPTED}")
+        raise UserError(
+            f"cannot start from {name}: its model type is {quote(config.model_type)}; accepted are {ACCEPTED}"
+        )
     if not config.is_encoder_decoder:
         raise UserError(f"cannot start from {name}: it is a decoder alone, and translation needs an encoder, too")
     if getattr(config, "quantization_config", None) is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ..errors import UserError, quote
+from ..errors import UserError, one_line, quote
 
 SPECIAL_TOKENS = {
     "bos_token": "<s>",
@@ -72,7 +72,7 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             lines = file.read().splitlines()
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise UserError(f"tokenizer.codes: {path} cannot be read ({error})") from error
+        raise UserError(f"tokenizer.codes: {path} cannot be read ({one_line(error)})") from error
     if not lines or lines[0] != VERSION:
         raise UserError(f"tokenizer.codes: {path} does not begin with {VERSION!r}, as a file of subword-nmt does")
     merges = []

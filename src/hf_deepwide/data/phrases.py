@@ -24,7 +24,7 @@ from babel.units import format_unit
 from datasets import Dataset, DatasetDict
 from num2words import num2words
 
-from ..errors import UserError
+from ..errors import UserError, quote
 from .phrase_frames import CITIES, CURRENCIES, FRAMES, LANGUAGE_CODES, LANGUAGES, NAMES, NOUNS, TERRITORIES
 
 HELD_OUT = 500  # pairs in validation, and as many in test
@@ -45,7 +45,7 @@ def build_phrases(
     """
     for lang in (source_lang, target_lang):
         if lang not in LANGUAGES:
-            raise UserError(f"the embedded phrases have no language {lang!r}; available: {', '.join(LANGUAGES)}")
+            raise UserError(f"the embedded phrases have no language {quote(lang)}; available: {', '.join(LANGUAGES)}")
     pairs = _distinct_pairs(source_lang, target_lang, seed)
     sizes = {
         "validation": HELD_OUT,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..data.arguments import split_pair
 from ..data.corpora import read_lines
-from ..errors import UserError
+from ..errors import UserError, quote
 
 ALL = "average"  # the group of all pairs
 
@@ -119,7 +119,9 @@ def read_scores(path: Path) -> dict[str, dict[str, float]]:
             raise UserError(f"{path}, line {number}: the pair {first} is there twice")
         for system, cell in zip(systems, cells, strict=True):
             if not re.fullmatch(r"\d+(\.\d+)?", cell):
-                raise UserError(f"{path}, line {number}: {cell!r} is no score; accepted: a number from 0 up, as 23.4")
+                raise UserError(
+                    f"{path}, line {number}: {quote(cell)} is no score; accepted: a number from 0 up, as 23.4"
+                )
             scores[system][first] = float(cell)
     if not systems:
         raise UserError(f"{path}: there is no header, `pair` and the names of systems")

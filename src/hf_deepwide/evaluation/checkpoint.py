@@ -5,7 +5,7 @@ import os
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..loading import load_model, load_tokenizer
 
 
@@ -41,5 +41,5 @@ def device_of(name: str | None, option: str = "--device") -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
-        raise UserError(f"{option} {name}: {' '.join(str(error).split())}") from error
+        raise UserError(f"{option} {name}: {one_line(error)}") from error
     return torch.device(name)

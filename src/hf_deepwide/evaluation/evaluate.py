@@ -11,7 +11,7 @@ from pathlib import Path
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
 from ..durable import check_output, is_same, write_whole
-from ..errors import UserError
+from ..errors import UserError, quote
 from ..loading import TOKENIZERS
 from ..models.language_pairs import Languages
 from .averages import ALL, group_means, groups, read_scores, win_ratio
@@ -104,7 +104,7 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
 def for_pair(request: Request, pair: str) -> Request:
     """The arguments with a language pair filled in."""
     if not re.fullmatch(r"\w+-\w[\w-]*", pair):  # it becomes part of the names of files
-        raise UserError(f"--pairs: {pair!r} is no language pair; write source and target, as in en-de")
+        raise UserError(f"--pairs: {quote(pair)} is no language pair; write source and target, as in en-de")
     source_lang, target_lang = split_pair(pair)
     names = ("model", "hypotheses", "source", "reference", "translations")
     files = {name: fill_in(getattr(request, name), pair, f"--{name}") for name in names}

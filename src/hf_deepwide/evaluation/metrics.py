@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 
-from ..errors import UserError, quote
+from ..errors import UserError, one_line, quote
 
 METRICS = ("bleu", "chrf", "multi_bleu")
 
@@ -76,7 +76,7 @@ def build_metrics(
                     force=True,
                 )
             except (ImportError, RuntimeError, OSError) as error:  # the Japanese, Korean and SentencePiece tokenizers
-                reason = " ".join(str(error).split())
+                reason = one_line(error)
                 raise UserError(f"tokenize: {tokenize} (target language {target_lang}): {reason}") from error
     return metrics
 

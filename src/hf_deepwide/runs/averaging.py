@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from ..checkpoint_files import CONFIG, read_fields
 from ..durable import Saving, check_output, is_empty_folder, whole_files, whole_folder
-from ..errors import UserError, quote
+from ..errors import UserError, one_line, quote
 from ..loading import is_finite
 from ..training.checkpoints import WEIGHTS
 from ..warm_start import FUNCTION
@@ -73,7 +73,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
         try:
             files.append(safe_open(folder / WEIGHTS, "pt"))
         except SafetensorError as error:
-            raise UserError(f"{folder / WEIGHTS} is damaged ({error})") from error
+            raise UserError(f"{folder / WEIGHTS} is damaged ({one_line(error)})") from error
     names = set(files[0].keys())
     for folder, file in zip(folders, files, strict=True):
         if set(file.keys()) != names:

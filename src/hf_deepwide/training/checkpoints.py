@@ -16,7 +16,7 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..durable import STAGING, discard, remove
-from ..errors import UserError, quote
+from ..errors import UserError, one_line, quote
 from .checksums import UNREAD, compare, parse, read_checksums
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _damage(path: Path) -> str | None:
             with safe_open(path, "pt"):  # compares the file's size with its header
                 pass
         except SafetensorError as error:
-            return f"{path.name} is damaged ({error})"
+            return f"{path.name} is damaged ({one_line(error)})"
     if path.suffix in (".pt", ".pth", ".bin") and not _is_whole_archive(path):
         return f"{path.name} is damaged (it is not whole, or its checksums are wrong)"
     return None
@@ -221,7 +221,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     try:
         state = TrainerState.load_from_json(str(path))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged, or not what a Trainer writes ({error})") from error
+        raise UserError(f"{path} is damaged, or not what a Trainer writes ({one_line(error)})") from error
     for name, accepted in _STATE.items():
         value = getattr(state, name)
         if not accepted(value):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..durable import write_whole
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 CHECKSUMS = "checksums.json"
 UNREAD = "training_args.bin"  # the Trainer leaves it for people to look at
@@ -54,7 +54,7 @@ def parse(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is damaged ({error})") from error
+        raise ValueError(f"{path.name} is damaged ({one_line(error)})") from error
 
 
 def compare(checkpoint: Path, saved: dict[str, str], names: list[str] | None = None) -> str | None:

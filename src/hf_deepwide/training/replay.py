@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from ..errors import UserError, quote
+from ..errors import UserError, one_line, quote
 from ..loading import load_config, load_model, load_tokenizer
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
@@ -102,7 +102,7 @@ def read_fault(folder: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: no JSON ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path} is damaged: no JSON ({one_line(error)})") from error
     if problem := _problem(report):
         raise UserError(f"{path} is not what a run writes at a fault: {problem}")
     return report
@@ -169,7 +169,7 @@ def read_batches(
     try:
         tensors = load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error})") from error
+        raise UserError(f"{path} is damaged ({one_line(error)})") from error
     batches: dict[int, tuple[dict, dict]] = {}
     for key, tensor in tensors.items():
         match = re.fullmatch(r"([0-9]{1,9})\.(inputs|generators)\.(\w+)", key)
