@@ -318,7 +318,7 @@ ARGUMENTS = {
     ),
     "draw weights over a folder": (
         lambda at: at.put("x.png/y", ""), ("plot_path_weights.py", PATHS, "x.png", "--overwrite"),
-        ["x.png: the image cannot be written: Is a directory"],
+        ["error: x.png: this is a folder"],
     ),
     "draw layers onto a figure": (
         lambda at: (

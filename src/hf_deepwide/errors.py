@@ -61,7 +61,8 @@ def _message(error: BaseException) -> str | None:
     if not isinstance(error, OSError) or error.errno not in _MENDABLE:
         return None
     told = _MENDABLE[error.errno]
-    return f"{one_line(error.filename)}: {told}" if error.filename else told
+    path = error.filename2 or error.filename  # of a renaming, the name that is taken, not that of the draft
+    return f"{one_line(path)}: {told}" if path else told
 
 
 def _end(message: str) -> None:
