@@ -130,6 +130,7 @@ def test_translations_are_kept_with_their_run(small, tmp_path):
     [
         ({"baseline": "none"}, "baseline"),
         ({"sistems": {}}, "sistems"),
+        ({"summary": ["plain", "fast"]}, "fast"),
         ({"overrides": {"trainig.max_steps": 1}}, "trainig"),
         ({"search": [{"settings": [{"model.dropout": 2}]}]}, "dropout"),
     ],
@@ -147,8 +148,10 @@ def test_the_committed_table_is_made_of_the_records(path):
     study, results = load_study(path), RESULTS / path.stem
     rows = selection.chosen_rows(study, records.read_records(results))
     assert (results / pages.TABLE).read_text(encoding="utf-8") == pages.table(study, rows, results)
-    page = (FOLDER.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
-    assert pages.with_table(page, study, pages.table(study, rows, results)) == page
+    texts = pages.table(study, rows, results), pages.summary(study, rows, results)
+    for file in ("docs/results.md", "README.md"):
+        page = (FOLDER.parents[1] / file).read_text(encoding="utf-8")
+        assert pages.with_tables(page, study, *texts) == page
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

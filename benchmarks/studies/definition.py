@@ -7,6 +7,7 @@
     seeds:      the first is for the search; the winner is trained with the others, too
     baseline:   the system that the others are compared with
     systems:    name to {title, model, overrides, search, base, prune}
+    summary:    the systems in the short table of README, if it has one
 
 A setting gives values to dotted keys of the recipe. A stage has `settings`, and may have a `name`, `overrides` (such
 as fewer epochs) and `extend: true`: while the best value is the largest or the smallest, one more is tried beyond it.
@@ -59,6 +60,7 @@ class Study:
     model: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
     metric: str = "bleu"
+    summary: list[str] = field(default_factory=list)
 
     def system(self, name: str) -> System:
         """A system by its name."""
@@ -88,6 +90,8 @@ def load_study(path: Path) -> Study:
         raise UserError(f"{path} is no study as definition.py describes it: {error}") from error
     if study.baseline not in [system.name for system in study.systems]:
         raise UserError(f"{path}: baseline: {study.baseline!r} is not among the systems")
+    if unknown := set(study.summary) - {system.name for system in study.systems}:
+        raise UserError(f"{path}: summary: {', '.join(sorted(unknown))} not among the systems")
     for system in study.systems:
         start: Setting = {}
         for stage in study.stages(system):

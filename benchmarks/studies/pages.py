@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,29 @@ COMPARISON, TABLE = "comparison.json", "table.md"
 TITLES = {"bleu": "sacreBLEU", "multi_bleu": "tokenised BLEU", "chrf": "chrF"}
 
 
-def write_pages(study: Study, results: Path, page: Path | None = None) -> str:
-    """Compare, draw and write; returns the table, which also goes between the study's markers on `page`."""
+def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
+    """Compare, draw and write; returns the table, which also goes between the study's markers on `pages`."""
     records = read_records(results)
     rows = chosen_rows(study, records)
     compare(study, rows, results)
     text = table(study, rows, results)
     write_whole(results / TABLE, text)
-    if page is not None:
-        write_whole(page, with_table(page.read_text(encoding="utf-8"), study, text))
+    for page in pages:
+        short = summary(study, rows, results)
+        write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, text, short))
     if any(_curve(record) for record in records):
         plot_curves(study, rows, results / "learning_curves.png")
     return text
 
 
-def with_table(page: str, study: Study, text: str) -> str:
-    """The page with a table between the markers of its study, if it has them."""
-    begin, end = f"<!-- study: {study.name} -->\n", f"<!-- /study: {study.name} -->"
-    before, found, rest = page.partition(begin)
-    return before + begin + text + end + rest.partition(end)[2] if found else page
+def with_tables(page: str, study: Study, text: str, short: str) -> str:
+    """The page with the study's table, and its short form, between their markers, where it has them."""
+    for kind, generated in (("study", text), ("summary", short)):
+        begin, end = f"<!-- {kind}: {study.name} -->\n", f"<!-- /{kind}: {study.name} -->"
+        before, found, rest = page.partition(begin)
+        if found:
+            page = before + begin + generated + end + rest.partition(end)[2]
+    return page
 
 
 def compare(study: Study, rows: Rows, results: Path) -> None:
@@ -85,10 +90,31 @@ def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
 
 def table(study: Study, rows: Rows, results: Path) -> str:
     """One row a system: scores with standard errors over seeds, difference, p, setting and validation loss."""
-    comparison = load_comparison(results)
-    head = ["system", "parameters", TITLES[study.metric], "chrF", "difference", "p (sentences)", "seeds"]
-    head += ["setting", "validation loss", "updates"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    about = (
+        "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
+        "share. p is of approximate randomisation over sentences: it speaks of these trained models, not of other "
+        "seeds. Validation loss is in nats a token, smoothed as in training."
+    )
+    return f"{markdown(list(_cells(study, rows, results).values()))}\n{about}\n"
+
+
+def summary(study: Study, rows: Rows, results: Path) -> str:
+    """The rows that `summary` in the study's file names, without the columns that need an explanation."""
+    columns = ["system", "parameters", TITLES[study.metric], "validation loss", "updates", "seeds"]
+    cells = _cells(study, rows, results)
+    return markdown([{column: cells[name][column] for column in columns} for name in study.summary if name in cells])
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """A table in Markdown, of rows with the same columns."""
+    head = list(rows[0]) if rows else []
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *(row.values() for row in rows))]
+    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
+
+
+def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
+    """System to column to cell."""
+    comparison, cells = load_comparison(results), {}
     for name, by_seed in rows.items():
         runs = list(by_seed.values())
         pair, test = paired_runs(study, rows, name), comparison.get(name, {})
@@ -101,25 +127,19 @@ def table(study: Study, rows: Rows, results: Path) -> str:
             difference = with_error([ours - theirs for ours, theirs in zip(*scores, strict=True)], sign="+")
             p = f"{test[study.metric]['p_randomization']:.4f}" if pair.items() <= test.items() else ""
         pruned = name.startswith(PRUNED)
-        cells = [
-            study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
-            f"{sum(run['parameters'] for run in runs) / len(runs) / 1e6:.2f} M",
-            with_error([run["test"][study.metric] for run in runs]),
-            with_error([run["test"]["chrf"] for run in runs]),
-            difference,
-            p,
-            str(len(runs)),
-            layers_left(runs) if pruned else setting_in_words(runs[0]),
-            "" if pruned else with_error([validation_loss(run) for run in runs], digits=3),
-            "" if pruned else f"{runs[0]['train']['steps']:,}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    about = (
-        "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
-        "share. p is of approximate randomisation over sentences: it speaks of these trained models, not of other "
-        "seeds. Validation loss is in nats a token, smoothed as in training."
-    )
-    return "\n".join([*lines, "", about, ""])
+        cells[name] = {
+            "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
+            "parameters": f"{sum(run['parameters'] for run in runs) / len(runs) / 1e6:.2f} M",
+            TITLES[study.metric]: with_error([run["test"][study.metric] for run in runs]),
+            "chrF": with_error([run["test"]["chrf"] for run in runs]),
+            "difference": difference,
+            "p (sentences)": p,
+            "seeds": str(len(runs)),
+            "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
+            "validation loss": "" if pruned else with_error([validation_loss(run) for run in runs], digits=3),
+            "updates": "" if pruned else f"{runs[0]['train']['steps']:,}",
+        }
+    return cells
 
 
 def setting_in_words(record: Record) -> str:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,11 +60,11 @@ class Workshop:
         runs: the folder for the runs' folders.
         results: the folder for the records and pages.
         jobs: trainings at a time.
-        page: where the table is shown, too.
+        pages: where the table, or its short form, is shown, too.
     """
 
-    def __init__(self, study: Study, runs: Path, results: Path, jobs: int, page: Path | None = None) -> None:
-        self.study, self.runs, self.results, self.jobs, self.page = study, runs, results, jobs, page
+    def __init__(self, study: Study, runs: Path, results: Path, jobs: int, pages: Sequence[Path] = ()) -> None:
+        self.study, self.runs, self.results, self.jobs, self.pages = study, runs, results, jobs, pages
         self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         self._writing = threading.Lock()
 
@@ -138,7 +139,7 @@ class Workshop:
             record["pruned"], translations[f"{PRUNED}{recipe.name}"] = score_pruned(recipe)
         with self._writing:
             add_record(self.results, record, translations)
-            write_pages(self.study, self.results, self.page)
+            write_pages(self.study, self.results, self.pages)
 
 
 def train(recipe: Recipe, threads: int) -> None:
@@ -202,12 +203,12 @@ def main() -> None:
     if unknown := set(args.systems or ()) - set(known):
         raise UserError(f"--systems: {', '.join(sorted(unknown))} not in {args.study}, which has {', '.join(known)}")
     results = args.results or ROOT / "benchmarks" / "results" / study.name
-    page = None if args.results else ROOT / "docs" / "results.md"
-    workshop = Workshop(study, args.runs / study.name, results, args.jobs, page)
+    pages = [] if args.results else [ROOT / "docs" / "results.md", ROOT / "README.md"]
+    workshop = Workshop(study, args.runs / study.name, results, args.jobs, pages)
     torch.set_num_threads(workshop.threads)
     if not args.report:
         workshop.make([system for system in study.systems if not args.systems or system.name in args.systems])
-    print(write_pages(study, results, page))
+    print(write_pages(study, results, pages))
 
 
 if __name__ == "__main__":

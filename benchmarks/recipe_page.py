@@ -1,0 +1,37 @@
+"""Write the tables of recipe keys in docs/recipes.md from the annotated reference recipe.
+
+python benchmarks/recipe_page.py
+"""
+
+import re
+from pathlib import Path
+
+from hf_deepwide.durable import write_whole
+from hf_deepwide.training.recipe import PACKAGED
+
+PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
+REFERENCE = PACKAGED / "reference.yaml"
+LINE = re.compile(r"  (# )?(\w+): (.*?) +# (.*)")  # a # before the key: a key of one family or one kind of data
+
+
+def keys(section: str) -> str:
+    """The table of a section: one row a key, with its default and what it does."""
+    text = REFERENCE.read_text(encoding="utf-8")
+    lines = text.partition(f"\n{section}:\n")[2].partition("\n\n")[0].splitlines()
+    rows = [LINE.fullmatch(line).groups() for line in lines]
+    return "| key | value | what it does |\n|---|---|---|\n" + "".join(
+        f"| `{key}` | `{value}` | {meaning} |\n" for _, key, value, meaning in rows
+    )
+
+
+def with_keys(page: str) -> str:
+    """The page with the tables between their markers."""
+    for section in re.findall(r"<!-- keys: (\w+) -->", page):
+        begin, end = f"<!-- keys: {section} -->\n", f"<!-- /keys: {section} -->"
+        before, _, rest = page.partition(begin)
+        page = before + begin + keys(section) + end + rest.partition(end)[2]
+    return page
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, with_keys(PAGE.read_text(encoding="utf-8")))

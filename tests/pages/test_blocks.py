@@ -1,0 +1,152 @@
+"""The Python and shell blocks of README and getting-started run as printed, one after the other, in an empty folder.
+
+Nothing in a block is changed. The command `hf-deepwide` that the blocks find makes every training a short one.
+"""
+
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+import torch
+import yaml
+from printed import ROOT, fenced
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer, set_seed
+
+from hf_deepwide import MATConfig, MATForConditionalGeneration
+from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+
+README, GETTING_STARTED = ROOT / "README.md", ROOT / "docs" / "getting-started.md"
+INSTALLS = re.compile(r"^(pip|make) ", flags=re.MULTILINE)
+SIZES = {
+    "d_model": 16,
+    **{f"{stack}_ffn_dim": 16 for stack in ("encoder", "decoder")},
+    **{f"{stack}_layers": 1 for stack in ("encoder", "decoder")},
+    **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
+}
+SHORT = {
+    **{f"model.{key}": value for key, value in SIZES.items()},
+    "training.max_steps": 2,
+    "training.warmup_steps": 1,
+    "training.max_tokens": 512,
+    "training.predict_with_generate": "false",
+    "evaluation.num_beams": 1,
+    "evaluation.max_length_factor": 0,
+    "evaluation.max_length_offset": 8,
+}
+COMMAND = """#!/bin/sh
+if [ "$1" = train ]; then set -- "$@" {short}; fi
+exec {python} -m hf_deepwide.cli "$@"
+"""
+
+
+@pytest.fixture
+def paste(tmp_path):
+    """Runs the blocks of a page in an empty folder; `short` are further keys for the trainings."""
+    folder, programs = tmp_path / "folder", tmp_path / "bin"
+    folder.mkdir()
+    programs.mkdir()
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def run(page, **short):
+        words = [word for key, value in {**SHORT, **short}.items() for word in (f"--{key}", str(value))]
+        command = programs / "hf-deepwide"
+        command.write_text(COMMAND.format(short=shlex.join(words), python=shlex.quote(sys.executable)))
+        command.chmod(0o755)
+        output = []
+        for language, code in fenced(page):
+            if language not in ("python", "shell") or INSTALLS.search(code):
+                continue
+            program = [sys.executable, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]
+            ran = subprocess.run([*program, code], cwd=folder, env=environment, capture_output=True, text=True)
+            assert ran.returncode == 0, f"{code}\n{ran.stdout}\n{ran.stderr}"
+            output.append(ran.stdout)
+        return output
+
+    run.folder = folder
+    return run
+
+
+def test_readme_runs_as_printed(paste):
+    """Its `runs/quickstart` is a small untrained model of the recipe's kind."""
+    run = paste.folder / "runs" / "quickstart"
+    tokenizer = train_tokenizer(["Der Preis beträgt 12,50 €.", "The price is €12.50."] * 9, TokenizerArguments(200))
+    set_seed(0)
+    model = MATForConditionalGeneration(MATConfig(vocab_size=len(tokenizer), attention_branches=2, **SIZES))
+    model.generation_config.max_length = 8
+    model.save_pretrained(run)
+    tokenizer.save_pretrained(run)
+
+    python, shell = paste(README, **{"data.train_size": 300, "tokenizer.vocab_size": 200})
+    assert python.strip()
+    assert "bleu" in shell.lower()
+    assert MATConfig.from_pretrained(paste.folder / "runs" / "wider").attention_branches == 4
+    for shared in ("to-upload", "short-to-upload"):
+        assert (paste.folder / "runs" / shared / "modeling_mat.py").is_file()
+
+
+def test_getting_started_runs_as_printed(paste):
+    """The Marian model that it names is a small untrained one, in a folder of that name."""
+    save_marian(paste.folder / "Helsinki-NLP" / "opus-mt-de-en")
+    paste(GETTING_STARTED, **{"tokenizer.vocab_size": 300})
+    sets = [(paste.folder / "corpus" / name).read_text(encoding="utf-8").splitlines() for name in ("val", "test")]
+    assert [len(pairs) for pairs in sets] == [500, 500]
+    assert not set(sets[0]) & set(sets[1])
+    for translations in ("out.en", "opus.en"):
+        assert len((paste.folder / translations).read_text(encoding="utf-8").splitlines()) == 500
+    for run in ("wide", "opus"):
+        assert MATConfig.from_pretrained(paste.folder / "runs" / run).attention_branches == 2
+    assert (paste.folder / "opus-to-upload" / "modeling_mat.py").is_file()
+
+
+def save_marian(folder):
+    """A small Marian model with a tokenizer for German and English phrases."""
+    folder.mkdir(parents=True)
+    phrases = build_phrases("de", "en", train_size=300)["train"]
+    text = folder.parent / "text"
+    text.write_text("\n".join([*phrases["source"], *phrases["target"]]), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(folder / "pieces"), vocab_size=200, minloglevel=2
+    )
+    pieces = sentencepiece.SentencePieceProcessor(str(folder / "pieces.model"))
+    words = [pieces.id_to_piece(number) for number in range(3, len(pieces))]
+    vocabulary = {word: number for number, word in enumerate(["</s>", "<unk>", *words, "<pad>"])}
+    (folder / "words.json").write_text(json.dumps(vocabulary))
+    model = str(folder / "pieces.model")
+    tokenizer = MarianTokenizer(model, model, str(folder / "words.json"))
+    torch.manual_seed(0)
+    pad = tokenizer.pad_token_id
+    config = MarianConfig(
+        vocab_size=len(tokenizer), pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad, **SIZES
+    )
+    MarianMTModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def test_readme_shows_a_sentence_that_the_quick_start_can_translate():
+    """A held-out one of its corpus, with the printed answer, and its words and numbers' digits all in training.
+
+    The quick start ends with this sentence, so whoever runs it sees what the trained model makes of it.
+    """
+    text = README.read_text(encoding="utf-8")
+    source, translation = re.search(r'translate\("(.+)"\)\[0\]\["translation_text"\]\) +# (.+)', text).groups()
+    quickstart = runpy.run_path(str(ROOT / "scripts" / "quickstart.py"))
+    data = yaml.safe_load((ROOT / "scripts/recipes/quickstart.yaml").read_text(encoding="utf-8"))["data"]
+    splits = build_phrases(data["source_lang"], data["target_lang"], data["train_size"], data["seed"])
+    held_out = dict(zip(splits["test"]["source"], splits["test"]["target"], strict=True))
+    assert quickstart["EXAMPLE"] == source
+    assert held_out[source] == translation
+    known = set(" ".join(splits["train"]["source"]).split())
+    assert [word for word in source.split() if word not in known and not re.search(r"\d", word)] == []

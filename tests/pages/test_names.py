@@ -1,0 +1,113 @@
+"""What the pages name exists: files, links, commands, recipe keys, families; and what is generated is up to date."""
+
+import importlib
+import re
+
+import families_picture
+import pytest
+import recipe_page
+from printed import PAGES, ROOT, anchors, blocks, commands, links
+
+from hf_deepwide.registration import FAMILIES
+from hf_deepwide.training.masked_lm import MaskedLMRecipe
+from hf_deepwide.training.recipe import Recipe
+from hf_deepwide.training.schema import recipe_schema
+from hf_deepwide_cli import COMMANDS
+from hf_deepwide_cli.parser import Parser, split_overrides
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+PATH = re.compile(r"(?<![\w/.-])(?:src|scripts|benchmarks|docs|tests|model_cards)/[\w./-]*\w/?(?![\w*{<…])")
+PROPERTIES = [recipe_schema(kind)["properties"] for kind in (Recipe, MaskedLMRecipe)]
+
+
+@each_page
+def test_every_link_leads_somewhere(page):
+    for link in links(page):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@each_page
+def test_every_file_exists(page):
+    text = re.sub(r"\]\([^)]*\)|https?://\S+", "", page.read_text(encoding="utf-8"))
+    for path in PATH.findall(text):
+        assert (ROOT / path).exists() or "STUDY" in path, path
+
+
+@each_page
+def test_every_command_is_accepted(page):
+    for command, *words in commands(page):
+        if command.isupper() or command in ("COMMAND", "…"):
+            continue
+        module = importlib.import_module(f"hf_deepwide_cli.{command}")
+        assert command in COMMANDS
+        if not words or "--help" in words or "…" in words:
+            continue
+        parser = Parser(prog=command)
+        module.configure(parser)
+        if not getattr(module, "TAKES_OVERRIDES", False):
+            parser.parse_args(words)
+            continue
+        args, overrides = split_overrides(parser, words)
+        keys = [word.partition("=")[0][2:] for word in overrides if word.startswith("--")]
+        config = FAMILIES[getattr(args, "family", "mat")].config()
+        wrong = [key for key in keys if not (is_recipe_key(key) if command == "train" else hasattr(config, key))]
+        assert wrong == [], words
+
+
+def is_recipe_key(key: str) -> bool:
+    """Whether a dotted key is one of a recipe of either task."""
+    section, _, name = key.partition(".")
+    return any(name in properties.get(section, {}).get("properties", {}) for properties in PROPERTIES)
+
+
+@each_page
+def test_every_recipe_key_exists(page):
+    sections = "|".join(PROPERTIES[0])
+    text = page.read_text(encoding="utf-8")
+    for key in re.findall(rf"`(?:--)?((?:{sections})\.\w+)[:= `]", text):
+        assert is_recipe_key(key) or key == "model.safetensors", key
+
+
+@each_page
+def test_every_make_target_and_extra_exists(page):
+    text = page.read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    printed = "\n".join([*blocks(page, "shell"), *re.findall(r"`(make [\w-]+)`", text)])
+    for target in re.findall(r"^make ([\w-]+)", printed, flags=re.MULTILINE):
+        assert f"\n{target}:" in makefile, target
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for extra in re.findall(r"\'\.\[(\w+)\]\'", text):
+        assert f"\n{extra} = [" in project, extra
+
+
+def test_readme_lists_every_family_and_every_page():
+    text = PAGES[0].read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| \[", text, flags=re.MULTILINE) == list(FAMILIES)
+    assert {f"docs/{page.name}" for page in PAGES[1:]} <= set(links(PAGES[0]))
+    assert len(text.splitlines()) <= 150
+
+
+def test_the_picture_is_up_to_date():
+    assert families_picture.PICTURE.read_text(encoding="utf-8") == families_picture.picture()
+
+
+def test_the_tables_of_recipe_keys_are_up_to_date():
+    page = recipe_page.PAGE.read_text(encoding="utf-8")
+    assert recipe_page.with_keys(page) == page
+    shown = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    assert len(shown) > 100
+
+
+def test_the_ways_in_which_a_page_can_be_wrong_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A b\n`hf-deepwide train quickstart --x 1`\n```shell\ncat a | hf-deepwide translate < b\n```\n[x](y.md)"
+    )
+    assert commands(page) == [["translate"], ["train", "quickstart", "--x", "1"]]
+    assert links(page) == ["y.md"]
+    assert anchors(page) == {"a-b"}
