@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from hf_deepwide.durable import write_whole
-from hf_deepwide.training.recipe import PACKAGED
+from hf_deepwide.runs.recipe import PACKAGED
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 REFERENCE = PACKAGED / "reference.yaml"

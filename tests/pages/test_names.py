@@ -9,9 +9,9 @@ import recipe_page
 from printed import PAGES, ROOT, anchors, blocks, commands, links
 
 from hf_deepwide.registration import FAMILIES
-from hf_deepwide.training.masked_lm import MaskedLMRecipe
-from hf_deepwide.training.recipe import Recipe
-from hf_deepwide.training.schema import recipe_schema
+from hf_deepwide.runs.masked_lm import MaskedLMRecipe
+from hf_deepwide.runs.recipe import Recipe
+from hf_deepwide.runs.schema import recipe_schema
 from hf_deepwide_cli import COMMANDS
 from hf_deepwide_cli.parser import Parser, split_overrides
 
