@@ -100,7 +100,7 @@ def test_readme_runs_as_printed(paste):
 def test_getting_started_runs_as_printed(paste):
     """The Marian model that it names is a small untrained one, in a folder of that name."""
     save_marian(paste.folder / "Helsinki-NLP" / "opus-mt-de-en")
-    paste(GETTING_STARTED, **{"tokenizer.vocab_size": 300})
+    paste(GETTING_STARTED)
     sets = [(paste.folder / "corpus" / name).read_text(encoding="utf-8").splitlines() for name in ("val", "test")]
     assert [len(pairs) for pairs in sets] == [500, 500]
     assert not set(sets[0]) & set(sets[1])

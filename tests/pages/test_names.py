@@ -1,11 +1,13 @@
 """What the pages name exists: files, links, commands, recipe keys, families; and what is generated is up to date."""
 
+import builtins
 import importlib
 import re
 
 import families_picture
 import pytest
 import recipe_page
+import transformers
 from printed import PAGES, ROOT, anchors, blocks, commands, links
 
 from hf_deepwide.registration import FAMILIES
@@ -41,7 +43,7 @@ def test_every_file_exists(page):
 @each_page
 def test_every_command_is_accepted(page):
     for command, *words in commands(page):
-        if command.isupper() or command in ("COMMAND", "…"):
+        if command in ("COMMAND", "…", "--help"):
             continue
         module = importlib.import_module(f"hf_deepwide_cli.{command}")
         assert command in COMMANDS
@@ -71,6 +73,29 @@ def test_every_recipe_key_exists(page):
     text = page.read_text(encoding="utf-8")
     for key in re.findall(rf"`(?:--)?((?:{sections})\.\w+)[:= `]", text):
         assert is_recipe_key(key) or key == "model.safetensors", key
+
+
+@each_page
+def test_every_class_exists(page):
+    """Names between backticks that begin as classes do and are not Transformers' own or an ellipsis."""
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"`((?:[A-Z]\w*)?[A-Z][a-z]\w+)`", text):
+        assert (
+            re.search(rf"^class {name}\b", code, flags=re.MULTILINE)
+            or hasattr(transformers, name)
+            or hasattr(builtins, name)
+        ), name
+
+
+def test_every_field_of_the_models_page_exists():
+    """The last column of its tables."""
+    page = ROOT / "docs" / "models.md"
+    fields = {name for family in FAMILIES.values() for name in vars(family.config())}
+    rows = re.findall(r"^\|.*\| (.*) \|$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([\w.]+)(?:: \w+)?`", row)]
+    assert len(names) > 20
+    assert [name for name in names if name not in fields and not is_recipe_key(name)] == []
 
 
 @each_page
