@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel, set_seed
 
 from hf_deepwide.registration import FAMILIES
-from hf_deepwide.runs.run import machine
+from hf_deepwide.runs.facts import machine
 from hf_deepwide.training.replay import first_nonfinite
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

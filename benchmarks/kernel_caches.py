@@ -24,7 +24,7 @@ from reports import write_report
 from transformers import set_seed
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_deepwide.runs.run import machine
+from hf_deepwide.runs.facts import machine
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory, peak_memory
 
 SIZE = {

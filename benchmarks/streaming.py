@@ -27,7 +27,7 @@ from hf_deepwide.data.batches import TranslationCollator, encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.streaming import EndlessStream, StreamBatches
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
-from hf_deepwide.runs.run import machine
+from hf_deepwide.runs.facts import machine
 from hf_deepwide.training.memory import keep_memory
 from hf_deepwide.training.stream_position import collate_stream
 

@@ -49,8 +49,8 @@ MOMENTS = {
     "checksums not yet named": ("hf_deepwide.durable", "publish", "before", "checksums.json"),
     "final model not yet named": ("hf_deepwide.durable", "publish", "before", "model.safetensors"),
     "results not yet named": ("hf_deepwide.durable", "publish", "before", "results.json"),
-    "test set translated": ("hf_deepwide.runs.run", "translate_and_score", "after", ""),
-    "model card half written": ("hf_deepwide.runs.run", "write_model_card", "half", "README.md"),
+    "test set translated": ("hf_deepwide.runs.translation", "translate_and_score", "after", ""),
+    "model card half written": ("hf_deepwide.runs.translation", "write_model_card", "half", "README.md"),
     "tokenizer half written": ("transformers", "PreTrainedTokenizerBase.save_pretrained", "half", "tokenizer.json"),
 }
 

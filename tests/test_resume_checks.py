@@ -20,8 +20,8 @@ from hf_deepwide.data.digest import data_digest
 from hf_deepwide.durable import remove
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import load_recipe
-from hf_deepwide.runs.run import final_checkpoints, run_recipe
-from hf_deepwide.runs.run_folder import finish_replacing
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.run_folder import RunFolder
 from hf_deepwide.training.checkpoints import (
     INTERRUPTED,
     REGULAR,
@@ -198,10 +198,10 @@ def test_checksums_of_archives_are_read_without_ours(name, finished, tmp_path):
 
 def test_damage_to_what_is_averaged_is_told(two):
     state = load_state(two / "checkpoint-2")
-    assert len(final_checkpoints(two, state, SimpleNamespace(average_last=2))[0]) == 2
+    assert len(RunFolder(two).final_checkpoints(state, SimpleNamespace(average_last=2))[0]) == 2
     flip(two / "checkpoint-1" / "model.safetensors")
     with pytest.raises(UserError, match=r"checkpoint-1: .*is damaged.* final model"):
-        final_checkpoints(two, state, SimpleNamespace(average_last=2))
+        RunFolder(two).final_checkpoints(state, SimpleNamespace(average_last=2))
 
 
 def replace_generators(checkpoint):
@@ -422,7 +422,7 @@ def test_a_new_run_replaces_an_old_one_and_not_what_links_point_to(tmp_path):
         (run / name).symlink_to(mine)
     (tmp_path / "empty").mkdir()
     (run / "runs" / "empty").symlink_to(tmp_path / "empty")
-    finish_replacing(run)
+    RunFolder(run).finish_replacing()
     assert sorted(path.name for path in mine.iterdir()) == ["events.out.tfevents.1", "model.safetensors"]
     assert {path.read_text(encoding="utf-8") for path in mine.iterdir()} == {"mine"}
     assert (run / "checkpoint-4" / "model.safetensors").read_text(encoding="utf-8") == "new"

@@ -21,12 +21,13 @@ from tiny_run import tiny_values
 from transformers import GenerationConfig, Trainer
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.runs import lock
-from hf_deepwide.runs import run as run_module
+from hf_deepwide.runs import lock, translation
 from hf_deepwide.runs.lock import LOCK, locked
 from hf_deepwide.runs.recipe import Recipe, check_recipe, read_mark
 from hf_deepwide.runs.run import run_recipe
-from hf_deepwide.runs.run_folder import NEW, RENEWED, finish_replacing, open_run, opened
+from hf_deepwide.runs.run_folder import NEW, RENEWED, RunFolder
+from hf_deepwide.runs.task import warn_of_few
+from hf_deepwide.training.callbacks import WarmUpFits
 from hf_deepwide.training.checkpoints import checkpoints
 
 WORDS = ["red", "green", "blue", "old", "new", "big", "small", "fast"]
@@ -179,6 +180,7 @@ def put_two_runs(run: Path) -> dict[str, str]:
     """An old run, a new one that has a checkpoint, and files of a person; what is to be left of them."""
     mine = {"notes.txt", "plots/mine.png", "checkpoint-old/x", "faults/notes"}
     old = {"results.json", "README.md", "model.safetensors", ".model.safetensors", "plots/path_weights.png"}
+    old |= {"plots/selection_samples.png", "plots/run_layer_utilization.png"}  # drawn by `hf-deepwide plot`
     old |= {"checkpoint-4/a", "faults/step-3/x", "translations.txt", "runs/then/events.out.tfevents.1"}
     new = {"checkpoint-4/b", "run.json", "recipe.yaml", "faults/step-1/x", "tokenizer.json"}
     new |= {"runs/now/events.out.tfevents.2"}
@@ -197,11 +199,11 @@ def test_replacing_goes_on_where_it_was_killed(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             Blow(number, patch)
             try:
-                finish_replacing(run)
+                RunFolder(run).finish_replacing()
                 killed = False
             except Killed:
                 number += 1
-        finish_replacing(run)
+        RunFolder(run).finish_replacing()
         assert {name: (run / name).read_text(encoding="utf-8") for name in files(run)} == expected
         assert not (run / NEW).exists()
         assert not (run / RENEWED).exists()
@@ -252,7 +254,7 @@ def test_a_run_does_not_replace_what_it_starts_from(place, key, corpus, finished
 def test_a_second_start_is_refused(corpus, tmp_path):
     run = tmp_path / "run"
     first, second = recipe(corpus, run), recipe(corpus, run, seed=4)
-    with opened(first, first.training_arguments(), overwrite=False, process=PartialState()):
+    with RunFolder(run).opened(first, first.training_arguments(), False, PartialState()):
         before = files(run)
         for overwrite in (False, True):
             with pytest.raises(UserError) as error:
@@ -266,10 +268,10 @@ def test_a_second_start_is_refused(corpus, tmp_path):
 def test_another_recipe_begins_anew_where_there_is_no_checkpoint(corpus, tmp_path, caplog):
     run = tmp_path / "run"
     first, second = recipe(corpus, run), recipe(corpus, run, seed=4)
-    open_run(first, first.training_arguments(), overwrite=False)
+    RunFolder(first.output_dir).open(first, first.training_arguments(), overwrite=False)
     (run / "vocab.json").touch()  # of another kind of tokenizer
     caplog.set_level(logging.INFO, logger="hf_deepwide")
-    open_run(second, second.training_arguments(), overwrite=False)
+    RunFolder(second.output_dir).open(second, second.training_arguments(), overwrite=False)
     assert "training.seed: 3, now 4" in caplog.text
     assert {path.name for path in run.iterdir()} == {"run.json", "recipe.yaml"}
     assert "seed: 4" in (run / "recipe.yaml").read_text(encoding="utf-8")
@@ -361,7 +363,7 @@ def test_a_model_without_its_checkpoints_is_left_alone(corpus, finished, tmp_pat
 @pytest.fixture
 def no_training(monkeypatch):
     monkeypatch.setattr(Trainer, "train", lambda *_, **__: pytest.fail("it was trained"))
-    monkeypatch.setattr(run_module, "build_model", lambda *_: pytest.fail("a model was made"))
+    monkeypatch.setattr(translation, "build_model", lambda *_: pytest.fail("a model was made"))
 
 
 @pytest.mark.parametrize("without", [(), ("checkpoint-4", "checkpoint-8"), ("results.json", "model.safetensors")])
@@ -406,7 +408,7 @@ def test_a_full_disk_at_the_end_is_one_line(corpus, finished, tmp_path, monkeypa
     run = copy_of(finished, tmp_path, "results.json")
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "write_model_card", full)
+        patch.setattr(translation, "write_model_card", full)
         with pytest.raises(UserError, match=r"cannot be written: No space left.*again$"):
             run_recipe(recipe(corpus, run))
     assert not (run / "results.json").exists()
@@ -432,7 +434,7 @@ def test_a_base_that_is_gone_does_not_matter_to_a_run_that_goes_on(corpus, finis
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_splits_are_read_before_the_tokenizer_is_trained(split, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "load_or_train", lambda *_: pytest.fail("a tokenizer was trained"))
+    monkeypatch.setattr(translation, "load_or_train", lambda *_: pytest.fail("a tokenizer was trained"))
     (tmp_path / "bad.tsv").write_bytes(b"ok\tok\n\xff\tno\n")
     for file in ("nowhere.tsv", "bad.tsv"):
         with pytest.raises(UserError, match=file):
@@ -452,7 +454,7 @@ def test_splits_are_read_before_the_tokenizer_is_trained(split, corpus, tmp_path
     ],
 )
 def test_a_warm_up_beyond_the_training_is_refused(options, refused, corpus, tmp_path):
-    fits = run_module.WarmUpFits("tiny.yaml")
+    fits = WarmUpFits("tiny.yaml")
     args = recipe(corpus, tmp_path, **options).training_arguments()
     for step in (0, 4):
         state = SimpleNamespace(max_steps=8, global_step=step)
@@ -465,5 +467,5 @@ def test_a_warm_up_beyond_the_training_is_refused(options, refused, corpus, tmp_
 
 @pytest.mark.parametrize(("count", "base", "told"), [(3000, None, True), (3000, "base", False), (5000, None, False)])
 def test_few_sentences_are_told(count, base, told, caplog):
-    run_module.warn_of_few(count, "sentence pairs", SimpleNamespace(init_from=base))
+    warn_of_few(count, "sentence pairs", SimpleNamespace(init_from=base))
     assert ("3000 sentence pairs are few" in caplog.text) == told

@@ -18,8 +18,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import check_recipe, load_recipe, read_mark
-from hf_deepwide.runs.run import open_run, run_recipe
-from hf_deepwide.runs.run_folder import finish_replacing
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.run_folder import RunFolder
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
 from hf_deepwide.training.preemption import Preemption
 from hf_deepwide.training.saving import Saving
@@ -148,7 +148,7 @@ def test_a_recipe_in_the_output_folder_is_not_taken_for_a_runs(text, overwrite, 
     (tmp_path / "translations.txt").touch()
     recipe = tiny_recipe(tmp_path)
     with pytest.raises(UserError, match="is not empty and holds no run"):
-        open_run(recipe, recipe.training_arguments(), overwrite)
+        RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "translations.txt"}
     assert (tmp_path / "recipe.yaml").read_text(encoding="utf-8") == text
 
@@ -170,10 +170,10 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(older, undisturbe
         (run / "run.json").unlink()
     recipe = tiny_recipe(run, seed=9)
     before = {path.relative_to(run) for path in run.rglob("*")}
-    open_run(recipe, recipe.training_arguments(), overwrite=True)
+    RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=True)
     assert {path.relative_to(run) for path in run.rglob("*") if ".new" not in path.parts} == before
     (run / ".new" / "checkpoint-4").mkdir()
-    finish_replacing(run)
+    RunFolder(run).finish_replacing()
     left = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert left == {"run.json", "recipe.yaml", *mine}
     assert not (run / "runs" / "now").exists()
@@ -195,10 +195,10 @@ def test_a_run_does_not_go_on_otherwise_than_it_began(mark, undisturbed, tmp_pat
     recipe = tiny_recipe(run, **OPTIONS)
     ((name, value),) = mark.items()
     with pytest.raises(UserError, match=rf"would go on otherwise than it began \({name}: {value}, now .*\)\. Start"):
-        open_run(recipe, recipe.training_arguments(), overwrite=False)
+        RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     shutil.copytree(undisturbed[0] / "checkpoint-20", run / "checkpoint-20")  # training has ended: the rest may
-    open_run(recipe, recipe.training_arguments(), overwrite=False)
+    RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
     assert read_mark(run)[name] == value
 
 
@@ -209,7 +209,7 @@ def test_what_comes_out_the_same_may_be_written_otherwise(undisturbed, tmp_path)
     args = tiny_recipe(run, **OPTIONS).training_arguments()
     same = {"bf16": args.bf16, "attn_implementation": args.attn_implementation, "gradient_accumulation_steps": 2}
     recipe = tiny_recipe(run, **OPTIONS, **same)
-    open_run(recipe, recipe.training_arguments(), overwrite=False)
+    RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
     assert [read_mark(run)[name] for name in ("processes", "batches_per_update")] == [1, 2]
 
 

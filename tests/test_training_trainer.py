@@ -31,7 +31,7 @@ from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.plots import plot_learning_curves
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
-from hf_deepwide.runs.run_folder import opened
+from hf_deepwide.runs.run_folder import RunFolder
 from hf_deepwide.training import memory
 from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
 from hf_deepwide.training.memory import keep_memory, peak_memory
@@ -453,7 +453,9 @@ def test_a_run_keeps_few_kernels_unless_told(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back afterwards
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     recipe = tiny_recipe(tmp_path / "run")
-    with opened(recipe, recipe.training_arguments(), overwrite=False, process=PartialState()):
+    with RunFolder(recipe.output_dir).opened(
+        recipe, recipe.training_arguments(), overwrite=False, process=PartialState()
+    ):
         pass
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"

@@ -30,8 +30,8 @@ from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import load_recipe
-from hf_deepwide.runs.run import machine
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.memory import keep_memory
 from hf_deepwide.training.trainer import TranslationTrainer

@@ -17,6 +17,7 @@ from .figures import new_figure, save
 
 KEY = "layer_utilization"  # in an entry of the log: {"decoder": N lists of L probabilities, …}
 PLOT = Path("plots", "layer_utilization.png")
+SAMPLES = "selection_samples.png"
 
 Table = Sequence[Sequence[float]]  # N rows of L numbers
 

@@ -9,6 +9,7 @@ from ..analysis import gradient_norms
 from ..analysis.figures import image_path, run_labels
 from ..analysis.layer_utilization import (
     KEY,
+    SAMPLES,
     layer_selections,
     plot_layer_utilization,
     plot_selection_samples,
@@ -63,7 +64,7 @@ def draw_layers(
         Each figure that was written.
     """
     output = output or runs[0] / "plots"
-    samples_figure = output / "selection_samples.png"
+    samples_figure = output / SAMPLES
     folders = dict(zip(run_labels(runs), runs, strict=True))
     figures = {label: output / f"{label.replace('/', '_')}_layer_utilization.png" for label in folders}
     histories = {label: load_history(folder) for label, folder in folders.items()}

@@ -1,17 +1,12 @@
-"""One run from raw text in several languages to a masked language model and its perplexity on held-out text.
+"""The task of masked language models: raw text in several languages in, perplexity on held-out text out."""
 
-What a run leaves in its folder, how it goes on after an interruption and how its data come in batches is as in
-translation (`run.py`, `trainer.py`); what differs is here.
-"""
-
-import json
-import logging
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, ClassVar
 
-from accelerate import PartialState
+from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
@@ -21,31 +16,17 @@ from transformers import (
     set_seed,
 )
 
-from ..data.batches import check_lengths
 from ..data.monolingual import MASK, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
-from ..durable import whole_files, write_whole
 from ..errors import UserError, one_line
-from ..loading import load_model, load_tokenizer
+from ..loading import load_model
 from ..registration import FAMILIES
 from ..training.arguments import REFUSED
-from ..training.checkpoints import forget_interrupted
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
 from .build import check_memory
-from .plots import plot_learning_curves
 from .recipe import Recipe
-from .run import (
-    load_trained,
-    machine,
-    telling_of_the_disk,
-    train_to_the_end,
-    training_facts,
-    versions,
-    warn_of_few,
-)
-from .run_folder import CURVES, RESULTS, Start, opened
-
-logger = logging.getLogger(__name__)
+from .run import run
+from .task import Task, warn_of_few
 
 
 @dataclass
@@ -73,84 +54,73 @@ class MaskedLMRecipe(Recipe):
 
 
 def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, Any]:
-    """Tokenizer, training, final weights, perplexity. Goes on where an earlier call was interrupted.
-
-    Returns:
-        What `results.json` holds.
-
-    Raises:
-        UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; or something
-            in the data, the tokenizer or the recipe is wrong.
-    """
-    args = recipe.training_arguments()
-    process = PartialState()
-    with opened(recipe, args, overwrite, process) as start:
-        return _run(recipe, args, start, process)
+    """Train a masked language model by a recipe; see `run.run`."""
+    return run(MaskedLM(recipe), overwrite)
 
 
-def _run(
-    recipe: MaskedLMRecipe, args: MaskedLMTrainingArguments, start: Start, process: PartialState
-) -> dict[str, Any]:
-    run, data = recipe.output_dir, recipe.data
-    needed = [
-        split
-        for split in ("train", "validation", "test")
-        if getattr(data, split) is not None and not (split == "train" and start.ended)
-    ]
-    if start.checkpoint is None:
-        for split in needed:  # what is wrong with the files is said before a tokenizer is trained
+class MaskedLM(Task):
+    """Trains a masked language model, and measures its perplexity on the validation and test splits."""
+
+    auto = AutoModelForMaskedLM
+
+    def read(self, args: MaskedLMTrainingArguments, ended: bool) -> dict[str, partial[Iterator[tuple[int, str]]]]:
+        """What reads each split, once all files are found and what is held out is found to be text."""
+        data, texts = self.recipe.data, {}
+        for split in ("train", "validation", "test"):
+            if getattr(data, split) is None or (split == "train" and ended):
+                continue
+            texts[split] = partial(read_texts, data, split)
             for language in data.languages:
                 data.file(split, language)
             if split != "train":
-                deque(read_texts(data, split), maxlen=0)
-        if process.is_main_process:
-            tokenizer = load_or_train(recipe.tokenizer, (text for _, text in read_texts(data, "train")), data)
-            if tokenizer.mask_token is None:
-                tokenizer.add_special_tokens({"mask_token": MASK})
-            with whole_files(Path(args.output_dir)) as draft:
-                tokenizer.save_pretrained(draft)
-    process.wait_for_everyone()
-    tokenizer = load_tokenizer(start.checkpoint or args.output_dir)
-    splits = {split: encode_texts(data, split, tokenizer) for split in needed}
-    if "train" in splits:
-        warn_of_few(len(splits["train"]), "sentences", recipe)
-    if start.checkpoint is None:
-        model = new_model(recipe, tokenizer, args)
-    else:
-        model = load_trained(AutoModelForMaskedLM, start.checkpoint, args)
-    for split, encoded in splits.items():
-        check_lengths(encoded, split, model.config, data)
-    trainer = MaskedLMTrainer(model, args, tokenizer, splits.get("train"), splits["validation"], data=data)
-    for split in [split for split in splits if split != "train"]:
-        list(trainer.loaders_by_language(splits[split], f"data.{split}"))  # says now what is too small
-    state, weights = train_to_the_end(trainer, args, start, recipe, process)
-    # read back from the folder, as everybody else will
-    model = load_model(AutoModelForMaskedLM, run, attn_implementation=args.attn_implementation)
-    trainer.model = trainer.model_wrapped = model.to(args.device)
-    perplexities = {
-        split: {
-            name.removeprefix(f"{split}_"): value
-            for name, value in trainer.evaluate(splits[split], metric_key_prefix=split).items()
-            if "perplexity" in name
+                deque(texts[split](), maxlen=0)
+        return texts
+
+    def new_tokenizer(self, texts: dict[str, partial[Iterator[tuple[int, str]]]]) -> PreTrainedTokenizerBase:
+        """The tokenizer that the recipe names or a new one, with a mask."""
+        tokenizer = load_or_train(self.recipe.tokenizer, (text for _, text in texts["train"]()), self.recipe.data)
+        if tokenizer.mask_token is None:
+            tokenizer.add_special_tokens({"mask_token": MASK})
+        return tokenizer
+
+    def encode(self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Dataset]:
+        """All splits; what is held out is masked once and for all."""
+        encoded = {split: encode_texts(self.recipe.data, split, tokenizer) for split in texts}
+        if "train" in encoded:
+            warn_of_few(len(encoded["train"]), "sentences", self.recipe)
+        return encoded
+
+    def new_model(self, tokenizer: PreTrainedTokenizerBase, args: MaskedLMTrainingArguments) -> PreTrainedModel:
+        """A new model, or the checkpoint `model.init_from`."""
+        return new_model(self.recipe, tokenizer, args)
+
+    def trainer(
+        self,
+        model: PreTrainedModel,
+        args: MaskedLMTrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        encoded: dict[str, Dataset],
+        texts: dict[str, Any],
+    ) -> MaskedLMTrainer:
+        """The trainer, once each language of the held-out splits is found to make a batch for every process."""
+        data = self.recipe.data
+        trainer = MaskedLMTrainer(model, args, tokenizer, encoded.get("train"), encoded["validation"], data=data)
+        for split, rows in encoded.items():
+            if split != "train":
+                deque(trainer.loaders_by_language(rows, f"data.{split}"), maxlen=0)
+        return trainer
+
+    def score(self, trainer: MaskedLMTrainer, encoded: dict[str, Dataset], texts: dict[str, Any]) -> dict[str, Any]:
+        """Perplexity on the held-out splits, of all sequences and of each language's."""
+        return {
+            split: {
+                name.removeprefix(f"{split}_"): value
+                for name, value in trainer.evaluate(rows, metric_key_prefix=split).items()
+                if "perplexity" in name
+            }
+            for split, rows in encoded.items()
+            if split != "train"
         }
-        for split in splits
-        if split != "train"
-    }
-    results = {
-        **perplexities,
-        "parameters": model.num_parameters(),
-        "train": training_facts(run, state, weights),
-        "recipe": recipe.values,
-        "versions": versions(),
-        "machine": machine(),
-    }
-    if process.is_main_process:
-        with telling_of_the_disk(run):
-            plot_learning_curves(state.log_history, run / CURVES, recipe.name)
-            write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-            forget_interrupted(run)
-    process.wait_for_everyone()
-    return results
 
 
 def new_model(

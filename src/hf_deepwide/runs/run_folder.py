@@ -23,8 +23,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..analysis.gradient_norms import PLOT as GRADIENT_NORMS
 from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
+from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
-from ..durable import STAGING, discard, is_same, remove, write_whole
+from ..durable import STAGING, discard, is_same, remove, why_not_written, write_whole
 from ..errors import UserError
 from ..reading import read_text
 from ..training.arguments import TranslationTrainingArguments
@@ -32,6 +33,7 @@ from ..training.checkpoints import (
     INTERRUPTED,
     REGULAR,
     WEIGHTS,
+    check_weights,
     checkpoints,
     is_last,
     last_checkpoint,
@@ -49,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 RESULTS, TRANSLATIONS, CURVES = "results.json", "translations.txt", "plots/learning_curves.png"
 PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION)
+# What `hf-deepwide plot` draws in a run unless another place is given.
+DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
 CARD = "README.md"
 NEW, RENEWED = ".new", ".renewed"
 DRAFTS = (LOCK, f".{MARK}", f".{RECIPE}")  # what the folder of a run may hold before its mark
@@ -73,110 +77,263 @@ class Start:
     results: dict[str, Any] | None = None
 
 
-@contextmanager
-def opened(
-    recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool, process: PartialState
-) -> Iterator[Start]:
-    """Have the folder of a run to ourselves; `args.output_dir` becomes the place where the run is written.
+class RunFolder:
+    """The folder of one run: what may begin in it, what is written to it, and what a new run clears from it.
 
-    Raises:
-        UserError: the folder is in use, holds a finished run or another one, or is no run's.
+    Args:
+        path: the folder; it need not exist.
     """
-    run, main = recipe.output_dir, process.is_main_process
-    if main:
-        check_folder(recipe)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def opened(
+        self, recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool, process: PartialState
+    ) -> Iterator[Start]:
+        """Have the folder to ourselves; `args.output_dir` becomes the place where the run is written.
+
+        Raises:
+            UserError: the folder is in use, holds a finished run or another one, or is no run's.
+        """
+        run, main = self.path, process.is_main_process
+        if main:
+            self.check(recipe)
+            run.mkdir(parents=True, exist_ok=True)
+        with locked(run) if main else nullcontext():
+            try:
+                if main:
+                    self.open(recipe, args, overwrite)
+                else:
+                    disable_progress_bars()
+                process.wait_for_everyone()
+                bound_kernel_caches()
+                if args.keep_memory:
+                    keep_memory()
+                yield self._start(args, process)
+            finally:
+                begun = main and read_mark(run / NEW) is not None
+                if begun and not (checkpoints(run / NEW, *KINDS) or (run / NEW / FAULTS).is_dir()):
+                    discard(run / NEW)  # it ended before there was anything to keep
+
+    def _start(self, args: TranslationTrainingArguments, process: PartialState) -> Start:
+        run = self.path
+        if (run / NEW).is_dir():
+            args.output_dir = str(run / NEW)
+            return Start()
+        if (run / RESULTS).is_file():
+            return Start(ended=True, results=json.loads((run / RESULTS).read_text(encoding="utf-8")))
+        if process.is_main_process:
+            last_checkpoint(run)  # sets damaged ones aside before the other processes look
+        process.wait_for_everyone()
+        checkpoint = next(reversed(checkpoints(run, REGULAR, INTERRUPTED)), None)  # it was found to be whole
+        return Start(checkpoint, checkpoint is not None and is_last(load_state(checkpoint)))
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a folder that a run must not be written to, whatever the options; nothing is written yet."""
+        run = self.path
+        if run.exists() and not run.is_dir():
+            raise UserError(f"training.output_dir: {run} is a file")
+        for key, given in (("model.init_from", recipe.init_from), ("tokenizer.path", recipe.tokenizer.path)):
+            if given and (_is_within(run, Path(given)) or _is_within(Path(given), run)):
+                raise UserError(
+                    f"training.output_dir: {run} and {key} {given} are one folder, or one is in the other, and the "
+                    "run would replace what it starts from; give another training.output_dir"
+                )
+        for folder in (run / FAULTS, (run / CURVES).parent, run / "runs", run / NEW, run / RENEWED):
+            if folder.is_symlink():
+                raise UserError(
+                    f"{folder} is a link, and a run writes and deletes within its own folder alone; remove the link, "
+                    "or give another training.output_dir"
+                )
+        if run.is_dir() and read_mark(run) is None and any(path.name not in DRAFTS for path in run.iterdir()):
+            raise UserError(f"training.output_dir: {run} is not empty and holds no run; give another folder")
+
+    def open(self, recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool) -> None:
+        """Make the folder of a run, or see that going on in it is right; leave its mark and the recipe in it.
+
+        With `overwrite` a new run begins in `.new`. A folder that is not a run's is never touched.
+        """
+        self.check(recipe)
+        run = self.path
         run.mkdir(parents=True, exist_ok=True)
-    with locked(run) if main else nullcontext():
+        self.finish_replacing()
+        mark, now = read_mark(run), {**resolved(args), "name": recipe.name}
+        replaces, finished = mark is not None and overwrite, (run / RESULTS).is_file()
+        if replaces:
+            logger.info("%s stays as it is until the new run has its first checkpoint", run)
+        elif finished:
+            self._refuse_finished(recipe)
+        elif checkpoints(run, *KINDS):
+            newest = newest_whole(run)
+            ended = newest is not None and is_last(load_state(newest))
+            known = newest is not None and not ended and mark.keys() >= now.keys()
+            self._refuse_another_recipe(recipe, NO_DIFFERENCE | RESOLVED if known else NO_DIFFERENCE, ended)
+            if known:
+                self._refuse_another_start(mark, now)
+            if ended:
+                now |= mark
+        elif mark is not None:
+            self._forget_another_start(recipe)
+        _discard_start(run / NEW)
+        if replaces:
+            run = run / NEW
+            run.mkdir()
+        elif finished:  # what is there is written anew with the scores
+            return
+        write_whole(run / MARK, json.dumps(now, indent=2, ensure_ascii=False) + "\n")
+        write_whole(run / RECIPE, to_yaml(recipe.values))
+
+    def _refuse_finished(self, recipe: Recipe) -> None:
+        """A finished run is left alone, unless it is the same but for its section evaluation."""
+        run = self.path
         try:
-            if main:
-                open_run(recipe, args, overwrite)
-            else:
-                disable_progress_bars()
-            process.wait_for_everyone()
-            bound_kernel_caches()
-            if args.keep_memory:
-                keep_memory()
-            yield _start(run, args, process)
-        finally:
-            begun = main and read_mark(run / NEW) is not None
-            if begun and not (checkpoints(run / NEW, *KINDS) or (run / NEW / FAULTS).is_dir()):
-                discard(run / NEW)  # it ended before there was anything to keep
+            earlier = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+            of_earlier = earlier["recipe"]
+            changes = differences(of_earlier, recipe.values, NO_DIFFERENCE | RESOLVED) if "train" in earlier else []
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not what a run writes
+            changes = []
+        if changes and all(change.startswith("evaluation.") for change in changes):
+            logger.info("%s is scored again, as the recipe has changed: %s", run, _some(changes))
+            return
+        raise UserError(
+            f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it. "
+            "It is scored again if the section evaluation changes, and nothing else"
+        )
 
+    def _earlier_recipe(self) -> dict[str, dict[str, Any]]:
+        """The recipe that a run began with."""
+        kept = self.path / RECIPE
+        earlier = parse_yaml(read_text(kept, "recipe", LARGEST), str(kept)) if kept.is_file() else None
+        if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
+            raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
+        return earlier
 
-def _start(run: Path, args: TranslationTrainingArguments, process: PartialState) -> Start:
-    if (run / NEW).is_dir():
-        args.output_dir = str(run / NEW)
-        return Start()
-    if (run / RESULTS).is_file():
-        return Start(ended=True, results=json.loads((run / RESULTS).read_text(encoding="utf-8")))
-    if process.is_main_process:
-        last_checkpoint(run)  # sets damaged ones aside before the other processes look
-    process.wait_for_everyone()
-    checkpoint = next(reversed(checkpoints(run, REGULAR, INTERRUPTED)), None)  # it was found to be whole
-    return Start(checkpoint, checkpoint is not None and is_last(load_state(checkpoint)))
+    def _refuse_another_recipe(self, recipe: Recipe, apart_from: set[str], ended: bool) -> None:
+        """An unfinished run goes on by the recipe that it began with, `apart_from` some keys of the section training.
 
-
-def check_folder(recipe: Recipe) -> None:
-    """Refuse a folder that a run must not be written to, whatever the options; nothing is written yet."""
-    run = recipe.output_dir
-    if run.exists() and not run.is_dir():
-        raise UserError(f"training.output_dir: {run} is a file")
-    for key, given in (("model.init_from", recipe.init_from), ("tokenizer.path", recipe.tokenizer.path)):
-        if given and (_is_within(run, Path(given)) or _is_within(Path(given), run)):
-            raise UserError(
-                f"training.output_dir: {run} and {key} {given} are one folder, or one is in the other, and the run "
-                "would replace what it starts from; give another training.output_dir"
+        Once training has ended, the section evaluation may change, as only scoring is left.
+        """
+        earlier, values = self._earlier_recipe(), recipe.values
+        if ended:
+            earlier, values = (
+                {name: each[name] for name in each if name != "evaluation"} for each in (earlier, values)
             )
-    for folder in (run / FAULTS, (run / CURVES).parent, run / "runs", run / NEW, run / RENEWED):
-        if folder.is_symlink():
+        if changes := differences(earlier, values, apart_from):
+            kept = self.path / RECIPE
             raise UserError(
-                f"{folder} is a link, and a run writes and deletes within its own folder alone; remove the link, or "
-                "give another training.output_dir"
+                f"{kept.parent} holds an unfinished run of another recipe ({_some(changes)}). Resume it with its own "
+                f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
             )
-    if run.is_dir() and read_mark(run) is None and any(path.name not in DRAFTS for path in run.iterdir()):
-        raise UserError(f"training.output_dir: {run} is not empty and holds no run; give another folder")
+
+    def _forget_another_start(self, recipe: Recipe) -> None:
+        """Before its first checkpoint a run has nothing to go on with: another recipe may begin in its folder.
+
+        Raises:
+            UserError: there is a model, whose checkpoints somebody has removed.
+        """
+        run = self.path
+        if (run / WEIGHTS).is_file():
+            raise UserError(
+                f"{run} holds a model ({WEIGHTS}), and neither checkpoints nor {RESULTS} of its run; give another "
+                "training.output_dir, or --overwrite to replace it"
+            )
+        if not (run / RECIPE).is_file():
+            return
+        try:
+            changes = differences(self._earlier_recipe(), recipe.values)
+        except UserError as error:
+            changes = [str(error)]
+        if changes:
+            logger.info(
+                "%s was begun by another recipe, and has no checkpoint: it begins anew (%s)", run, _some(changes)
+            )
+            for name in SIDE_FILES:
+                (run / name).unlink(missing_ok=True)
+
+    def _refuse_another_start(self, mark: dict[str, Any], now: dict[str, Any]) -> None:
+        """Refuse to resume with another effective batch size, precision or attention implementation."""
+        compared = ("batches_per_update", "precision", "attention")
+        if changes := [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]:
+            raise UserError(
+                f"{self.path} holds an unfinished run that would go on otherwise than it began "
+                f"({'; '.join(changes)}). "
+                "Start as many processes, or set training.gradient_accumulation_steps, bf16 and attn_implementation "
+                "such that nothing changes; or give another training.output_dir, or --overwrite to start afresh"
+            )
+
+    def finish_replacing(self) -> None:
+        """Put a new run that has a checkpoint in the place of the older one, or go on with that where it was left."""
+        run, new, renewed = self.path, self.path / NEW, self.path / RENEWED
+        if checkpoints(new, REGULAR, INTERRUPTED):
+            if not (run / MARK).is_file():  # an older version left none
+                write_whole(run / MARK, (new / MARK).read_text(encoding="utf-8"))
+            self._clear()
+            new.rename(renewed)
+        if renewed.is_dir():
+            move_into(renewed, run)
+
+    def _clear(self) -> None:
+        """Remove what a run writes, and figures of it; the mark, the recipe and files of others stay.
+
+        `results.json`, which says that the run is finished, goes first.
+        """
+        run = self.path
+        (run / RESULTS).unlink(missing_ok=True)
+        for place in (run, run / FAULTS):
+            discard(place / STAGING)
+        for folder in (*checkpoints(run, *KINDS), *checkpoints(run / FAULTS, "step")):
+            remove(folder)
+        logs = [folder for folder in run.glob("runs/*") if folder.is_dir() and not folder.is_symlink()]
+        of_tensorboard = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
+        files = [run / name for name in (TRANSLATIONS, CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
+        drawn = [path for name in DRAWN for path in run.glob(name)]  # by `hf-deepwide plot`
+        drafts = [file.with_name(f".{file.name}") for file in files]  # of a process that was killed
+        for file in (*files, *drafts, *run.glob("translations.*-*.txt"), *drawn, *of_tensorboard):
+            file.unlink(missing_ok=True)
+        for folder in (*logs, run / "runs", run / "plots", run / FAULTS):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def final_checkpoints(self, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
+        """The checkpoints whose mean is the final model, and what to call it."""
+        run = self.path
+        present = checkpoints(run)
+        if args.average_last:
+            chosen = present[-args.average_last :]
+            if len(chosen) < args.average_last:
+                logger.warning("the run has %d checkpoints; average_last asks for %d", len(chosen), args.average_last)
+            for checkpoint in chosen:
+                check_weights(checkpoint)
+            return chosen, f"the mean of the checkpoints of steps {', '.join(_step(path) for path in chosen)}"
+        best = run / f"checkpoint-{state.best_global_step}"
+        if args.load_best_model_at_end and best in present:
+            check_weights(best)
+            metric = "BLEU" if args.metric_for_best_model.endswith("bleu") else "loss"
+            return [best], f"the checkpoint of step {_step(best)}, the best in validation {metric}"
+        if args.load_best_model_at_end:  # removed by hand, or step 0 of eval_on_start
+            logger.warning("there is no %s, which was the best; the last one takes its place", best.name)
+        return present[-1:], f"the last checkpoint, of step {_step(present[-1])}"
+
+    @contextmanager
+    def telling_of_the_disk(self) -> Iterator[None]:
+        """Say in words that what a run writes at its end cannot be written."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            why = why_not_written(error, self.path)
+            if why is None:
+                raise
+            raise UserError(
+                f"{self.path}: the results cannot be written: {why}. The training has ended, and is safe. Mend "
+                "this (make room, or allow writing), and give the same command again"
+            ) from error
 
 
 def _is_within(path: Path, folder: Path) -> bool:
     """True if a path is the folder or in it, however the two are spelt."""
     path = path.resolve()
     return any(is_same(each, folder) for each in (path, *path.parents))
-
-
-def open_run(recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool) -> None:
-    """Make the folder of a run, or see that going on in it is right; leave its mark and the recipe in it.
-
-    With `overwrite` a new run begins in `.new`. A folder that is not a run's is never touched.
-    """
-    check_folder(recipe)
-    run = recipe.output_dir
-    run.mkdir(parents=True, exist_ok=True)
-    finish_replacing(run)
-    mark, now = read_mark(run), {**resolved(args), "name": recipe.name}
-    replaces, finished = mark is not None and overwrite, (run / RESULTS).is_file()
-    if replaces:
-        logger.info("%s stays as it is until the new run has its first checkpoint", run)
-    elif finished:
-        _refuse_finished(recipe)
-    elif checkpoints(run, *KINDS):
-        newest = newest_whole(run)
-        ended = newest is not None and is_last(load_state(newest))
-        known = newest is not None and not ended and mark.keys() >= now.keys()
-        _refuse_another_recipe(recipe, NO_DIFFERENCE | RESOLVED if known else NO_DIFFERENCE, ended)
-        if known:
-            _refuse_another_start(run, mark, now)
-        if ended:
-            now |= mark
-    elif mark is not None:
-        _forget_another_start(recipe)
-    _discard_start(run / NEW)
-    if replaces:
-        run = run / NEW
-        run.mkdir()
-    elif finished:  # what is there is written anew with the scores
-        return
-    write_whole(run / MARK, json.dumps(now, indent=2, ensure_ascii=False) + "\n")
-    write_whole(run / RECIPE, to_yaml(recipe.values))
 
 
 def _discard_start(new: Path) -> None:
@@ -187,88 +344,10 @@ def _discard_start(new: Path) -> None:
     discard(new)
 
 
-def _refuse_finished(recipe: Recipe) -> None:
-    """A finished run is left alone, unless it is the same but for its section evaluation."""
-    run = recipe.output_dir
-    try:
-        earlier = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-        of_earlier = earlier["recipe"]
-        changes = differences(of_earlier, recipe.values, NO_DIFFERENCE | RESOLVED) if "train" in earlier else []
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not what a run writes
-        changes = []
-    if changes and all(change.startswith("evaluation.") for change in changes):
-        logger.info("%s is scored again, as the recipe has changed: %s", run, _some(changes))
-        return
-    raise UserError(
-        f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it. "
-        "It is scored again if the section evaluation changes, and nothing else"
-    )
-
-
 def _some(changes: list[str]) -> str:
     """The first differences of two recipes, and how many more there are."""
     more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
     return "; ".join(changes[:SHOWN]) + more
-
-
-def _earlier_recipe(run: Path) -> dict[str, dict[str, Any]]:
-    """The recipe that a run began with."""
-    kept = run / RECIPE
-    earlier = parse_yaml(read_text(kept, "recipe", LARGEST), str(kept)) if kept.is_file() else None
-    if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
-        raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
-    return earlier
-
-
-def _refuse_another_recipe(recipe: Recipe, apart_from: set[str], ended: bool) -> None:
-    """An unfinished run goes on by the recipe that it began with, `apart_from` some keys of the section training.
-
-    Once training has ended, the section evaluation may change, as only scoring is left.
-    """
-    earlier, values = _earlier_recipe(recipe.output_dir), recipe.values
-    if ended:
-        earlier, values = ({name: each[name] for name in each if name != "evaluation"} for each in (earlier, values))
-    if changes := differences(earlier, values, apart_from):
-        kept = recipe.output_dir / RECIPE
-        raise UserError(
-            f"{kept.parent} holds an unfinished run of another recipe ({_some(changes)}). Resume it with its own "
-            f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
-        )
-
-
-def _forget_another_start(recipe: Recipe) -> None:
-    """Before its first checkpoint a run has nothing to go on with: another recipe may begin in its folder.
-
-    Raises:
-        UserError: there is a model, whose checkpoints somebody has removed.
-    """
-    run = recipe.output_dir
-    if (run / WEIGHTS).is_file():
-        raise UserError(
-            f"{run} holds a model ({WEIGHTS}), and neither checkpoints nor {RESULTS} of its run; give another "
-            "training.output_dir, or --overwrite to replace it"
-        )
-    if not (run / RECIPE).is_file():
-        return
-    try:
-        changes = differences(_earlier_recipe(run), recipe.values)
-    except UserError as error:
-        changes = [str(error)]
-    if changes:
-        logger.info("%s was begun by another recipe, and has no checkpoint: it begins anew (%s)", run, _some(changes))
-        for name in SIDE_FILES:
-            (run / name).unlink(missing_ok=True)
-
-
-def _refuse_another_start(run: Path, mark: dict[str, Any], now: dict[str, Any]) -> None:
-    """An unfinished run goes on with as many batches an update, as precise, and with the attention it began with."""
-    compared = ("batches_per_update", "precision", "attention")
-    if changes := [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]:
-        raise UserError(
-            f"{run} holds an unfinished run that would go on otherwise than it began ({'; '.join(changes)}). "
-            "Start as many processes, or set training.gradient_accumulation_steps, bf16 and attn_implementation "
-            "such that nothing changes; or give another training.output_dir, or --overwrite to start afresh"
-        )
 
 
 def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
@@ -280,38 +359,6 @@ def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
         "precision": f"{args.mixed_precision} autocast" if args.mixed_precision != "no" else "float32",
         "attention": args.attn_implementation,
     }
-
-
-class Replacing(TrainerCallback):
-    """Puts a new run in the place of the older one once it has a checkpoint."""
-
-    def __init__(self, run: Path, process: PartialState) -> None:
-        self.run, self.process = run, process
-
-    def on_save(
-        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The checkpoint is on disk."""
-        if Path(args.output_dir) == self.run:
-            return
-        if state.is_world_process_zero:
-            finish_replacing(self.run)
-        self.process.wait_for_everyone()
-        args.output_dir = str(self.run)
-        if state.best_model_checkpoint:
-            state.best_model_checkpoint = str(self.run / Path(state.best_model_checkpoint).name)
-
-
-def finish_replacing(run: Path) -> None:
-    """Put a new run that has a checkpoint in the place of the older one, or go on with that where it was left."""
-    new, renewed = run / NEW, run / RENEWED
-    if checkpoints(new, REGULAR, INTERRUPTED):
-        if not (run / MARK).is_file():  # an older version left none
-            write_whole(run / MARK, (new / MARK).read_text(encoding="utf-8"))
-        _clear(run)
-        new.rename(renewed)
-    if renewed.is_dir():
-        move_into(renewed, run)
 
 
 def move_into(source: Path, target: Path) -> None:
@@ -330,19 +377,25 @@ def move_into(source: Path, target: Path) -> None:
     source.rmdir()
 
 
-def _clear(run: Path) -> None:
-    """Remove what a run writes, and nothing else, but its mark and its recipe: first what says that it is finished."""
-    (run / RESULTS).unlink(missing_ok=True)
-    for place in (run, run / FAULTS):
-        discard(place / STAGING)
-    for folder in (*checkpoints(run, *KINDS), *checkpoints(run / FAULTS, "step")):
-        remove(folder)
-    logs = [folder for folder in run.glob("runs/*") if folder.is_dir() and not folder.is_symlink()]
-    of_tensorboard = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
-    files = [run / name for name in (TRANSLATIONS, CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
-    drafts = [file.with_name(f".{file.name}") for file in files]  # of a process that was killed
-    for file in (*files, *drafts, *run.glob("translations.*-*.txt"), *of_tensorboard):
-        file.unlink(missing_ok=True)
-    for folder in (*logs, run / "runs", run / "plots", run / FAULTS):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+def _step(checkpoint: Path) -> str:
+    return checkpoint.name.removeprefix("checkpoint-")
+
+
+class Replacing(TrainerCallback):
+    """Puts a new run in the place of the older one once it has a checkpoint."""
+
+    def __init__(self, folder: RunFolder, process: PartialState) -> None:
+        self.folder, self.process = folder, process
+
+    def on_save(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The checkpoint is on disk."""
+        if Path(args.output_dir) == self.folder.path:
+            return
+        if state.is_world_process_zero:
+            self.folder.finish_replacing()
+        self.process.wait_for_everyone()
+        args.output_dir = str(self.folder.path)
+        if state.best_model_checkpoint:
+            state.best_model_checkpoint = str(self.folder.path / Path(state.best_model_checkpoint).name)

@@ -1,0 +1,143 @@
+"""The task of translation: pairs of sentences in, sacreBLEU and a model card out."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from ..data.batches import encode
+from ..data.corpora import load_parallel
+from ..data.languages import add_tags, set_codes
+from ..data.tokenizer import load_or_train, training_texts
+from ..durable import write_whole
+from ..errors import UserError
+from ..evaluation.scoring import by_pair, translate_and_score
+from ..training.arguments import TranslationTrainingArguments
+from ..training.trainer import TranslationTrainer
+from .build import beam_search, build_model
+from .model_card import write_model_card
+from .run_folder import TRANSLATIONS
+from .task import Task, warn_of_few
+
+STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
+SAMPLES = 5  # test sentences in the model card
+
+
+class Translation(Task):
+    """Trains a translation model, translates the test split and scores it."""
+
+    auto = AutoModelForSeq2SeqLM
+
+    def check(self, args: TranslationTrainingArguments) -> None:
+        """Refuse a recipe whose sections `data` and `training` contradict each other."""
+        recipe = self.recipe
+        needed = ["train"] if args.eval_strategy == "no" else ["train", "validation"]
+        for split in needed if recipe.data.format != "phrases" else []:
+            if getattr(recipe.data, split) is None:
+                without = ", or set training.eval_strategy: no, load_best_model_at_end: false" * (split != "train")
+                raise UserError(f"{recipe.source}: data.{split} is not set; say where it is{without}")
+        if recipe.data.streaming and (args.max_steps <= 0 or "epoch" in (args.eval_strategy, args.save_strategy)):
+            raise UserError(
+                f"{recipe.source}: data.streaming: a stream has no length, so set training.max_steps, and "
+                "eval_strategy and save_strategy to steps"
+            )
+
+    def read(self, args: TranslationTrainingArguments, ended: bool) -> dict[str, Dataset | IterableDataset]:
+        """Sentence pairs of each split; what is evaluated is read into memory."""
+        recipe, texts = self.recipe, {}
+        if not ended:
+            texts["train"] = load_parallel(recipe.data, "train")
+            if args.eval_strategy != "no":
+                texts["validation"] = _in_memory(load_parallel(recipe.data, "validation"))
+            if recipe.data.format != "phrases" and isinstance(texts["train"], Dataset):
+                warn_of_few(len(texts["train"]), "sentence pairs", recipe)
+        if recipe.data.test is not None or recipe.data.format == "phrases":
+            texts["test"] = _in_memory(load_parallel(recipe.data, "test"))
+        return texts
+
+    def new_tokenizer(self, texts: dict[str, Dataset | IterableDataset]) -> PreTrainedTokenizerBase:
+        """The tokenizer that the recipe names or a new one, with the language codes and tags."""
+        data, train = self.recipe.data, texts.get("train")
+        limit = STREAM_TEXTS if isinstance(train, IterableDataset) else DATASET_TEXTS
+        tokenizer = load_or_train(self.recipe.tokenizer, training_texts(train, limit), data)
+        set_codes(tokenizer, data)
+        add_tags(tokenizer, data)
+        return tokenizer
+
+    def encode(
+        self, texts: dict[str, Dataset | IterableDataset], tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, Dataset]:
+        """The splits that training needs; the test split is translated from text."""
+        return {
+            split: encode(texts[split], tokenizer, self.recipe.data, filter=split == "train")
+            for split in ("train", "validation")
+            if split in texts
+        }
+
+    def new_model(self, tokenizer: PreTrainedTokenizerBase, args: TranslationTrainingArguments) -> PreTrainedModel:
+        """A new model, or the checkpoint `model.init_from`."""
+        return build_model(self.recipe, tokenizer, args)
+
+    def trainer(
+        self,
+        model: PreTrainedModel,
+        args: TranslationTrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        encoded: dict[str, Dataset],
+        texts: dict[str, Dataset | IterableDataset],
+    ) -> TranslationTrainer:
+        """The trainer, once the validation split is found to make a batch for every process."""
+        trainer = TranslationTrainer(
+            model=model,
+            args=args,
+            tokenizer=tokenizer,
+            train_dataset=encoded.get("train"),
+            eval_dataset=encoded.get("validation"),
+            eval_texts=texts.get("validation"),
+            evaluation=self.recipe.evaluation,
+            data=self.recipe.data,
+        )
+        if "validation" in encoded:
+            try:
+                trainer.get_eval_dataloader()
+            except UserError as error:
+                raise UserError(f"data.validation: {error}") from error
+        return trainer
+
+    def score(
+        self, trainer: TranslationTrainer, encoded: dict[str, Dataset], texts: dict[str, Dataset | IterableDataset]
+    ) -> dict[str, Any]:
+        """Scores of the test split's translations, and how fast they were made."""
+        self.samples: list[tuple[str, str, str]] = []
+        self.translations: dict[str, list[str]] = {}
+        if "test" not in texts:
+            return {}
+        recipe, test = self.recipe, texts["test"]
+        begun = time.perf_counter()
+        scores, self.translations = translate_and_score(trainer.translate, test, recipe.data, recipe.evaluation)
+        speed = len(test) / (time.perf_counter() - begun)
+        pairs = by_pair(test, recipe.data)
+        shown = SAMPLES if len(pairs) == 1 else 1
+        for pair, lines in self.translations.items():
+            self.samples += zip(pairs[pair]["source"][:shown], lines, pairs[pair]["target"][:shown], strict=False)
+        return {"test": scores, "generation": {"sentences_per_second": speed}}
+
+    def write(self, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
+        """Write how the model generates, the translations and the model card."""
+        recipe, config = self.recipe, model.generation_config
+        # The model translates as it was scored, also where the section evaluation has changed after training.
+        if any(getattr(config, name) != value for name, value in beam_search(recipe).items()):
+            config.update(**beam_search(recipe))
+            write_whole(folder / GENERATION_CONFIG_NAME, config.to_json_string())
+        for pair, lines in self.translations.items():
+            name = TRANSLATIONS if recipe.data.pairs is None else f"translations.{pair}.txt"
+            write_whole(folder / name, "".join(f"{line}\n" for line in lines))
+        write_model_card(folder, recipe, results, self.samples)
+
+
+def _in_memory(dataset: Dataset | IterableDataset) -> Dataset:
+    """A split to evaluate on; of a stream, all of it."""
+    return Dataset.from_list(list(dataset)) if isinstance(dataset, IterableDataset) else dataset
