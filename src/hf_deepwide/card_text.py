@@ -91,7 +91,7 @@ def for_repository(card: str, repo_id: str | None, license: str | None) -> str:
     card = _UNCHOSEN.sub(f"Its licence is {code(license)}.", card)
     try:
         parsed = ModelCard(card)
-        parsed.data.license = license
+        parsed.data["license"] = license
         return str(parsed)
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise UserError(f"share: the metadata at the top of the model card cannot be read: {plain(error)}") from error

@@ -265,8 +265,9 @@ def _check_architectures(fields: dict[str, Any]) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Z]\w*", name):
             continue
         cls = ours.get(name) or getattr(transformers, name, None)
-        config = getattr(cls, "config_class", None)
-        if isinstance(config, type) and issubclass(config, PreTrainedConfig) and config.model_type != model_type:
+        config: Any = getattr(cls, "config_class", None)
+        is_config = isinstance(config, type) and issubclass(config, PreTrainedConfig)
+        if is_config and config.model_type != model_type:
             raise ValueError(
                 f"{CONFIG}: model_type is {quote(model_type)}, but architectures names {name}, which is a "
                 f"{config.model_type}; one of the two fields is wrong"

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -287,7 +287,7 @@ def _manifest(folder: Path) -> dict[str, list[str]] | None:
         return None
     code = [path.name for path in remote_code.HERE.glob("*.py") if (folder / path.name).is_file()]
     names = {*code, *(path.name for pattern in UNLISTED for path in folder.glob(pattern) if path.is_file())}
-    return {name: [_digest(folder, name)] for name in names}
+    return _digests(folder, names)
 
 
 def _read_json(path: Path) -> Any:
@@ -296,6 +296,12 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """The digests of files in a folder, by name, as a manifest lists them; links are left out."""
+    digests = ((name, _digest(folder, name)) for name in sorted(names))
+    return {name: [digest] for name, digest in digests if digest is not None}
 
 
 def _digest(folder: Path, name: str) -> str | None:
@@ -332,10 +338,12 @@ def _write_card(
     license: str | None,
 ) -> None:
     """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder."""
-    beside = None if source is None or not (source / CARD).is_file() else source / CARD
-    if beside is not None and not _is_inside(beside, source):
-        logger.warning("share: %s is a link to elsewhere, so it is left out", beside)
-        beside = None
+    beside = None
+    if source is not None and (source / CARD).is_file():
+        if _is_inside(source / CARD, source):
+            beside = source / CARD
+        else:
+            logger.warning("share: %s is a link to elsewhere, so it is left out", source / CARD)
     there = None if folder is None or not (folder / CARD).is_file() else folder / CARD
     if there is not None and CARD not in earlier:
         logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
@@ -343,7 +351,7 @@ def _write_card(
         return
     card = beside or there
     if card is None:
-        name = (repo_id or folder.resolve().as_posix()).rpartition("/")[2]
+        name = (repo_id or (folder or staged).resolve().as_posix()).rpartition("/")[2]
         text = str(minimal_card(model, name, repo_id))
     else:
         try:
@@ -367,7 +375,7 @@ def _linked(card: Path) -> set[str]:
 
     Files that Transformers reads (of tokens, configs, adapters) lie at the top and are no such files.
     """
-    names = set()
+    names: set[str] = set()
     if not card.is_file():
         return names
     for target in re.findall(r"\]\(([^)\s#]+)", card.read_text(encoding="utf-8", errors="replace")):
@@ -428,7 +436,7 @@ def _replace(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> None:
     Raises:
         UserError: a file of somebody else is in the way; nothing has changed then.
     """
-    new = {name: [_digest(staged, name)] for name in sorted(_files(staged))}
+    new = _digests(staged, _files(staged))
     for name in new:
         _check_way(folder, name, earlier)
     if not folder.exists():

@@ -64,7 +64,7 @@ def load_config(where: str | os.PathLike, told: str | None = None, trust_remote_
 
 
 def load_model(
-    auto: type,
+    auto: type[Any],
     where: str | os.PathLike,
     told: str | None = None,
     *,
@@ -224,10 +224,10 @@ class _Telling:
         if isinstance(error, SafetensorError):
             raise UserError(f"{self.told}: its weights are damaged ({one_line(error)})") from error
         # The library `tokenizers` raises a plain `Exception`, or a panic of Rust's, which is none of Python's kinds.
-        if isinstance(error, self.FAILURES) or kind is Exception or kind.__name__ == "PanicException":
-            reason = one_line(error) or kind.__name__
+        if isinstance(error, self.FAILURES) or type(error) is Exception or type(error).__name__ == "PanicException":
+            reason = one_line(error) or type(error).__name__
             if isinstance(error, INNER):
-                reason = f"Transformers makes no sense of its files ({kind.__name__}: {reason})"
+                reason = f"Transformers makes no sense of its files ({type(error).__name__}: {reason})"
             if not Path(self.name).exists() and not isinstance(error, _NoFolder):
                 reason = f"there is no such folder, and from the Hub: {reason}"
             raise UserError(f"{self.told}: {reason}") from error

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, pipelines
 
+from .models.configuration_base import DeepWideConfig
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
@@ -26,7 +27,7 @@ from .models.pipeline_translation import TranslationPipeline
 class Family(NamedTuple):
     """The three classes of a family, and a fourth where it also has a masked language model."""
 
-    config: type
+    config: type[DeepWideConfig]
     model: type[DeepWideModel]
     lm: type[DeepWideForConditionalGeneration]
     masked_lm: type[DeepWidePreTrainedModel] | None = None

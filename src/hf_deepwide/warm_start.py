@@ -240,7 +240,8 @@ def _positions(name: str, config: PreTrainedConfig, tensors: Tensors) -> None:
             tensors[key] = tensors[key][2:]  # fairseq's: two rows for padding, which nothing looks up
         elif config.model_type == "marian":
             table = tensors.pop(key).float().cpu()
-            computed = SinusoidalPositions(*table.shape, "marian").table
+            length, dim = table.shape
+            computed = SinusoidalPositions(length, dim, "marian").table
             if (table - computed).abs().max() > 0.01:  # bfloat16 rounds by up to 0.004
                 raise UserError(f"cannot start from {name}: the positions of its {stack} are not Marian's sinusoids")
 

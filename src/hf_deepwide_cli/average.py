@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> None:
     config = read_config(checkpoints[-1])
     if (family := FAMILIES.get(config.get("model_type"))) is not None:
         masked = any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or [])
-        load_model(family.masked_lm if masked else family.lm, checkpoints[-1])  # its config describes its weights
+        load_model((masked and family.masked_lm) or family.lm, checkpoints[-1])  # its config describes its weights
     average_checkpoints(checkpoints, args.output)

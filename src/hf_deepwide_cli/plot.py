@@ -16,6 +16,7 @@ A run is its folder, or one of its checkpoints. Figures that exist are not repla
 """
 
 import argparse
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -41,7 +42,12 @@ def run(args: argparse.Namespace) -> None:
     """Draw."""
     from hf_deepwide.runs import figures
 
-    draw = {"curves": figures.draw_curves, "layers": figures.draw_layers, "paths": figures.draw_paths}[args.kind]
+    kinds: dict[str, Callable[..., Iterable[Path]]] = {
+        "curves": figures.draw_curves,
+        "layers": figures.draw_layers,
+        "paths": figures.draw_paths,
+    }
+    draw = kinds[args.kind]
     options = {name: value for name, value in vars(args).items() if name != "kind"}
     for path in draw(**options):
         print(path)

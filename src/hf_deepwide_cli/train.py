@@ -20,6 +20,7 @@ plots/, recipe.yaml, run.json and the checkpoints.
 
 import argparse
 import os
+from typing import cast
 
 MASKED_LM = "masked-lm"
 TAKES_OVERRIDES = True
@@ -70,7 +71,7 @@ def train_masked_lm(recipe: str, overrides: list[str], overwrite: bool) -> None:
     from hf_deepwide.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides, MaskedLMRecipe)
-    results = run_masked_lm(loaded, overwrite)
+    results = run_masked_lm(cast(MaskedLMRecipe, loaded), overwrite)
     if not _is_first():
         return
     for split in ("validation", "test"):

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
@@ -109,7 +109,7 @@ class DataArguments(Places):
     seed: int = 1  # phrases: another seed is another corpus
     train_size: int = 25_000  # phrases: pairs to train on; 500 more are held out for each of validation and test
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise UserError(f"data.format is {quote(self.format)}; accepted: {', '.join(get_args(Format))}")
         check_numbers(self, RANGES, "data.")
@@ -181,11 +181,16 @@ class DataArguments(Places):
     def for_pair(self, pair: str) -> "DataArguments":
         """The section as it would be for one of the `pairs` alone."""
         source_lang, target_lang = split_pair(pair)
-        places = {
+        places: dict[str, Any] = {
             place: fill_in(getattr(self, place), pair, f"data.{place}")
             for place in ("train", "validation", "test", "name", "config", "source_field", "target_field")
         }
-        one = {"pairs": None, "train_only_pairs": [], "posteriors": "none", "sampling_temperature": 1.0}
+        one: dict[str, Any] = {
+            "pairs": None,
+            "train_only_pairs": [],
+            "posteriors": "none",
+            "sampling_temperature": 1.0,
+        }
         return dataclasses.replace(self, **one, **places, source_lang=source_lang, target_lang=target_lang)
 
     @property
@@ -198,7 +203,7 @@ class DataArguments(Places):
     def language_pairs(self) -> list[tuple[str, str]]:
         """Source and target language of each pair, whether there are several or one."""
         if self.pairs is None:
-            return [(self.source_lang, self.target_lang)]
+            return [(str(self.source_lang), str(self.target_lang))]
         return [split_pair(pair) for pair in self.pairs]
 
     @property
@@ -210,12 +215,12 @@ class DataArguments(Places):
     @property
     def source_name(self) -> str:
         """The field of the source text."""
-        return self.source_field or self.source_lang
+        return self.source_field or str(self.source_lang)
 
     @property
     def target_name(self) -> str:
         """The field of the target text."""
-        return self.target_field or self.target_lang
+        return self.target_field or str(self.target_lang)
 
 
 def split_pair(pair: str) -> tuple[str, str]:

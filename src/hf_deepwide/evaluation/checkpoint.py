@@ -37,7 +37,8 @@ def device_of(name: str | None, option: str = "--device") -> torch.device:
         UserError: there is no such device here; the message begins with `option`.
     """
     if name is None:
-        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it

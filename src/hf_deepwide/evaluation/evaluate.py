@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
@@ -65,6 +66,11 @@ class Request:
     device: str | None = field(default=None, metadata={"help": "Default: a GPU where there is one."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run model code from the checkpoint."})
 
+    @property
+    def system(self) -> str:
+        """The scored system: a checkpoint, or a file of translations. Empty where neither is given."""
+        return self.model or self.hypotheses or ""
+
 
 def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
     """Score and compare one language pair, or several and their average; print what is found.
@@ -107,7 +113,7 @@ def for_pair(request: Request, pair: str) -> Request:
         raise UserError(f"--pairs: {quote(pair)} is no language pair; write source and target, as in en-de")
     source_lang, target_lang = split_pair(pair)
     names = ("model", "hypotheses", "source", "reference", "translations")
-    files = {name: fill_in(getattr(request, name), pair, f"--{name}") for name in names}
+    files: dict[str, Any] = {name: fill_in(getattr(request, name), pair, f"--{name}") for name in names}
     files["compare"] = [fill_in(system, pair, "--compare") for system in request.compare]
     if request.translations and len(request.pairs) > 1 and files["translations"] == request.translations:
         raise UserError("--translations: several pairs would write one file; put {pair} into its name")
@@ -117,7 +123,7 @@ def for_pair(request: Request, pair: str) -> Request:
 def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationArguments) -> dict[str, dict]:
     """Each system's mean scores over all language pairs and over groups of them, and win ratios; all are printed."""
     of_groups = groups(request.pairs, evaluation.average_languages)
-    systems = [request.model or request.hypotheses, *request.compare]
+    systems = [request.system, *request.compare]
     scores = {
         system: {pair: list(report["systems"].values())[place] for pair, report in reports.items()}
         for place, system in enumerate(systems)
@@ -148,7 +154,7 @@ def others_scores(request: Request) -> dict[str, dict[str, float]]:
 
 def evaluate_pair(request: Request, evaluation: EvaluationArguments) -> dict:
     """Read all files, then translate, write translations, score and compare; what `--output` is to hold."""
-    baseline = request.model or request.hypotheses
+    baseline = request.system
     references = lines_of(request.reference)
     translations: dict[str, list[str]] = {}
     for file in [*([request.hypotheses] if request.hypotheses else []), *request.compare]:
@@ -159,7 +165,7 @@ def evaluate_pair(request: Request, evaluation: EvaluationArguments) -> dict:
         sources = lines_of(request.source)
         check_parallel(sources, references, (request.source, request.reference))
 
-    scoring = {
+    scoring: dict[str, Any] = {
         "lowercase": evaluation.lowercase,
         "tokenize": evaluation.tokenize,
         "target_lang": request.target_lang,
@@ -209,7 +215,7 @@ def check_arguments(request: Request, evaluation: EvaluationArguments) -> None:
     checkpoints = [name for name in (request.model, *request.compare) if name and Path(name).is_dir()]
     if (request.model or checkpoints) and not request.source:
         raise UserError(f"{request.model or checkpoints[0]} is a checkpoint: give its input with --source FILE")
-    systems = [request.model or request.hypotheses, *request.compare]
+    systems = [request.system, *request.compare]
     twice = {name for name in systems if systems.count(name) > 1}
     if twice:
         raise UserError(f"--compare: {', '.join(sorted(twice))} is named twice")

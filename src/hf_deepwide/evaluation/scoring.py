@@ -31,7 +31,7 @@ def translate_and_score(
     """
     scores, translations = {}, {}
     for pair, part in by_pair(texts, data).items():
-        source_lang, target_lang = pair.split("-") if data.pairs else (data.source_lang, data.target_lang)
+        source_lang, target_lang = pair.split("-") if data.pairs else data.language_pairs[0]
         translations[pair] = translate(part["source"][:], evaluation, source_lang, target_lang)
         scores[pair] = score(
             translations[pair],

@@ -13,7 +13,7 @@ know: train both systems with several seeds, give all the translations (`runs`),
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
@@ -80,7 +80,7 @@ def compare_systems(
     check_parallel(baseline, repeated, ("the baseline's translations", of_runs))
     check_parallel(system, repeated, ("the system's translations", of_runs))
     count = len(references)
-    by_sentence = [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
+    by_sentence: Any = [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
     named_systems = list(zip(("baseline", "system"), by_sentence, strict=True))
     differing = sum(a != b for a, b in zip(*by_sentence, strict=True))
     report = {}
@@ -93,8 +93,8 @@ def compare_systems(
         difference = second.score - first.score
         p_randomization = max(randomization.results[1].p_value, 2.0 ** (1 - differing))
         report[name] = {
-            "baseline": {"score": first.score, "mean": float(first.mean), "ci": float(first.ci)},
-            "system": {"score": second.score, "mean": float(second.mean), "ci": float(second.ci)},
+            "baseline": _with_interval(first),
+            "system": _with_interval(second),
             "difference": difference,
             "p_bootstrap": second.p_value if difference else 1.0,
             "p_randomization": p_randomization if difference else 1.0,
@@ -104,24 +104,29 @@ def compare_systems(
 
 
 def compare_to_baseline(
-    baseline: Sequence[str], systems: Mapping[str, Sequence[str]], references: Sequence[str], **settings
+    baseline: Sequence[str], systems: Mapping[str, Sequence[str]], references: Sequence[str], **settings: Any
 ) -> dict[str, dict]:
     """`compare_systems` of each of the named systems against one baseline; `settings` are its keywords."""
     return {name: compare_systems(baseline, system, references, **settings) for name, system in systems.items()}
 
 
+def _with_interval(result: Result) -> dict[str, float]:
+    """A score and its interval, which every result of the bootstrap has."""
+    return {"score": result.score, "mean": float(cast(float, result.mean)), "ci": float(cast(float, result.ci))}
+
+
 def _paired_test(
-    named_systems: list[tuple[str, list[Sequence[str]]]],
+    named_systems: list[tuple[str, Any]],  # for sacreBLEU a sentence is text; here it is its translations
     metric: Metric,
     references: Sequence[str],
     kind: str,
     count: int,
 ) -> _Tested:
-    metrics = {"metric": _OverRuns(metric)}
+    metrics: dict[str, Any] = {"metric": _OverRuns(metric)}
     test = PairedTest(named_systems, metrics, [list(references)], test_type=kind, n_samples=count)
     signatures, columns = test()
     (title, signature), *_ = signatures.items()
-    return _Tested(columns[title], str(signature))
+    return _Tested(cast(list[Result], columns[title]), str(signature))
 
 
 class _OverRuns:

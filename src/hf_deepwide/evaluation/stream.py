@@ -113,7 +113,7 @@ def _read(source: str) -> Iterator[str]:
 
 
 @contextmanager
-def _open_target(target: str, resume: bool) -> Iterator[BinaryIO]:
+def _open_target(target: str, resume: bool) -> Iterator[BinaryIO | gzip.GzipFile]:
     """The target, open for writing; standard output stays open."""
     if target == STANDARD:
         try:

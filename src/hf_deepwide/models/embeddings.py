@@ -31,6 +31,8 @@ class SinusoidalPositions(nn.Module):
     frequencies 10000^(-2k / D), positions counted from 0.
     """
 
+    table: torch.Tensor
+
     def __init__(self, length: int, dim: int, kind: str) -> None:
         super().__init__()
         self.length, self.dim, self.kind = length, dim, kind

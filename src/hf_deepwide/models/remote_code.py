@@ -21,7 +21,7 @@ def reference(cls: type) -> str:
     return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
 
 
-CUSTOM_PIPELINES = {
+CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
     "translation": {"impl": reference(TranslationPipeline), "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
 }
 

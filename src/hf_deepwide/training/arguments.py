@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import Seq2SeqTrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from ..errors import quote
 from ..limits import check_numbers
@@ -128,8 +129,8 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
         """Check numbers, fill in what is left to us, leave the rest to the parent, and see that all of it agrees."""
         check_numbers(self, RANGES)  # first, as the parent computes with them, and opens the files
         check_files(self)
-        on_cpu = self.use_cpu or not torch.accelerator.is_available()
-        self.use_cpu = on_cpu  # the parent refuses bf16 on a CPU unless it is told that a CPU is meant
+        on_cpu: bool = self.use_cpu or not torch.accelerator.is_available()
+        self.use_cpu: bool = on_cpu  # the parent refuses bf16 on a CPU unless it is told that a CPU is meant
         if self.bf16 == "auto":
             self.bf16 = not self.fp16 and (cpu_is_faster_in_bf16() if on_cpu else torch.cuda.is_bf16_supported(False))
         if not isinstance(self.bf16, bool):
@@ -188,8 +189,8 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
         self._check_evaluations()
         if self.save_strategy not in ("epoch", "steps"):
             raise ValueError(
-                f"save_strategy is {self.save_strategy.value}; the final model is made from checkpoints, and a run is "
-                "resumed from them: epoch or steps"
+                f"save_strategy is {SaveStrategy(self.save_strategy).value}; the final model is made from "
+                "checkpoints, and a run is resumed from them: epoch or steps"
             )
 
     def _check_evaluations(self) -> None:
