@@ -1,16 +1,21 @@
 # make quickstart   environment, then train, score and use a small MAT on the embedded corpus (no download)
 # make test         environment, then the tests
-# make check        environment, then style
+# make pages        environment, then the tests of README and docs: their commands, code and links
+# make check        environment, then style, types of the public surface, and which package imports which
+# make hf-tests     environment, then Hugging Face's own model tests on every family (ARGS="-k mat" chooses)
+# make test-oldest  an environment of its own with the oldest versions that pyproject.toml allows, then the tests
 # make bench        environment, then the speed benchmarks (minutes; close other programs)
-# make hf-tests     environment, then Hugging Face's own model tests on every family (needs HF_COMMON)
 
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
-HF_COMMON ?= ../shared/hf_common
+OLDEST := $(VENV)-oldest
+ARGS ?=
+# Pages and Hugging Face's tests have targets of their own.
+SUITE := --numprocesses 2 --dist loadfile --ignore tests/pages --ignore tests/hf_common
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup quickstart test check bench hf-tests
+.PHONY: setup quickstart test pages check bench hf-tests test-oldest
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -25,15 +30,31 @@ quickstart: setup
 	$(RUN) scripts/quickstart.py
 
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(SUITE) $(ARGS)
+
+pages: setup
+	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/pages $(ARGS)
 
 check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --cache-dir build/import-linter
 
 bench: setup
 	$(RUN) benchmarks/speed/speed.py marian
 	$(RUN) benchmarks/speed/speed.py mat
 
+# The tests are no part of the wheel of Transformers: the first line fetches its source distribution, once.
 hf-tests: setup
-	PYTHON="$(CURDIR)/$(RUN)" HF_COMMON="$(HF_COMMON)" bash tests/hf_tests.sh
+	$(RUN) tests/hf_common/hf_sdist.py
+	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/hf_common --numprocesses 2 $(ARGS)
+
+test-oldest: $(OLDEST)/ready
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest $(SUITE) $(ARGS)
+
+$(OLDEST)/ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
+		--editable '.[dev]'
+	touch $@

@@ -1,0 +1,107 @@
+"""One row a case: a family, and the fields in which its tiny config differs from `TINY`.
+
+The tests of Transformers expect as many decoder layers as encoder layers, and as many heads.
+"""
+
+from itertools import product
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from hf_deepwide.registration import FAMILIES, Family
+
+TINY = {
+    "vocab_size": 99,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 100,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 3,
+    # The tests multiply weights by 5 and compare attention functions to 1e-5: Xavier's weights are too large for that.
+    "init_std": 0.02,
+}
+# By default a model runs sdpa, and tests that need attention weights switch to eager.
+EAGER = {"attn_implementation": "eager"}
+PRE_NORM = {"normalize_before": True}
+RNN = {"cell": "rnn", "lstm_hidden": "single", "cross_query": "residual"}
+BIASED = {"lstm_bias": True, "attn_input_norm": False, "final_layer_norm": True, "attention_branches": 2}
+GLOBAL = {"share_gates": "global", "share_hidden": "global"}
+
+
+class Case(NamedTuple):
+    """A family with a tiny config."""
+
+    name: str
+    family: Family
+    fields: dict[str, Any]
+
+    @property
+    def model_classes(self) -> tuple[type[PreTrainedModel], type[PreTrainedModel]]:
+        """The bare model and the model that translates."""
+        return self.family.model, self.family.lm
+
+    def config(self, **changes: Any) -> Any:
+        """A tiny config."""
+        return self.family.config(**{**TINY, **self.fields, **changes})
+
+
+def _rows(model_type: str, *variants: dict[str, Any]) -> list[Case]:
+    """A family as it is by default, and its variants; the name of a case lists the fields that differ."""
+    cases = []
+    for fields in ({}, *variants):
+        values = [f"{name}_{value}" for name, value in fields.items()]
+        cases.append(Case("_".join([model_type, *values]), FAMILIES[model_type], fields))
+    return cases
+
+
+CASES = [
+    *_rows(
+        "vanilla_transformer",
+        EAGER,
+        PRE_NORM,
+        {"residual": "rezero"},
+        {"layer_aggregation": "dlcl"},
+        {"layer_aggregation": "dlcl", **PRE_NORM},
+        {"layer_drop": 0.3, **PRE_NORM},
+    ),
+    *_rows("mat", EAGER, PRE_NORM, {"attention_branches": 1}, {"attention_branches": 1, **PRE_NORM}),
+    *_rows(
+        "multipath_transformer",
+        EAGER,
+        *({"encoder_paths": paths, "more_features": more} for paths, more in product((1, 2, 4), (False, True))),
+        {"encoder_paths": 4, "path_norm": False, "normalize_before": False},
+    ),
+    *_rows(
+        "latent_depth",
+        EAGER,
+        *(
+            {"latent_encoder": both, "inference_selection": how}
+            for both, how in product((True, False), ("hard", "soft"))
+        ),
+    ),
+    *_rows(
+        "depthwise_lstm",
+        EAGER,
+        *({"decoder_merge": merge} for merge in ("add", "concat", "two_lstms")),
+        *(
+            {"share_gates": gates, "share_hidden": hidden}
+            for gates, hidden in product(("none", "stack", "global"), repeat=2)
+        ),
+        {"decoder_merge": "two_lstms", **GLOBAL},
+        RNN,
+        BIASED,
+    ),
+]
+
+# The tests look up by a class's name what to feed it: labels or none. Without these entries they build no labels.
+for _model_type, _family in FAMILIES.items():
+    modeling_auto.MODEL_MAPPING_NAMES.setdefault(_model_type, _family.model.__name__)
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.setdefault(_model_type, _family.lm.__name__)
