@@ -14,7 +14,16 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, trai
 from hf_deepwide.errors import UserError
 from hf_deepwide.registration import FAMILIES
 from hf_deepwide.runs.build import build_model, new_config
-from hf_deepwide.runs.recipe import PACKAGED, Recipe, check_recipe, differences, load_recipe, packaged_recipes
+from hf_deepwide.runs.facts import INSTRUCTION_SETS, describe
+from hf_deepwide.runs.recipe import (
+    PACKAGED,
+    Recipe,
+    check_recipe,
+    config_class,
+    differences,
+    load_recipe,
+    packaged_recipes,
+)
 from hf_deepwide.runs.schema import reference_comments
 from hf_deepwide.training.arguments import REFUSED, TranslationTrainingArguments
 
@@ -314,7 +323,8 @@ def test_a_recipe_survives_its_own_yaml(tmp_path):
 def test_the_reference_recipe_explains_every_key():
     comments = reference_comments()
     for section in ("data", "tokenizer", "evaluation"):
-        assert set(comments[section]) == {field.name for field in dataclasses.fields(Recipe.sections[section])}
+        fields = {field.name for field in dataclasses.fields(Recipe.sections[section])}
+        assert set(comments[section]) == fields - set(Recipe.refused)
     theirs = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     ours = {field.name for field in dataclasses.fields(TranslationTrainingArguments) if field.init} - theirs
     assert ours <= set(comments["training"])
@@ -338,3 +348,30 @@ def test_the_reference_recipe_has_the_defaults():
             assert value == fields[key], key
     config = FAMILIES["vanilla_transformer"].config()
     assert {key: getattr(config, key) for key in recipe.model_fields} == recipe.model_fields
+
+
+def test_a_key_of_evaluate_is_refused_in_a_recipe():
+    with pytest.raises(UserError, match="hf-deepwide evaluate --bootstrap_samples"):
+        load_recipe("quickstart", ["--evaluation.bootstrap_samples", "10"])
+
+
+def test_a_recipe_holds_the_settings_of_the_released_latent_depth():
+    fields = load_recipe("ted8_related_o2m_latent_released").model_fields
+    config = config_class("latent_depth")(**fields)
+    assert (config.encoder_layers, config.decoder_layers, config.target_decoder_layers) == (12, 24, 12)
+    assert (config.gumbel_temperature, config.soft_selection_steps, config.kl_estimator) == (5, 500, "fairseq")
+    assert (config.kl_weight, config.kl_reduction, config.layer_sharing_weight) == (0.1, "mean", 0.1)
+    assert not config.latent_encoder
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "flags"),
+    [
+        ("model name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512_bf16\n\nmodel name\t: B", "AMD EPYC", "avx512_bf16"),
+        ("model name : AMD EPYC\nflags : fpu avx2 amx_bf16\n", "AMD EPYC", "amx_bf16"),
+    ],
+)
+def test_machines_of_one_brand_are_told_apart(text, name, flags):
+    told = describe(text)
+    assert told["model name"] == name
+    assert [flag for flag in INSTRUCTION_SETS if flag in told["flags"].split()] == ["avx2", flags]

@@ -102,33 +102,6 @@ class LatentDepthConfig(DeepWideConfig):
         """
         return "hard" if self.soft_selection_steps is not None or self.last_temperature < 1 else "tempered"
 
-    @classmethod
-    def released(cls, **overrides: Any) -> "LatentDepthConfig":
-        """The released code's model and losses for one-to-many translation, as its README trains them.
-
-        Its defects are left out: uninitialised logits, selections redrawn at each generated token, post-norm by
-        omission, and the negative weight of the KL term in the first steps.
-        """
-        fields = {
-            "encoder_layers": 12,
-            "decoder_layers": 24,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 1024,
-            "decoder_ffn_dim": 1024,
-            "dropout": 0.3,
-            "attention_dropout": 0.3,
-            "share_encoder_decoder_embeddings": False,
-            "latent_encoder": False,
-            "soft_selection_steps": 500,
-            "kl_estimator": "fairseq",
-            "kl_reduction": "mean",
-            "kl_weight": 0.1,
-            "target_decoder_layers": 12,
-            "layer_sharing_weight": 0.1,
-        }
-        return cls(**fields | overrides)
-
     def temperature_at(self, step: int) -> float:
         """Tau after `step` optimizer steps."""
         if self.final_temperature is None:

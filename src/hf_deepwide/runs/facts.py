@@ -45,12 +45,31 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
+# Instruction sets that change how fast matrices are multiplied, or how sums are rounded. Processors of one brand may
+# differ in them, and a virtual machine may hide them.
+INSTRUCTION_SETS = (
+    *("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"),  # x86
+    *("asimd", "bf16", "i8mm", "sve", "sve2"),  # ARM
+)
+
+
 def machine() -> dict[str, Any]:
-    """Processor, the cores this process may use, and graphics cards."""
-    processor = platform.processor() or platform.machine()
-    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
-        names = [line for line in cpuinfo.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
-        processor = names[0].partition(":")[2].strip() if names else processor
+    """Processor and its instruction sets, the cores this process may use, and graphics cards."""
+    cpuinfo = Path("/proc/cpuinfo")
+    told = describe(cpuinfo.read_text(encoding="utf-8")) if cpuinfo.is_file() else {}
+    processor = told.get("model name") or platform.processor() or platform.machine()
+    known = {*told.get("flags", "").split(), *told.get("Features", "").split()}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"processor": processor, "cores": cores, "gpus": gpus}
+    return {
+        "processor": processor,
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in known],
+        "cores": cores,
+        "gpus": gpus,
+    }
+
+
+def describe(cpuinfo: str) -> dict[str, str]:
+    """The fields of the first processor in the text of `/proc/cpuinfo`."""
+    pairs = (line.partition(":") for line in cpuinfo.strip().split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -65,8 +65,8 @@ class Recipe:
         data, tokenizer, evaluation: the sections as objects.
         secrets: the tokens, passwords and keys that are not in `values`, by section and key.
 
-    What is trained by another kind of recipe has a subclass with its own `sections`, `refused` keys of the section
-    training, each with what to use instead, and `families`.
+    What is trained by another kind of recipe has a subclass with its own `sections`, `refused` keys, each with what
+    to use instead, and `families`.
     """
 
     sections: ClassVar[dict[str, type | None]] = {
@@ -76,7 +76,9 @@ class Recipe:
         "training": TranslationTrainingArguments,
         "evaluation": EvaluationArguments,
     }
-    refused: ClassVar[dict[str, str]] = REFUSED
+    refused: ClassVar[dict[str, str]] = REFUSED | {
+        "bootstrap_samples": "a run compares no systems; give `hf-deepwide evaluate --bootstrap_samples` instead"
+    }
 
     name: str
     source: str
@@ -227,7 +229,7 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
     for section, cls in kind.sections.items():
         if cls is None:
             continue
-        _check_fields(values[section], section, cls, kind.refused if section == "training" else {}, source)
+        _check_fields(values[section], section, cls, kind.refused, source)
         if section == "training":
             continue
         try:

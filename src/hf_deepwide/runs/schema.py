@@ -19,7 +19,7 @@ def recipe_schema(kind: type[Recipe] = Recipe) -> dict[str, Any]:
     """
     comments = reference_comments()
     sections = {
-        section: _section(cls, comments.get(section, {}), {} if section != "training" else kind.refused)
+        section: _section(cls, comments.get(section, {}), kind.refused)
         for section, cls in kind.sections.items()
         if cls is not None
     }
