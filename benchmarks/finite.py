@@ -20,7 +20,7 @@ from reports import write_report
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.training.replay import first_nonfinite
 

@@ -22,7 +22,7 @@ import yaml
 from transformers import BertConfig, BertModel
 
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SECONDS, SHORT = 60, 450  # most that a wrong call may take, on a busy machine, and say

@@ -11,7 +11,7 @@ import transformers
 from packaging.version import Version
 from transformers import PreTrainedModel
 
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 
 SIZES = {
     "vocab_size": 41,

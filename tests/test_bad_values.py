@@ -19,7 +19,7 @@ from model_cases import CASES, config_of
 from tiny_run import tiny_values
 
 from hf_deepwide.errors import UserError, quote
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import Recipe, check_recipe, config_class
 from hf_deepwide.runs.yaml_values import parse_yaml, to_yaml

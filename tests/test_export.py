@@ -31,8 +31,8 @@ from hf_deepwide import export
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.export import MANIFEST, share, verify_folder
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.loading import load_model
-from hf_deepwide.registration import FAMILIES
 from hf_deepwide.runs.averaging import average_checkpoints
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "share.py"

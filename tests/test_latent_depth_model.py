@@ -13,8 +13,8 @@ from hf_deepwide import (
     LatentDepthForConditionalGeneration,
     VanillaTransformerForConditionalGeneration,
 )
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.models import modeling_latent_depth
-from hf_deepwide.registration import FAMILIES
 from hf_deepwide.warm_start import preserves_function
 
 LL = {

@@ -8,7 +8,7 @@ from model_cases import CASES, build, config_of, pair
 from safetensors import safe_open
 from transformers import AutoModel, AutoModelForSeq2SeqLM, set_seed
 
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 
 UNTIED = {
     "shared and tied": {},

@@ -10,8 +10,8 @@ from hf_deepwide.data.languages import add_tags, translation_pairs
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.models.language_pairs import pair_settings
-from hf_deepwide.registration import FAMILIES
 
 TEXTS = ["two dogs run", "a man in a red coat sits by the water", "who is there"]
 CORPUS = [*TEXTS, "the dogs sit in the red water", "a tree by the coat", "a man runs there", "who sits"] * 3

@@ -13,10 +13,10 @@ from transformers import BartConfig, BartForConditionalGeneration, pipeline
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.translate import EvaluationArguments, generate_ids, translate
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.models import language_pairs
 from hf_deepwide.models.language_pairs import Languages, nearest
 from hf_deepwide.models.plain_text import MOST_CHARACTERS
-from hf_deepwide.registration import FAMILIES
 from hf_deepwide.runs.build import build_model
 
 SEARCH = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=6)

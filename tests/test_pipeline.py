@@ -27,9 +27,9 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_deepwide import registration
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.models import language_pairs
 from hf_deepwide.models.pipeline_translation import TranslationPipeline
-from hf_deepwide.registration import FAMILIES
 
 TEXTS = ["two dogs run", "a man in a red coat sits by the water", "who is there", "trees"]
 CORPUS = [*TEXTS, "the dogs sit in the red water", "a tree by the coat", "a man runs there", "who sits"] * 3

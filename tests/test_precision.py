@@ -7,7 +7,7 @@ import pytest
 import torch
 from model_cases import CASES, build, pair, source, tokens
 
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.training import arguments
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 

@@ -12,7 +12,7 @@ import hf_deepwide
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.runs.build import build_model, new_config
 from hf_deepwide.runs.facts import INSTRUCTION_SETS, describe
 from hf_deepwide.runs.recipe import (

@@ -23,7 +23,7 @@ from transformers import initialization as init
 from transformers.utils import cached_file
 
 from .errors import one_line, quote
-from .registration import FAMILIES
+from .families import FAMILIES
 
 CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
     "config.json",

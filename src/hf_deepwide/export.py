@@ -36,9 +36,9 @@ from . import card_text
 from .data.tokenizer import check_tokenizer
 from .durable import publish, why_not_written, write_whole
 from .errors import UserError, one_line, quote
+from .families import FAMILIES, Family
 from .loading import check_finite, load_model, load_tokenizer
 from .models import remote_code
-from .registration import FAMILIES, Family
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.language_pairs import pairs_of_posterior
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .warm_start import SHARED, own_fields, tie
+from .vanilla_form import SHARED, own_fields, tie
 
 SELECTIONS = ("hard", "soft", "tempered")
 LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")

@@ -1,54 +1,12 @@
-"""The families, declared once, and their registration and the pipeline's with Transformers."""
+"""Registration of the families and of the translation pipeline with Transformers."""
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, pipelines
 
-from .models.configuration_base import DeepWideConfig
-from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
-from .models.configuration_latent_depth import LatentDepthConfig
-from .models.configuration_mat import MATConfig
-from .models.configuration_multipath_transformer import MultiPathConfig
-from .models.configuration_vanilla_transformer import VanillaTransformerConfig
-from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel, DeepWidePreTrainedModel
-from .models.modeling_depthwise_lstm import DepthwiseLSTMForConditionalGeneration, DepthwiseLSTMModel
-from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
-from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
-from .models.modeling_mat import MATForConditionalGeneration, MATModel
-from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
-from .models.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerModel,
-)
+from .families import FAMILIES
 from .models.pipeline_translation import TranslationPipeline
-
-
-class Family(NamedTuple):
-    """The three classes of a family, and a fourth where it also has a masked language model."""
-
-    config: type[DeepWideConfig]
-    model: type[DeepWideModel]
-    lm: type[DeepWideForConditionalGeneration]
-    masked_lm: type[DeepWidePreTrainedModel] | None = None
-
-    @property
-    def auto_classes(self) -> dict[str, type]:
-        """The family's classes under the names of the Auto classes that load them."""
-        classes = {"AutoConfig": self.config, "AutoModel": self.model, "AutoModelForSeq2SeqLM": self.lm}
-        return classes if self.masked_lm is None else classes | {"AutoModelForMaskedLM": self.masked_lm}
-
-
-FAMILIES = {
-    family.config.model_type: family
-    for family in (
-        Family(VanillaTransformerConfig, VanillaTransformerModel, VanillaTransformerForConditionalGeneration),
-        Family(MATConfig, MATModel, MATForConditionalGeneration),
-        Family(MultiPathConfig, MultiPathModel, MultiPathForConditionalGeneration),
-        Family(LatentDepthConfig, LatentDepthModel, LatentDepthForConditionalGeneration, LatentDepthForMaskedLM),
-        Family(DepthwiseLSTMConfig, DepthwiseLSTMModel, DepthwiseLSTMForConditionalGeneration),
-    )
-}
 
 
 class TaskAliases(dict):

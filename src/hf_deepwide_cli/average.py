@@ -20,8 +20,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check the output folder and the checkpoints, average."""
     from hf_deepwide.durable import check_output
+    from hf_deepwide.families import FAMILIES
     from hf_deepwide.loading import load_model
-    from hf_deepwide.registration import FAMILIES
     from hf_deepwide.runs.averaging import average_checkpoints, read_config
 
     checkpoints = [Path(checkpoint) for checkpoint in args.checkpoints]

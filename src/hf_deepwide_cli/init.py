@@ -35,10 +35,11 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
 
     from hf_deepwide.durable import Saving, check_output, whole_folder
     from hf_deepwide.errors import UserError, quote
+    from hf_deepwide.families import FAMILIES
     from hf_deepwide.loading import load_model, load_tokenizer
-    from hf_deepwide.registration import FAMILIES
     from hf_deepwide.runs.recipe import parse_overrides
-    from hf_deepwide.warm_start import load_base, logit_difference, preserves_function
+    from hf_deepwide.vanilla_form import as_vanilla, load_base
+    from hf_deepwide.warm_start import logit_difference, preserves_function
 
     check_output(args.output)
     if args.family not in FAMILIES:
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     told = f"{args.base}: no tokenizer could be loaded (--no_tokenizer does without)"
     tokenizer = None if args.no_tokenizer else load_tokenizer(args.base, told)
     model = FAMILIES[args.family].lm.from_base(base, **dict(parse_overrides(overrides)))
+    preserves = preserves_function(model.config, as_vanilla(base)[0])
     with whole_folder(args.output) as draft:
         with Saving(args.output):
             model.save_pretrained(draft)
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
                 tokenizer.save_pretrained(draft)
         saved = load_model(AutoModelForSeq2SeqLM, draft)
         difference, largest = logit_difference(base.float(), saved.float())
-        if preserves_function(model.config) and not difference <= tolerance * max(1, largest):
+        if preserves and not difference <= tolerance * max(1, largest):
             raise SystemExit("error: the result does not compute the base's function; please report this")
     print(f"{args.output}: {args.family}, {model.num_parameters():,} parameters; base: {base.num_parameters():,}")
     print(f"largest difference of logits from the base's: {difference:.2g} (logits up to {largest:.3g})")

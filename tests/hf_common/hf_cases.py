@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from hf_deepwide.registration import FAMILIES, Family
+from hf_deepwide.families import FAMILIES, Family
 
 TINY = {
     "vocab_size": 99,

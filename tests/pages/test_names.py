@@ -10,7 +10,7 @@ import recipe_page
 import transformers
 from printed import PAGES, ROOT, anchors, blocks, commands, links
 
-from hf_deepwide.registration import FAMILIES
+from hf_deepwide.families import FAMILIES
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import Recipe
 from hf_deepwide.runs.schema import recipe_schema

@@ -88,8 +88,6 @@ class DeepWideConfig(PreTrainedConfig):
     """
 
     keys_to_ignore_at_inference = ["past_key_values"]
-    from_base_defaults = {}  # fields in which a model that starts from a trained base differs from a new one
-    from_base_fresh = ()  # shared fields that are free of the base's, because what they describe is made anew
     attribute_map = {
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",

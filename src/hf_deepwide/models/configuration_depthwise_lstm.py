@@ -53,8 +53,6 @@ class DepthwiseLSTMConfig(DeepWideConfig):
     """
 
     model_type = "depthwise_lstm"
-    from_base_defaults = {"normalize_before": True, "activation_function": "gelu"}
-    from_base_fresh = ("normalize_before", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function")
 
     normalize_before: bool = True
     attention_bias: bool = False

@@ -53,7 +53,6 @@ class LatentDepthConfig(DeepWideConfig):
     """
 
     model_type = "latent_depth"
-    from_base_defaults = {"layer_selection_init": 2.0}  # a base uses all its layers: q = 0.88
 
     normalize_before: bool = True
     latent_encoder: bool = True

@@ -18,6 +18,7 @@ from transformers import (
 from ..data.languages import set_codes, translation_pairs
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, one_line, quote
+from ..families import family_of
 from ..loading import load_config, load_model
 from ..models.configuration_base import DeepWideConfig
 from ..models.plain_text import positions
@@ -124,7 +125,8 @@ def posteriors(recipe: Recipe) -> dict[str, Any]:
     names = recipe.data.posterior_names
     if not names:
         return {}
-    if not hasattr(config_class(recipe.family), "num_posteriors"):
+    family = family_of(config_class(recipe.family))
+    if family is None or not family.has_posteriors:
         raise UserError(
             f"{recipe.source}: data.posteriors: a model of the family {recipe.family} has none; set it to none"
         )

@@ -19,11 +19,11 @@ from transformers import (
 from ..data.monolingual import MASK, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..errors import UserError, one_line
+from ..families import FAMILIES
 from ..loading import load_model
-from ..registration import FAMILIES
 from ..training.arguments import REFUSED
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
-from .build import check_memory
+from .build import check_memory, posteriors
 from .recipe import Recipe
 from .run import run
 from .task import Task, warn_of_few
@@ -132,10 +132,7 @@ def new_model(
         UserError: fields that contradict the tokenizer, or a checkpoint that cannot be loaded.
     """
     set_seed(args.seed)
-    names = recipe.data.posterior_names
-    fields = recipe.model_fields
-    if names:
-        fields |= {"num_posteriors": len(names), "posterior_names": names}
+    fields = recipe.model_fields | posteriors(recipe)
     attention = {"attn_implementation": args.attn_implementation}
     try:
         if recipe.init_from is not None:

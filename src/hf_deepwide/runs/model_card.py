@@ -15,16 +15,9 @@ from .. import card_text
 from ..data.arguments import DataArguments, split_pair
 from ..durable import write_whole
 from ..errors import UserError
+from ..families import FAMILIES
 from .recipe import Recipe, check_recipe
 from .yaml_values import to_yaml
-
-PAPERS = {
-    "vanilla_transformer": ("Vaswani et al. 2017, Attention Is All You Need", "1706.03762"),
-    "mat": ("Fan et al. 2020, Multi-branch Attentive Transformer", "2006.10270"),
-    "multipath_transformer": ("Lin et al. 2023, Multi-Path Transformer is Better", "2305.05948"),
-    "latent_depth": ("Li et al. 2020, Deep Transformers with Latent Depth", "2009.13102"),
-    "depthwise_lstm": ("Xu et al. 2024, Rewiring the Transformer with Depth-Wise LSTMs", "2007.06257"),
-}
 
 
 def write_model_card(
@@ -64,7 +57,7 @@ def _fill(
     recipe: Recipe, results: dict[str, Any], folder: Path, samples: Sequence[tuple[str, str, str]] | None = None
 ) -> ModelCard:
     """The template with what it asks for; without `samples` neither these nor the curves that lie in the folder."""
-    data = recipe.data
+    data, family = recipe.data, FAMILIES.get(recipe.family)
     pairs = data.language_pairs
     sources, targets = (list(dict.fromkeys(languages)) for languages in zip(*pairs, strict=True))
     # Of a run that is not here, nothing tells whether a name is the Hub's or that of a folder.
@@ -88,7 +81,7 @@ def _fill(
             name=recipe.name,
             use=card_text.use_of_folder(folder.as_posix()),
             family=recipe.family,
-            paper=PAPERS.get(recipe.family),
+            paper=family and family.paper,
             data=data,
             sources=[card_text.text(language) for language in sources],
             targets=[card_text.text(language) for language in targets],

@@ -5,7 +5,7 @@ import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..registration import FAMILIES
+from ..families import FAMILIES
 from .recipe import EXTENDS, PACKAGED, Recipe
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", type(None): "null"}

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from ..errors import UserError, one_line, quote
+from ..families import count_posteriors
 from ..loading import load_config, load_model, load_tokenizer
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
@@ -215,7 +216,7 @@ def check_indices(folder: Path, batches: Sequence[tuple[dict, dict]], config: Pr
         "input_ids": (0, config.vocab_size),
         "labels": (-100, decoder_size),  # what the loss leaves out is -100
         "decoder_input_ids": (0, decoder_size),
-        "posteriors": (0, getattr(config, "num_posteriors", 1)),
+        "posteriors": (0, count_posteriors(config)),
     }
     longest = getattr(config, "max_position_embeddings", None) or math.inf
     for inputs, _ in batches:

@@ -1,0 +1,183 @@
+"""The families, one row each: classes, paper, and how a model of the family starts from a trained base.
+
+To add a family, write its two files in `models/`, and add its row to `FAMILIES`. Everything else asks the row: the
+Auto classes, warm start, recipes, model cards, sharing.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedConfig
+
+from .models.configuration_base import DeepWideConfig
+from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
+from .models.configuration_latent_depth import LatentDepthConfig
+from .models.configuration_mat import MATConfig
+from .models.configuration_multipath_transformer import MultiPathConfig
+from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel, DeepWidePreTrainedModel
+from .models.modeling_depthwise_lstm import DepthwiseLSTMForConditionalGeneration, DepthwiseLSTMModel
+from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
+from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
+from .models.modeling_mat import MATForConditionalGeneration, MATModel
+from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
+from .models.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+)
+
+
+def copies_of_branches(config: DeepWideConfig, stack: str, sublayer: str) -> int:
+    """Branches of a sub-layer, `"attn"` or `"feed_forward"`, in the stack `"encoder"` or `"decoder"`."""
+    return config.attention_branches if sublayer == "attn" else config.ffn_branches
+
+
+def takes_all(key: str, base: VanillaTransformerConfig) -> bool:
+    """Take every tensor of the base."""
+    return True
+
+
+def loses_nothing(base: VanillaTransformerConfig, config: DeepWideConfig) -> list[str]:
+    """Keep the base's function."""
+    return []
+
+
+class Start(NamedTuple):
+    """How a family starts from a base in vanilla form; the default copies all and keeps the base's function."""
+
+    defaults: Mapping[str, Any] = MappingProxyType({})  # config fields that differ from those of a new model
+    free: tuple[str, ...] = ()  # shared config fields that may differ from the base's: what they describe is new
+    copies: Callable[[DeepWideConfig, str, str], int] = copies_of_branches  # of a plain sub-layer, side by side
+    takes: Callable[[str, VanillaTransformerConfig], bool] = takes_all  # whether a tensor of the base is used
+    losses: Callable[[VanillaTransformerConfig, DeepWideConfig], list[str]] = loses_nothing  # why the function changes
+
+
+class Family(NamedTuple):
+    """What the rest of the package knows of a family."""
+
+    config: type[DeepWideConfig]
+    model: type[DeepWideModel]
+    lm: type[DeepWideForConditionalGeneration]
+    masked_lm: type[DeepWidePreTrainedModel] | None = None
+    paper: tuple[str, str] | None = None  # title, number at arXiv
+    start: Start = Start()
+    is_base: bool = False  # a vanilla config can describe its models, so that other models can start from them
+    has_posteriors: bool = False  # the config has `num_posteriors` and `posterior_names`: languages choose their own
+
+    @property
+    def auto_classes(self) -> dict[str, type]:
+        """The family's classes under the names of the Auto classes that load them."""
+        classes = {"AutoConfig": self.config, "AutoModel": self.model, "AutoModelForSeq2SeqLM": self.lm}
+        return classes if self.masked_lm is None else classes | {"AutoModelForMaskedLM": self.masked_lm}
+
+
+def copies_of_paths(config: MultiPathConfig, stack: str, sublayer: str) -> int:
+    """Paths in the encoder, branches in the decoder."""
+    return config.encoder_paths if stack == "encoder" else copies_of_branches(config, stack, sublayer)
+
+
+def losses_of_paths(base: VanillaTransformerConfig, config: MultiPathConfig) -> list[str]:
+    """Name norms on the paths, and weights that do not add up to 1."""
+    total = config.initial_path_weight * config.path_features
+    if not config.path_norm and math.isclose(total, 1):
+        return []
+    joined_by = "norms that the base does not have" if config.path_norm else f"weights that add up to {total:.3g}"
+    return [
+        f"its {config.encoder_paths} paths are joined by {joined_by}; path_norm=False without a path_weight_init "
+        "preserves it"
+    ]
+
+
+def losses_of_latent_depth(base: VanillaTransformerConfig, config: LatentDepthConfig) -> list[str]:
+    """Name a selection that weighs the copied layers, or leaves them out."""
+    if config.inference_selection != "hard":
+        return [
+            f"`inference_selection` {config.inference_selection!r} weighs each layer by less than 1, as training does "
+            "with these samples; train it before use. Hard selection (`soft_selection_steps=0`) preserves it"
+        ]
+    if config.layer_selection_init < 0:
+        return [
+            f"`layer_selection_init` {config.layer_selection_init} selects no layer at first; 0 or more preserves it"
+        ]
+    return []
+
+
+REPLACED_BY_LSTM = re.compile(r"\.feed_forward\.|\.final_layer_norm\.")
+NORM = re.compile(r"(_attn_layer_norm|model\.(encoder|decoder)\.layer_norm)\.")
+
+
+def lstm_takes(key: str, base: VanillaTransformerConfig) -> bool:
+    """Take neither feed-forward networks with their norms, nor norms that stood behind a sub-layer."""
+    return not REPLACED_BY_LSTM.search(key) and (base.normalize_before or not NORM.search(key))
+
+
+def losses_of_lstm(base: VanillaTransformerConfig, config: DepthwiseLSTMConfig) -> list[str]:
+    """Name the LSTM, which no base has."""
+    return ["its embeddings and attentions are copied, and the LSTM that joins them is new; train it before use"]
+
+
+FAMILIES: dict[str, Family] = {
+    family.config.model_type: family
+    for family in (
+        Family(
+            VanillaTransformerConfig,
+            VanillaTransformerModel,
+            VanillaTransformerForConditionalGeneration,
+            paper=("Vaswani et al. 2017, Attention Is All You Need", "1706.03762"),
+            is_base=True,
+        ),
+        Family(
+            MATConfig,
+            MATModel,
+            MATForConditionalGeneration,
+            paper=("Fan et al. 2020, Multi-branch Attentive Transformer", "2006.10270"),
+            is_base=True,
+        ),
+        Family(
+            MultiPathConfig,
+            MultiPathModel,
+            MultiPathForConditionalGeneration,
+            paper=("Lin et al. 2023, Multi-Path Transformer is Better", "2305.05948"),
+            start=Start(copies=copies_of_paths, losses=losses_of_paths),
+        ),
+        Family(
+            LatentDepthConfig,
+            LatentDepthModel,
+            LatentDepthForConditionalGeneration,
+            LatentDepthForMaskedLM,
+            paper=("Li et al. 2020, Deep Transformers with Latent Depth", "2009.13102"),
+            start=Start(
+                defaults={"layer_selection_init": 2.0},  # a base uses all its layers: q = 0.88
+                losses=losses_of_latent_depth,
+            ),
+            has_posteriors=True,
+        ),
+        Family(
+            DepthwiseLSTMConfig,
+            DepthwiseLSTMModel,
+            DepthwiseLSTMForConditionalGeneration,
+            paper=("Xu et al. 2024, Rewiring the Transformer with Depth-Wise LSTMs", "2007.06257"),
+            start=Start(
+                defaults={"normalize_before": True, "activation_function": "gelu"},
+                free=("normalize_before", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function"),
+                takes=lstm_takes,
+                losses=losses_of_lstm,
+            ),
+        ),
+    )
+}
+
+
+def family_of(config_class: type[PreTrainedConfig]) -> Family | None:
+    """The row of a config class, or of the one that it extends; None if it is not of this package."""
+    model_types = (getattr(cls, "model_type", None) for cls in config_class.__mro__)
+    return next((FAMILIES[model_type] for model_type in model_types if model_type in FAMILIES), None)
+
+
+def count_posteriors(config: PreTrainedConfig) -> int:
+    """The number of posteriors among which a sentence's language chooses; 1 in a family that has none."""
+    family = family_of(type(config))
+    return config.num_posteriors if family is not None and family.has_posteriors else 1

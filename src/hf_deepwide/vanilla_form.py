@@ -1,0 +1,231 @@
+"""Any base as a vanilla Transformer of ours: a `VanillaTransformerConfig`, and tensors under our names.
+
+A base is a model of a family whose row says `is_base`, or one of Transformers: Marian, BART, mBART, M2M100, NLLB.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+
+from .errors import UserError, quote
+from .families import FAMILIES
+from .loading import load_config, load_model
+from .models.configuration_base import DeepWideConfig
+from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.embeddings import SinusoidalPositions
+from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+Tensors = dict[str, torch.Tensor]
+
+SHARED, ENCODER, DECODER, HEAD = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+
+
+class Foreign(NamedTuple):
+    """What a model type of Transformers is among our options, where its config does not say so."""
+
+    position_embedding_type: str
+    normalize_before: bool
+    layernorm_embedding: bool
+
+
+FOREIGN = {
+    "marian": Foreign("marian", normalize_before=False, layernorm_embedding=False),
+    "bart": Foreign("learned", normalize_before=False, layernorm_embedding=True),
+    "mbart": Foreign("learned", normalize_before=True, layernorm_embedding=True),
+    "m2m_100": Foreign("sinusoidal", normalize_before=True, layernorm_embedding=False),
+}
+
+# Fields under the same name in the configs of all of `FOREIGN`.
+COPIED = (
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "activation_function",
+    "max_position_embeddings",
+    "init_std",
+    "bos_token_id",
+    "pad_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
+RENAMED = (
+    (r"\.(fc[12])\.", r".feed_forward.\1."),
+    (r"\.embed_positions\.", ".embeddings.positions."),
+    (r"\.layernorm_embedding\.", ".embeddings.layer_norm."),
+    (r"^final_logits_bias$", "lm_head.bias"),
+)
+
+
+def load_base(base: Any) -> PreTrainedModel:
+    """The model at a folder or Hub id, in the dtype it was saved in, or the loaded model given, once it is accepted.
+
+    Raises:
+        UserError: nothing can be loaded, or what is there cannot be a base.
+    """
+    if isinstance(base, str | os.PathLike):
+        told = f"cannot start from {quote(str(base))}"
+        _check_config(repr(str(base)), load_config(base, told))
+        return load_model(AutoModelForSeq2SeqLM, base, told, dtype="auto")
+    if not isinstance(base, PreTrainedModel):
+        raise UserError(
+            f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "
+            "Transformers (of a wrapper, give what it wraps; merge an adapter first, by its `merge_and_unload()`)"
+        )
+    _check_config(name_of(base), base.config)
+    body = getattr(base, "model", None)
+    if not all(hasattr(*part) for part in ((base, "lm_head"), (body, "encoder"), (body, "decoder"))):
+        raise UserError(
+            f"cannot start from {name_of(base)}: it lacks an encoder, a decoder or a language-model head; load it "
+            "with AutoModelForSeq2SeqLM"
+        )
+    _check_tying(base)
+    return base
+
+
+def _check_tying(base: PreTrainedModel) -> None:
+    """Refuse a loaded model whose config ties matrices that differ; Transformers 5 leaves them apart."""
+    tied = base.get_expanded_tied_weights_keys(all_submodels=True)
+    for key, source in tied.items():
+        if not torch.equal(base.get_parameter(key), base.get_parameter(source)):
+            raise UserError(
+                f"cannot start from {name_of(base)}: its config ties {key} to {source}, and they differ. Give the "
+                "folder it was loaded from, call its `tie_weights()` if the second is right, or set "
+                "`config.tie_word_embeddings` to False if both are"
+            )
+
+
+def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensors]:
+    """A base as a vanilla Transformer of ours: its config, and its tensors under our names.
+
+    A MAT is one with several `attention_branches`. The three embedding matrices are all there, tied or not, and none
+    is called `shared`. The tensors are the base's own, not copies.
+
+    Raises:
+        UserError: the base has weights, or lacks weights, or computes positions, for which we have no place.
+    """
+    name, config = name_of(model), model.config
+    tensors = {key: tensor for key, tensor in model.state_dict().items() if key != SHARED}
+    if config.model_type in FOREIGN:
+        fields = {field: getattr(config, field) for field in COPIED}
+        fields |= FOREIGN[config.model_type]._asdict() | {"scale_embedding": bool(config.scale_embedding)}
+        for pattern, ours in RENAMED:
+            tensors = {re.sub(pattern, ours, key): tensor for key, tensor in tensors.items()}
+        _positions(name, config, tensors)
+        bias = tensors.pop("lm_head.bias", None)
+        if bias is not None and (config.model_type == "marian" or bias.any()):
+            tensors["lm_head.bias"] = bias[0]
+    else:
+        fields = {field: getattr(config, field) for field in own_fields(DeepWideConfig)}
+    encoder, decoder = model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight
+    fields |= {
+        "vocab_size": len(encoder),
+        "decoder_vocab_size": len(decoder),
+        "share_encoder_decoder_embeddings": encoder is decoder,
+        "tie_word_embeddings": model.lm_head.weight is decoder,
+        "lm_head_bias": "lm_head.bias" in tensors,
+        "use_cache": True,  # Trainer saves False, which concerns training alone
+    }
+    try:
+        vanilla = VanillaTransformerConfig(**fields)
+    except ValueError as error:
+        raise UserError(f"cannot start from {name}: {error}") from error
+    _check_tensors(name, vanilla, tensors)
+    return vanilla, tensors
+
+
+def _positions(name: str, config: PreTrainedConfig, tensors: Tensors) -> None:
+    """Bring a foreign model's position tables to ours: cut unused rows, drop what is computed."""
+    if config.model_type == "m2m_100" and config.pad_token_id != 1:
+        raise UserError(
+            f"cannot start from {name}: M2M100 counts positions from pad_token_id + 1, and ours count from 2; its "
+            f"`pad_token_id` is {config.pad_token_id} and must be 1"
+        )
+    for stack in ("encoder", "decoder"):
+        key = f"model.{stack}.embeddings.positions.weight"
+        if config.model_type in ("bart", "mbart"):
+            tensors[key] = tensors[key][2:]  # fairseq's: two rows for padding, which nothing looks up
+        elif config.model_type == "marian":
+            table = tensors.pop(key).float().cpu()
+            length, dim = table.shape
+            computed = SinusoidalPositions(length, dim, "marian").table
+            if (table - computed).abs().max() > 0.01:  # bfloat16 rounds by up to 0.004
+                raise UserError(f"cannot start from {name}: the positions of its {stack} are not Marian's sinusoids")
+
+
+def tie(tensors: Tensors, config: DeepWideConfig) -> Tensors:
+    """The tensors that a checkpoint of the config holds: of embeddings that are tied, only their source."""
+    tied = dict(tensors)
+    if config.share_encoder_decoder_embeddings:
+        tied[SHARED] = tied.pop(ENCODER)
+        del tied[DECODER]
+    if config.tie_word_embeddings:
+        del tied[HEAD]
+    return tied
+
+
+def _check_config(name: str, config: PreTrainedConfig) -> None:
+    accepted = [*(model_type for model_type, family in FAMILIES.items() if family.is_base), *FOREIGN]
+    if config.model_type not in accepted:
+        raise UserError(
+            f"cannot start from {name}: its model type is {quote(config.model_type)}; accepted are "
+            f"{', '.join(accepted)} (NLLB is m2m_100)"
+        )
+    if not config.is_encoder_decoder:
+        raise UserError(f"cannot start from {name}: it is a decoder alone, and translation needs an encoder, too")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(f"cannot start from {name}: its weights are quantised; give the checkpoint it was made from")
+
+
+def _check_tensors(name: str, config: VanillaTransformerConfig, tensors: Tensors) -> None:
+    """Compare names and shapes with those of the vanilla model that the base is said to be."""
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    expected = {key: tensor.shape for key, tensor in model.state_dict().items() if key != SHARED}
+    if surplus := tensors.keys() - expected.keys():
+        raise UserError(
+            f"cannot start from {name}: it has weights that a plain Transformer has not: {some(surplus)} (merge "
+            "adapters, and undo quantisation, first)"
+        )
+    if lacking := expected.keys() - tensors.keys():
+        raise UserError(f"cannot start from {name}: it lacks weights of a plain Transformer: {some(lacking)}")
+    for key, shape in expected.items():
+        if tensors[key].shape != shape:
+            raise UserError(
+                f"cannot start from {name}: {key} has the shape {list(tensors[key].shape)}, which its config does "
+                f"not explain; {list(shape)} would be"
+            )
+
+
+def own_fields(config_class: type[DeepWideConfig]) -> list[str]:
+    """Names of the fields that a config adds to those every config of Transformers has."""
+    everybody = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    return [field.name for field in dataclasses.fields(config_class) if field.name not in everybody]
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """A model in a message: its class, and where it was loaded from."""
+    where = getattr(model.config, "_name_or_path", "")
+    return f"the {type(model).__name__} {where!r}" if where else f"the {type(model).__name__}"
+
+
+def some(names: Iterable[str]) -> str:
+    """A few of many names."""
+    first = sorted(names)[:3]
+    return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
