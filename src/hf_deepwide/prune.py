@@ -47,8 +47,7 @@ def prune(
         UserError: another kind of model, no such posterior or selection, or a stack that is left without layers.
     """
     config = model.config
-    whole = hasattr(model, "model") and hasattr(model, "lm_head")
-    if config.model_type != LatentDepthConfig.model_type or not whole:
+    if not is_prunable(model):
         raise UserError(f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be")
     selection = selection or config.inference_selection
     if selection not in SELECTIONS:
@@ -90,6 +89,12 @@ def prune(
     )
     pruned.generation_config = copy.deepcopy(model.generation_config)
     return pruned.to(model.device)
+
+
+def is_prunable(model: PreTrainedModel) -> bool:
+    """Whether a model is a translation model of latent depth."""
+    whole = hasattr(model, "model") and hasattr(model, "lm_head")
+    return model.config.model_type == LatentDepthConfig.model_type and whole
 
 
 def posterior_index(config: LatentDepthConfig, language: int | str | None) -> int:

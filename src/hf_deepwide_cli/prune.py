@@ -29,18 +29,18 @@ def run(args: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
-    from hf_deepwide import LatentDepthForConditionalGeneration, prune
+    from hf_deepwide import prune
     from hf_deepwide.durable import Saving, check_output, whole_folder
     from hf_deepwide.errors import UserError, quote
     from hf_deepwide.loading import load_model, load_tokenizer
-    from hf_deepwide.prune import SELECTIONS, kept_layers, posterior_index
+    from hf_deepwide.prune import SELECTIONS, is_prunable, kept_layers, posterior_index
     from hf_deepwide.warm_start import logit_difference
 
     check_output(args.output)
     if args.selection not in (None, *SELECTIONS):
         raise UserError(f"--selection {quote(args.selection)}; accepted: {', '.join(SELECTIONS)}")
     model, tokenizer = load_model(AutoModelForSeq2SeqLM, args.model), load_tokenizer(args.model)
-    if not isinstance(model, LatentDepthForConditionalGeneration):
+    if not is_prunable(model):
         raise UserError(f"{args.model} is a {type(model).__name__}; only a latent-depth model can be pruned")
     if args.selection is not None:
         model.config.inference_selection = args.selection
