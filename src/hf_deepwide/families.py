@@ -119,7 +119,7 @@ def losses_of_lstm(base: VanillaTransformerConfig, config: DepthwiseLSTMConfig) 
     return ["its embeddings and attentions are copied, and the LSTM that joins them is new; train it before use"]
 
 
-FAMILIES: dict[str, Family] = {
+FAMILIES = {
     family.config.model_type: family
     for family in (
         Family(

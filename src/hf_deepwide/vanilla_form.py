@@ -6,7 +6,7 @@ A base is a model of a family whose row says `is_base`, or one of Transformers: 
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -225,7 +225,7 @@ def name_of(model: PreTrainedModel) -> str:
     return f"the {type(model).__name__} {where!r}" if where else f"the {type(model).__name__}"
 
 
-def some(names: Iterable[str]) -> str:
+def some(names: Collection[str]) -> str:
     """A few of many names."""
     first = sorted(names)[:3]
     return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

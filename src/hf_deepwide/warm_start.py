@@ -158,7 +158,7 @@ def target_config(
                 f"`{field}` cannot be {quote(value)}: {name} has {quote(have)}, and {reason}; leave it out"
             )
     try:
-        config = config_class(**fields | start.defaults | overrides)
+        config = config_class(**{**fields, **start.defaults, **overrides})
     except ValueError as error:
         raise UserError(str(error)) from error
     for field, *_ in SUBLAYERS.values():
