@@ -233,7 +233,8 @@ class RunFolder:
             UserError: there is a model, whose checkpoints somebody has removed.
         """
         run = self.path
-        if (run / WEIGHTS).is_file():
+        weights = run / WEIGHTS
+        if weights.is_file() and not weights.is_symlink():  # a run writes no links
             raise UserError(
                 f"{run} holds a model ({WEIGHTS}), and neither checkpoints nor {RESULTS} of its run; give another "
                 "training.output_dir, or --overwrite to replace it"
