@@ -3,6 +3,7 @@
 Shapes: B batch, T queries, S keys, D model width, N branches, M heads of one branch, H = D / M head width.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .branches import BranchInput, BranchSum, draw_branches, merge_scale, no_branch, project_together
+from .branches import BranchDrop, BranchInput, BranchSum, draw_branches, merge_scale, no_branch, project_together
 
 
 def eager_attention(
@@ -91,35 +92,33 @@ class MultiBranchAttention(nn.Module):
             The merged output `[B, T, D]`, and, where the back-end gives them, the attention weights: of all heads
             `[B, N * M, T, S]`, or averaged over the branches `[B, M, T, S]` when `output_attentions` asks for them.
         """
-        scale, kept, gates = self.merge_scale, None, None
+        drop, by_head = BranchDrop(self.merge_scale), self.drop_unit == "head"
         if self.training and self.drop_branch > 0:
-            if self.drop_unit == "branch":
-                scale /= 1 - self.drop_branch
-            if self._can_skip(past_key_values, kwargs):
-                kept = draw_branches(self.branches, self.drop_branch)
-                if not kept:
-                    return no_branch(self, hidden_states, encoder_hidden_states), None
-                if len(kept) == self.branches:
-                    kept = None
-            else:
-                gates = self._draw_gates(hidden_states)
+            shape = self.branches, self.num_heads if by_head else 1
+            kept = draw_branches(math.prod(shape), self.drop_branch)
+            skip = self._can_skip(past_key_values, kwargs)
+            if skip and not kept:
+                return no_branch(self, hidden_states, encoder_hidden_states), None
+            scale = self.merge_scale if by_head else self.merge_scale / (1 - self.drop_branch)
+            drop = BranchDrop.of(scale, kept, shape, skip, hidden_states.device)
 
         context, weights = self.attend(
-            hidden_states, attention_mask, encoder_hidden_states, past_key_values, kept, **kwargs
+            hidden_states, attention_mask, encoder_hidden_states, past_key_values, drop.kept, **kwargs
         )
-        if gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
-            context = context * gates.flatten()[:, None].to(context.dtype)
-            if self.drop_unit == "head":  # the bias of the output belongs to no head: it is not dropped, nor scaled
-                context = context / (1 - self.drop_branch)
+        if drop.gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
+            gates = drop.gates.expand(-1, self.num_heads).flatten()
+            context = context * gates[:, None].to(context.dtype)
+        if by_head and self.training and self.drop_branch > 0:
+            context = context / (1 - self.drop_branch)  # the bias of the output belongs to no head: it is not scaled
         context = context.reshape(*hidden_states.shape[:-1], -1)
-        if kept is not None:
-            output = self.out_proj(context, kept=kept)
-        elif gates is not None and self.drop_unit == "branch":
-            output = self.out_proj(context, gates=gates[:, 0])
+        if drop.kept is not None:
+            output = self.out_proj(context, kept=drop.kept)
+        elif drop.gates is not None and not by_head:
+            output = self.out_proj(context, gates=drop.gates[:, 0])
         else:
             output = self.out_proj(context)
-        if scale != 1:
-            output = output * scale
+        if drop.scale != 1:
+            output = output * drop.scale
         return self.report(output, weights, kwargs)
 
     def report(
@@ -167,12 +166,6 @@ class MultiBranchAttention(nn.Module):
         """
         needed = past_key_values is not None or self._wants_weights(kwargs)
         return self.drop_unit == "branch" and not needed and self._plain()
-
-    def _draw_gates(self, like: torch.Tensor) -> torch.Tensor:
-        """1 for a kept and 0 for a dropped unit, `[N, M]`: drawn per head, or per branch and equal over its heads."""
-        units = self.num_heads if self.drop_unit == "head" else 1
-        kept = torch.rand(self.branches, units, device="cpu") >= self.drop_branch
-        return kept.expand(-1, self.num_heads).to(like.device)
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         """`[B, T, heads * H]` to `[B, heads, T, H]`."""

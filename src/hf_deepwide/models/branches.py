@@ -8,23 +8,55 @@ their output projections as one matrix with N blocks of columns, so that
 is one matrix product. A branch that is dropped for the whole batch is sliced out of both and never computed.
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 
-def draw_branches(branches: int, drop_rate: float) -> list[int]:
-    """The branches that survive one forward pass: each is kept if U >= rho, U ~ U[0, 1] (MAT, Eq. 5).
+def draw_branches(units: int, drop_rate: float) -> list[int]:
+    """Draw the branches, or the heads of all branches, that survive one forward pass (MAT, Eq. 5 and 9).
 
-    One draw per branch, sub-layer and forward pass, shared by all sentences and positions. It comes from the CPU's
-    generator, so that on a GPU the decision needs no synchronisation.
+    Each is kept if U >= rho, U ~ U[0, 1]. One draw per unit, sub-layer and forward pass is shared by all sentences and
+    positions. It comes from the CPU's generator, so that on a GPU the decision needs no synchronisation.
     """
-    return [i for i, u in enumerate(torch.rand(branches, device="cpu").tolist()) if u >= drop_rate]
+    return [i for i, u in enumerate(torch.rand(units, device="cpu").tolist()) if u >= drop_rate]
+
+
+class BranchDrop(NamedTuple):
+    """What drop-branch decides for one forward pass of a sub-layer.
+
+    Attributes:
+        scale: the factor of the sub-layer's output: 1/N, and in training 1 / (1 - rho) where whole branches drop.
+        kept: the branches to compute. None: all.
+        gates: 1 for a kept and 0 for a dropped unit, `[N, units of a branch]`. None: nothing that is computed drops.
+    """
+
+    scale: float
+    kept: list[int] | None = None
+    gates: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, scale: float, units: list[int], shape: tuple[int, int], skip: bool, device: torch.device
+    ) -> "BranchDrop":
+        """Decide by the units that `draw_branches` kept of `[N, units of a branch]`.
+
+        With `skip` dropped branches are not computed. Otherwise all branches are computed and weighed by 0 or 1.
+        """
+        if len(units) == math.prod(shape):
+            return cls(scale)
+        if skip:
+            return cls(scale, kept=units)
+        gates = torch.zeros(math.prod(shape))
+        gates[units] = 1
+        return cls(scale, gates=gates.view(shape).to(device))
 
 
 def merge_scale(branches: int, merge: str) -> float:
-    """1/N of the paper (`"mean"`) or 1/N**2 of its released code (`"double_mean"`)."""
+    """The factor of a sum of N branches: 1/N as in the paper (`"mean"`), or the released code's 1/N**2."""
     return 1 / branches if merge == "mean" else 1 / branches**2
 
 
@@ -137,15 +169,15 @@ def branch_outputs(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor
 
 
 def no_gradient(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
-    """Zero, as a scalar whose gradient to the module's parameters and inputs is zero and not absent.
+    """A scalar 0 connected to the module's parameters and inputs, so that their gradients are zero instead of None.
 
-    What stands in for a module that is skipped adds it, because DistributedDataParallel waits for every gradient:
-    also for that of a norm before the module, and of the encoder behind a cross-attention.
+    It is added to the output that replaces a skipped module: DistributedDataParallel waits for every gradient, also
+    for the gradients of a norm before the module, and of the encoder behind a cross-attention.
     """
     sources = [*inputs, *module.parameters()]
     return sum(x[:0].sum() for x in sources if x is not None and x.requires_grad)
 
 
 def no_branch(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
-    """What a sub-layer adds when every branch was dropped: zero, shaped like its first input `[batch, time, D]`."""
+    """The output of a sub-layer whose branches were all dropped: zero, shaped like its first input `[B, time, D]`."""
     return torch.zeros_like(inputs[0]) + no_gradient(module, *inputs)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from .branches import BranchInput, BranchSum, draw_branches, merge_scale, no_branch
+from .branches import BranchDrop, BranchInput, BranchSum, draw_branches, merge_scale, no_branch
 from .dropout import Dropout
 
 
@@ -32,21 +32,19 @@ class MultiBranchFeedForward(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""
-        scale, kept, gates = self.merge_scale, None, None
+        drop = BranchDrop(self.merge_scale)
         if self.training and self.drop_branch > 0:
-            scale /= 1 - self.drop_branch
             kept = draw_branches(self.branches, self.drop_branch)
             if not kept:
                 return no_branch(self, hidden_states)
-            if len(kept) == self.branches:
-                kept = None
-            elif type(self.fc1) is not BranchInput or type(self.fc2) is not BranchSum:  # LoRA: weigh by 0 or 1
-                gates = torch.zeros(self.branches, device=hidden_states.device)
-                gates[kept] = 1
-                kept = None
-        inner = self.fc1(hidden_states) if kept is None else self.fc1(hidden_states, kept=kept)
+            plain = type(self.fc1) is BranchInput and type(self.fc2) is BranchSum  # not wrapped by an adapter (LoRA)
+            scale = self.merge_scale / (1 - self.drop_branch)
+            drop = BranchDrop.of(scale, kept, (self.branches, 1), plain, hidden_states.device)
+
+        inner = self.fc1(hidden_states) if drop.kept is None else self.fc1(hidden_states, kept=drop.kept)
         inner = self.activation_dropout(self.activation(inner))
-        if gates is not None:
-            inner = (inner.unflatten(-1, (self.branches, -1)) * gates[:, None].to(inner.dtype)).flatten(-2)
-        output = self.fc2(inner, kept=kept, gates=gates) if self.branches > 1 else self.fc2(inner)
-        return output if scale == 1 else output * scale
+        if drop.gates is not None:
+            inner = (inner.unflatten(-1, (self.branches, -1)) * drop.gates.to(inner.dtype)).flatten(-2)
+        gates = None if drop.gates is None else drop.gates[:, 0]
+        output = self.fc2(inner, kept=drop.kept, gates=gates) if self.branches > 1 else self.fc2(inner)
+        return output if drop.scale == 1 else output * drop.scale
