@@ -353,7 +353,7 @@ def test_a_few_steps_of_training_lower_the_loss():
     [
         ({"decoder_merge": "mean"}, "`decoder_merge` must be one of add, concat, two_lstms, got 'mean'"),
         ({"lstm_hidden": "ffn"}, "`lstm_hidden` must be one of glu, single, got 'ffn'"),
-        ({"decoder_lstm_hidden": "ffn"}, "`decoder_lstm_hidden` must be one of glu, single, got 'ffn'"),
+        ({"decoder_lstm_hidden": "ffn"}, "`decoder_lstm_hidden` must be one of glu, single, None, got 'ffn'"),
         ({"share_gates": "all"}, "`share_gates` must be one of none, stack, global, got 'all'"),
         ({"share_hidden": "all"}, "`share_hidden` must be one of none, stack, global, got 'all'"),
         ({"cell": "gru"}, "`cell` must be one of lstm, rnn, got 'gru'"),

@@ -14,7 +14,7 @@ REFUSED = [
     ({"encoder_layers": 6.0}, ["encoder_layers", "int", "6.0"]),
     ({"dropout": "0.1"}, ["dropout", "float", "'0.1'"]),
     ({"normalize_before": "yes"}, ["normalize_before", "bool", "'yes'"]),
-    ({"branch_merge": 1}, ["branch_merge", "str", "1"]),
+    ({"branch_merge": 1}, ["`branch_merge`", "mean, double_mean", "got 1"]),
     ({"decoder_vocab_size": "x"}, ["decoder_vocab_size", "int", "'x'"]),
     # a size
     *(
@@ -78,7 +78,7 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"layer_drop": 1}, ["`layer_drop`", "[0, 1)", "got 1"]),
         ({"layer_drop": -0.1}, ["`layer_drop`", "[0, 1)", "got -0.1"]),
         ({"residual": "highway"}, ["`residual`", "add, rezero", "'highway'"]),
-        ({"layer_aggregation": "none"}, ["`layer_aggregation`", "None or dlcl", "'none'"]),
+        ({"layer_aggregation": "none"}, ["`layer_aggregation`", "dlcl, None", "'none'"]),
         ({"residual": "rezero", "normalize_before": True}, ["rezero", "`normalize_before=False`"]),
         ({"residual": "rezero", "layer_aggregation": "dlcl"}, ["rezero", "dlcl", "one of them"]),
     ],
@@ -91,7 +91,9 @@ def test_types_are_checked_when_a_field_is_set_later_and_the_rest_when_it_is_sav
     config = MATConfig()
     with pytest.raises(ValueError, match="d_model"):
         config.d_model = "512"
-    assert config.d_model == 512
+    with pytest.raises(ValueError, match="`drop_unit` must be one of branch, head, got 'heads'"):
+        config.drop_unit = "heads"
+    assert (config.d_model, config.drop_unit) == (512, "branch")
     config.drop_branch = 2
     with pytest.raises(ValueError, match=r"`drop_branch` must be in \[0, 1\), got 2"):
         config.save_pretrained(tmp_path)

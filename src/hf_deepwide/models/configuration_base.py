@@ -6,13 +6,14 @@ family adds: how layers are joined). At their defaults both axes are at rest, an
 Vaswani et al. (2017).
 """
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
@@ -30,9 +31,11 @@ PARAMETERS = 10**13
 def validated(cls: Config) -> Config:
     """Check field types and the class's `validate_*` methods; a violation raises `ValueError` with a plain message.
 
-    Built on `huggingface_hub`'s `strict`, whose own exceptions are not `ValueError`s and wrap the message twice.
+    Built on `huggingface_hub`'s `strict`, whose own exceptions are not `ValueError`s and wrap the message twice. Its
+    message about a `Literal[…]` field is replaced, because it can be long and names the accepted values last.
     """
     cls = strict(cls)
+    choices = {field.name: accepted_values(field.type) for field in dataclasses.fields(cls)}
 
     def plainly(method):
         @functools.wraps(method)
@@ -40,7 +43,11 @@ def validated(cls: Config) -> Config:
             try:
                 return method(self, *args, **kwargs)
             except StrictDataclassError as error:
-                raise ValueError(f"{type(self).__name__}: {one_line(error.__cause__ or error, 400)}") from error
+                message = one_line(error.__cause__ or error, 400)
+                if isinstance(error, StrictDataclassFieldValidationError) and choices.get(args[0]):  # `__setattr__`
+                    accepted = ", ".join(map(str, choices[args[0]]))
+                    message = f"`{args[0]}` must be one of {accepted}, got {quote(args[1])}"
+                raise ValueError(f"{type(self).__name__}: {message}") from error
 
         return wrapper
 
@@ -48,6 +55,14 @@ def validated(cls: Config) -> Config:
         setattr(cls, name, plainly(getattr(cls, name)))
     cls.validate.__is_defined_by_strict_decorator__ = True  # so that `strict` accepts a subclass, too
     return cls
+
+
+def accepted_values(annotation: Any) -> tuple[Any, ...]:
+    """List the values of `Literal[…]` or `Literal[…] | None`; any other annotation has ()."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    options = [accepted_values(option) for option in get_args(annotation) if option is not type(None)]
+    return (*options[0], None) if len(options) == 1 and options[0] else ()
 
 
 @validated
@@ -108,7 +123,7 @@ class DeepWideConfig(PreTrainedConfig):
     activation_dropout: float | int = 0.0
     activation_function: str = "relu"
     max_position_embeddings: int = 1024
-    position_embedding_type: str = "sinusoidal"
+    position_embedding_type: Literal["sinusoidal", "marian", "learned"] = "sinusoidal"
     scale_embedding: bool = True
     layernorm_embedding: bool = False
     normalize_before: bool = False
@@ -120,8 +135,8 @@ class DeepWideConfig(PreTrainedConfig):
     attention_branches: int = 1
     ffn_branches: int = 1
     drop_branch: float | int = 0.0
-    drop_unit: str = "branch"
-    branch_merge: str = "mean"
+    drop_unit: Literal["branch", "head"] = "branch"
+    branch_merge: Literal["mean", "double_mean"] = "mean"
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
@@ -211,17 +226,11 @@ class DeepWideConfig(PreTrainedConfig):
         check_rates(self, "dropout", "attention_dropout", "activation_dropout", "drop_branch")
         check_bounds(self, 0, WEIGHT, "init_std")
 
-    def validate_choices(self) -> None:
-        """Named options are among the names that exist."""
-        choices = {
-            "position_embedding_type": ("sinusoidal", "marian", "learned"),
-            "drop_unit": ("branch", "head"),
-            "branch_merge": ("mean", "double_mean"),
-            "activation_function": tuple(ACT2FN),
-        }
-        for name, accepted in choices.items():
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {quote(getattr(self, name))}")
+    def validate_activation(self) -> None:
+        """The activation function is one of Transformers'."""
+        if self.activation_function not in ACT2FN:
+            accepted = ", ".join(ACT2FN)
+            raise ValueError(f"`activation_function` must be one of {accepted}, got {quote(self.activation_function)}")
 
     def validate_vocabularies(self) -> None:
         """One shared embedding matrix needs one vocabulary, and token ids must lie in it."""

@@ -1,6 +1,6 @@
 """Configuration of the Transformer with latent depth."""
 
-from typing import Any
+from typing import Any, Literal
 
 from .configuration_base import LAYERS, STEPS, WEIGHT, DeepWideConfig, check_bounds, validated
 from .quoting import quote
@@ -63,21 +63,21 @@ class LatentDepthConfig(DeepWideConfig):
     final_temperature: float | int | None = None
     temperature_anneal_steps: int = 0
     layer_selection_init: float | int = 0.0
-    layer_prior: str = "uniform"
+    layer_prior: Literal["uniform", "beta", "aggregated"] = "uniform"
     prior_select: float | int = 1.0
     prior_skip: float | int = 1.0
     soft_selection_steps: int | None = None
     kl_weight: float | int = 0.01
     kl_anneal_steps: int = 5000
-    kl_reduction: str = "sum"
-    kl_estimator: str = "analytic"
+    kl_reduction: Literal["sum", "mean"] = "sum"
+    kl_estimator: Literal["analytic", "fairseq"] = "analytic"
     target_encoder_layers: float | int | None = None
     target_decoder_layers: float | int | None = None
     target_depth_weight: float | int = 0.1
     target_depth_anneal_steps: int = 5000
-    target_depth_norm: str = "squared"
+    target_depth_norm: Literal["squared", "absolute"] = "squared"
     layer_sharing_weight: float | int = 0.0
-    inference_selection: str | None = None
+    inference_selection: Literal["hard", "soft", "tempered"] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the selection in evaluation and leave the rest to the parent."""
@@ -153,17 +153,7 @@ class LatentDepthConfig(DeepWideConfig):
                 raise ValueError(f"`target_{stack}_layers` must be in [0, {layers}], got {target}")
 
     def validate_selection(self) -> None:
-        """Options are among those that exist; weights, steps and temperatures in range; a name for each posterior."""
-        choices = {
-            "layer_prior": ("uniform", "beta", "aggregated"),
-            "kl_reduction": ("sum", "mean"),
-            "kl_estimator": ("analytic", "fairseq"),
-            "target_depth_norm": ("squared", "absolute"),
-            "inference_selection": ("hard", "soft", "tempered"),
-        }
-        for name, accepted in choices.items():
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"`{name}` must be one of {', '.join(accepted)}, got {quote(getattr(self, name))}")
+        """Weights, steps and temperatures are in range, and each posterior has a name or none has."""
         check_bounds(self, 0, WEIGHT, "kl_weight", "target_depth_weight", "layer_sharing_weight")
         check_bounds(self, -WEIGHT, WEIGHT, "layer_selection_init")
         steps = ("temperature_anneal_steps", "soft_selection_steps", "kl_anneal_steps", "target_depth_anneal_steps")

@@ -1,7 +1,8 @@
 """Configuration of the vanilla Transformer."""
 
+from typing import Literal
+
 from .configuration_base import DeepWideConfig, check_rates, validated
-from .quoting import quote
 
 
 @validated
@@ -26,16 +27,12 @@ class VanillaTransformerConfig(DeepWideConfig):
     model_type = "vanilla_transformer"
 
     layer_drop: float | int = 0.0
-    residual: str = "add"
-    layer_aggregation: str | None = None
+    residual: Literal["add", "rezero"] = "add"
+    layer_aggregation: Literal["dlcl"] | None = None
 
     def validate_depth(self) -> None:
-        """A rate in [0, 1), known names, and no LayerNorms beside ReZero."""
+        """LayerDrop has a rate in [0, 1), and there are no LayerNorms beside ReZero."""
         check_rates(self, "layer_drop")
-        if self.residual not in ("add", "rezero"):
-            raise ValueError(f"`residual` must be one of add, rezero, got {quote(self.residual)}")
-        if self.layer_aggregation not in (None, "dlcl"):
-            raise ValueError(f"`layer_aggregation` must be None or dlcl, got {quote(self.layer_aggregation)}")
         if self.residual == "rezero" and self.normalize_before:
             raise ValueError("`residual='rezero'` has no LayerNorms; set `normalize_before=False`")
         if self.residual == "rezero" and self.layer_aggregation is not None:
