@@ -9,6 +9,19 @@ from torch import nn
 from .dropout import Dropout
 
 
+def embed(
+    embed_tokens: nn.Embedding,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    ids_name: str,
+    embeds_name: str,
+) -> torch.Tensor:
+    """Token embeddings `[batch, time, D]` of ids, or those given; exactly one of the two."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError(f"exactly one of `{ids_name}` and `{embeds_name}` must be given")
+    return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+
 def position_ids(mask: torch.Tensor | None, length: int, past_length: Any, device: torch.device) -> torch.Tensor:
     """Positions counted from 0 at the first real token, `[1 or batch, length]`; padding does not count.
 

@@ -1,4 +1,4 @@
-"""The encoder-decoder that every family stands on: layers, stacks, language-model head, loss.
+"""The encoder-decoder that every family stands on: stacks, model, language-model head.
 
 A family replaces what it changes (a layer class, a stack) and inherits the rest. Shapes: B batch, S source length,
 T target length, D model width, V vocabulary.
@@ -6,7 +6,6 @@ T target length, D model width, V vocabulary.
 
 import importlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -30,100 +28,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import MultiBranchAttention
 from .branches import BranchInput, BranchSum
 from .configuration_base import DeepWideConfig
-from .dropout import Dropout
-from .embeddings import Embeddings, SinusoidalPositions
-from .feed_forward import MultiBranchFeedForward
+from .embeddings import Embeddings, SinusoidalPositions, embed
+from .layers import DecoderLayer, EncoderLayer
 from .loss import cross_entropy, linear_cross_entropy
-
-
-class ResidualLayer(GradientCheckpointingLayer):
-    """A layer whose sub-layers are joined to their input by addition, pre- or post-norm."""
-
-    def __init__(self, config: DeepWideConfig) -> None:
-        super().__init__()
-        self.normalize_before = config.normalize_before
-        self.dropout = Dropout(config.dropout)
-
-    def residual(
-        self,
-        x: torch.Tensor,
-        norm: nn.Module,
-        sublayer: Callable[[torch.Tensor], torch.Tensor],
-        gate: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Pre-norm: x + gate * dropout(sublayer(norm(x))). Post-norm: norm(x + gate * dropout(sublayer(x))).
-
-        `gate` is a number or `[B, 1, 1]`, and 1 where it is None.
-        """
-        output = self.dropout(sublayer(norm(x) if self.normalize_before else x))
-        if gate is not None:
-            output = gate.to(output.dtype) * output
-        return x + output if self.normalize_before else norm(x + output)
-
-
-class EncoderLayer(ResidualLayer):
-    """Self-attention, then feed-forward."""
-
-    def __init__(self, config: DeepWideConfig) -> None:
-        super().__init__(config)
-        self.self_attn = MultiBranchAttention(config, config.encoder_attention_heads)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward = MultiBranchFeedForward(config, config.encoder_ffn_dim)
-        self.final_layer_norm = nn.LayerNorm(config.d_model)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: Any = None,
-        gate: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """`[B, S, D]` to `[B, S, D]`; `gate` weighs what the sub-layers add."""
-        hidden_states = self.residual(
-            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
-        )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
-
-
-class DecoderLayer(ResidualLayer):
-    """Causal self-attention, attention to the source, then feed-forward."""
-
-    def __init__(self, config: DeepWideConfig, layer_idx: int) -> None:
-        super().__init__(config)
-        heads = config.decoder_attention_heads
-        self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.encoder_attn = MultiBranchAttention(config, heads, layer_idx=layer_idx)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward = MultiBranchFeedForward(config, config.decoder_ffn_dim)
-        self.final_layer_norm = nn.LayerNorm(config.d_model)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: Any = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: Any = None,
-        gate: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`, attending to `encoder_hidden_states` `[B, S, D]`.
-
-        `gate` weighs what the sub-layers add.
-        """
-        kwargs["past_key_values"] = past_key_values
-        hidden_states = self.residual(
-            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
-        )
-        if encoder_hidden_states is not None:
-            hidden_states = self.residual(
-                hidden_states,
-                self.encoder_attn_layer_norm,
-                lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
-                gate,
-            )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
 
 
 class DeepWidePreTrainedModel(PreTrainedModel):
@@ -208,12 +115,24 @@ class DeepWidePreTrainedModel(PreTrainedModel):
 
 
 class Stack(DeepWidePreTrainedModel):
-    """What encoder and decoder share: layers, one after another."""
+    """What encoder and decoder share: layers that run one after another."""
 
     layers: nn.ModuleList
 
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
-        """`[batch, time, D]` to the same, before the final norm; every layer gets the same further inputs."""
+        """Run the layers one after another, before the final norm: `[B, time, D]` to `[B, time, D]`.
+
+        A family overrides this method to change how its layers are joined, and keeps the protocol:
+
+        Args:
+            hidden_states: the embeddings.
+            inputs: what every layer gets by position, behind `hidden_states`. In an encoder: the attention mask. In a
+                decoder: the causal mask, the encoder's states `[B, S, D]`, and the mask of these states. Each can be
+                None. A family adds its own input to each layer's before these (a cell of the depth-wise LSTM) or
+                behind them (a gate of latent depth).
+            kwargs: what every layer gets by name: in a decoder `past_key_values`, and arguments of the model's call
+                that are meant for attention. A family takes its own arguments out by naming them in its signature.
+        """
         for layer in self.layers:
             hidden_states = layer(hidden_states, *inputs, **kwargs)
         return hidden_states
@@ -341,19 +260,6 @@ def check_prefix(cache: Cache | None, layers: int) -> None:
             f"`past_key_values` begins with a prefix in {held} layers, and the decoder has {layers}; give the prefix "
             f"as many, in PEFT by PrefixTuningConfig(num_layers={layers})"
         )
-
-
-def embed(
-    embed_tokens: nn.Embedding,
-    input_ids: torch.Tensor | None,
-    inputs_embeds: torch.Tensor | None,
-    ids_name: str,
-    embeds_name: str,
-) -> torch.Tensor:
-    """Token embeddings `[batch, time, D]` of ids, or those given; exactly one of the two."""
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(f"exactly one of `{ids_name}` and `{embeds_name}` must be given")
-    return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
 
 class DeepWideModel(DeepWidePreTrainedModel):

@@ -11,7 +11,7 @@ and the feed-forward sub-layer is dropped, or split into branches, in the same w
 
 Head drop (`drop_unit="head"`) draws a U_ij for each head of each branch before the heads are mixed  (Eq. 9, 10).
 The sums are `attention.MultiBranchAttention` and `feed_forward.MultiBranchFeedForward`, the additions of Q and x the
-residual of `modeling_base.ResidualLayer`. With N_a = 1 and rho = 0 this is the vanilla Transformer. Proximal
+residual of `layers.ResidualLayer`. With N_a = 1 and rho = 0 this is the vanilla Transformer. Proximal
 initialisation (section 3.3) is `MATForConditionalGeneration.from_base`.
 """
 

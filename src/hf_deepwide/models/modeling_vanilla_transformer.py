@@ -21,14 +21,13 @@ from transformers import initialization as init
 
 from .branches import no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .layers import DecoderLayer, EncoderLayer
 from .modeling_base import (
     Decoder,
-    DecoderLayer,
     DeepWideForConditionalGeneration,
     DeepWideModel,
     DeepWidePreTrainedModel,
     Encoder,
-    EncoderLayer,
     Stack,
 )
 
@@ -122,7 +121,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         self.post_init()
 
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
-        """`[B, T, D]` to the same, before the final norm."""
+        """Run the layers, `[B, T, D]` to `[B, T, D]`; see `Stack`."""
         history: list[torch.Tensor] = []
         for layer, skipped in zip(self.layers, self.draw_skipped(kwargs.get("past_key_values")), strict=True):
             if self.combination is not None:

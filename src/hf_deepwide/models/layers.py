@@ -1,0 +1,107 @@
+"""Layers of encoder and decoder: sub-layers joined by residual connections.
+
+Shapes: B batch, S source length, T target length, D model width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention import MultiBranchAttention
+from .configuration_base import DeepWideConfig
+from .dropout import Dropout
+from .feed_forward import MultiBranchFeedForward
+
+
+class ResidualLayer(GradientCheckpointingLayer):
+    """A layer whose sub-layers are joined to their input by addition, pre- or post-norm."""
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__()
+        self.normalize_before = config.normalize_before
+        self.dropout = Dropout(config.dropout)
+
+    def residual(
+        self,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Pre-norm: x + gate * dropout(sublayer(norm(x))). Post-norm: norm(x + gate * dropout(sublayer(x))).
+
+        `gate` is a scalar or `[B, 1, 1]`; None means 1.
+        """
+        output = self.dropout(sublayer(norm(x) if self.normalize_before else x))
+        if gate is not None:
+            output = gate.to(output.dtype) * output
+        return x + output if self.normalize_before else norm(x + output)
+
+
+class EncoderLayer(ResidualLayer):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: DeepWideConfig) -> None:
+        super().__init__(config)
+        self.self_attn = MultiBranchAttention(config, config.encoder_attention_heads)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = MultiBranchFeedForward(config, config.encoder_ffn_dim)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`[B, S, D]` to `[B, S, D]`; `gate` weighs what the sub-layers add."""
+        hidden_states = self.residual(
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
+        )
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
+
+
+class DecoderLayer(ResidualLayer):
+    """Causal self-attention, attention to the source, then feed-forward."""
+
+    def __init__(self, config: DeepWideConfig, layer_idx: int) -> None:
+        super().__init__(config)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.encoder_attn = MultiBranchAttention(config, heads, layer_idx=layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = MultiBranchFeedForward(config, config.decoder_ffn_dim)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`, attending to `encoder_hidden_states` `[B, S, D]`.
+
+        `gate` weighs what the sub-layers add.
+        """
+        kwargs["past_key_values"] = past_key_values
+        hidden_states = self.residual(
+            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
+        )
+        if encoder_hidden_states is not None:
+            hidden_states = self.residual(
+                hidden_states,
+                self.encoder_attn_layer_norm,
+                lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
+                gate,
+            )
+        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
