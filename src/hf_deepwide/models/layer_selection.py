@@ -93,12 +93,12 @@ class LayerSelection(nn.Module):
         self.noise: torch.Tensor | None = None  # of the last sample
 
     def forward(
-        self, posteriors: torch.Tensor | None, batch_size: int, may_skip: bool = True
+        self, posterior_ids: torch.Tensor | None, batch_size: int, may_skip: bool = True
     ) -> list[torch.Tensor | bool]:
         """What to do with each layer in this forward pass, L entries.
 
         Args:
-            posteriors: index of each sentence's posterior `[B]`; not needed where there is one.
+            posterior_ids: index of each sentence's posterior `[B]`; not needed where there is one.
             batch_size: B.
             may_skip: whether a layer that no sentence uses can be left out; otherwise it is weighed by 0.
 
@@ -106,16 +106,16 @@ class LayerSelection(nn.Module):
             True: use it as it is. False: leave it out. A tensor: weigh what it adds by z, a scalar or `[B, 1, 1]`.
 
         Raises:
-            ValueError: `posteriors` are missing, or not one for each sentence.
+            ValueError: the ids, which the model calls `posteriors`, are missing, or not one for each sentence.
         """
-        self._check(posteriors, batch_size)
+        self._check(posterior_ids, batch_size)
         several = self.config.num_posteriors > 1
         if self.training:
             self.noise = gumbel_difference(self._logits)
             z = self.sample()
         else:
             z = self.evaluation_weights()
-        z = nn.functional.embedding(posteriors.to(z.device).long(), z) if several else z  # [B or 1, L]
+        z = nn.functional.embedding(posterior_ids.to(z.device).long(), z) if several else z  # [B or 1, L]
         if not self.training and may_skip and self.config.inference_selection == "hard":
             used, by_all, some = torch.stack([z.any(0), z.all(0), z.any(1).all().expand(z.shape[1])]).tolist()
             if not some[0]:
@@ -188,9 +188,9 @@ class LayerSelection(nn.Module):
             f"layers, or train with `target_{self.stack}_layers`"
         )
 
-    def _check(self, posteriors: torch.Tensor | None, batch_size: int) -> None:
+    def _check(self, posterior_ids: torch.Tensor | None, batch_size: int) -> None:
         count = self.config.num_posteriors
-        if posteriors is None:
+        if posterior_ids is None:
             if count > 1:
                 names = f" ({', '.join(self.config.posterior_names)})" if self.config.posterior_names else ""
                 raise ValueError(
@@ -198,15 +198,15 @@ class LayerSelection(nn.Module):
                     f"the index of each sentence's, 0 to {count - 1}"
                 )
             return
-        whole = isinstance(posteriors, torch.Tensor) and posteriors.dtype in INTEGERS
-        if not whole or posteriors.shape != (batch_size,):
-            shape = f"{posteriors.dtype} {list(posteriors.shape)}" if isinstance(posteriors, torch.Tensor) else ""
+        is_tensor = isinstance(posterior_ids, torch.Tensor)
+        if not is_tensor or posterior_ids.dtype not in INTEGERS or posterior_ids.shape != (batch_size,):
+            shape = f"{posterior_ids.dtype} {list(posterior_ids.shape)}" if is_tensor else ""
             raise ValueError(
                 f"`posteriors` must be one index for each of {batch_size} sentences, a LongTensor `[{batch_size}]`; "
-                f"got a {type(posteriors).__name__} {shape}".rstrip()
+                f"got a {type(posterior_ids).__name__} {shape}".rstrip()
             )
-        looks = posteriors.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
-        if count > 1 and looks and ((posteriors < 0) | (posteriors >= count)).any():
+        looks = posterior_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
+        if count > 1 and looks and ((posterior_ids < 0) | (posterior_ids >= count)).any():
             raise ValueError(
-                f"`posteriors` must be from 0 to {count - 1}, got {posteriors.min()} to {posteriors.max()}"
+                f"`posteriors` must be from 0 to {count - 1}, got {posterior_ids.min()} to {posterior_ids.max()}"
             )

@@ -103,7 +103,10 @@ class GatedHidden(nn.Module):
 
 
 class Parts(NamedTuple):
-    """What has the weights of a cell; None is somebody else's, or, of the gates of an RNN, nobody's."""
+    """The modules of one cell.
+
+    None means that another module owns it (shared), or that it does not exist (an RNN has no gates).
+    """
 
     gates: LSTMGates | None = None
     hidden: nn.Module | None = None
@@ -113,13 +116,22 @@ NO_PARTS = Parts()
 
 
 class DepthwiseLSTM(nn.Module):
-    """A cell, or as much of it as one owner has: a layer what is shared by none, a stack what its layers share."""
+    """A cell, or the parts of it that one owner has.
+
+    A layer owns the parts that nobody shares; a stack owns the parts that its layers share.
+    """
 
     def __init__(
         self, config: DepthwiseLSTMConfig, stack: str, owned: tuple[str, ...] = ("none",), merged: int = 1
     ) -> None:
-        """`owned`: the values of `share_gates` and `share_hidden` for which the owner has it; `merged`: x is so wide,
-        in D."""
+        """Make the parts that the owner of this cell has.
+
+        Args:
+            config: the config.
+            stack: "encoder" or "decoder".
+            owned: the values of `share_gates` and `share_hidden` for which the owner has the part.
+            merged: the width of x, in D.
+        """
         super().__init__()
         self.is_rnn = config.cell == "rnn"
         inputs = (1 + merged) * config.d_model
@@ -131,7 +143,7 @@ class DepthwiseLSTM(nn.Module):
             self.hidden = SingleHidden(config, inputs) if kind == "single" else GatedHidden(config, inputs, inner)
 
     def parts(self, shared: Parts = NO_PARTS) -> Parts:
-        """Its own parts, and for those that it has not, the shared ones."""
+        """Its own parts, and the shared parts where it has none of its own."""
         gates, hidden = self.gates, self.hidden
         return Parts(shared.gates if gates is None else gates, shared.hidden if hidden is None else hidden)
 
@@ -143,7 +155,7 @@ class DepthwiseLSTM(nn.Module):
         Args:
             output, cell: Output_{l-1} and Cell_{l-1} `[B, T, D]`.
             inputs: x, as one tensor `[B, T, D]` or as two to be concatenated.
-            shared: the parts that are not the layer's own.
+            shared: the parts that the layer does not own.
 
         Returns:
             Output_l and Cell_l `[B, T, D]`. An RNN's output is h, and it leaves the cell alone.
@@ -267,7 +279,7 @@ class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):
         self.layer_norm = nn.LayerNorm(config.d_model, EPS) if config.final_layer_norm else nn.Identity()
 
     def shared_parts(self, encoder_lstm: Parts) -> tuple[Parts, ...]:
-        """Of each cell of a layer, the parts that are not its own."""
+        """The parts that each cell of a layer shares."""
         return (self.lstm.parts(encoder_lstm),)
 
     def run_layers(
@@ -315,7 +327,7 @@ class DepthwiseLSTMDecoder(DepthwiseLSTMStack, Decoder):
         self.post_init()
 
     def shared_parts(self, encoder_lstm: Parts) -> tuple[Parts, ...]:
-        """Of one cell or two of a layer, the parts that are not its own.
+        """The parts that each cell of a layer, one or two, shares.
 
         Raises:
             ValueError: the decoder runs without the encoder, with which it shares weights.
