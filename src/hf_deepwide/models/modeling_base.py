@@ -381,6 +381,18 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
+    def objective(
+        self,
+        loss: torch.Tensor | None,
+        labels: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | None:
+        """The loss to minimise, made of the cross-entropy `loss`; both are None without `labels`.
+
+        A family with further terms overrides this hook.
+        """
+        return loss
+
     @can_return_tuple
     def forward(
         self,
@@ -439,7 +451,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             if labels is not None:
                 loss = cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
         return Seq2SeqLMOutput(
-            loss=loss,
+            loss=self.objective(loss, labels, num_items_in_batch),
             logits=logits,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,

@@ -20,6 +20,8 @@ with u_l the mean of z_l over languages. The parts of it are in `layer_selection
 are those of the vanilla pre-norm Transformer.
 """
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,9 +30,7 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
-from transformers.utils.generic import can_return_tuple
+from transformers.utils import logging
 
 from .configuration_latent_depth import LatentDepthConfig
 from .layer_selection import LayerSelection, sharing_error, target_depth_error
@@ -100,7 +100,10 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
     def run_layers(
         self, hidden_states: torch.Tensor, *inputs: Any, posteriors: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        """`[B, time, D]` to the same, by the layers that `posteriors` `[B]` select."""
+        """Run the layers that each sentence's posterior selects, `[B, time, D]` to `[B, time, D]`; see `Stack`.
+
+        `posteriors` `[B]` are the ids of the posteriors, under the name of the model's argument.
+        """
         if self.layer_selection is None:
             return super().run_layers(hidden_states, *inputs, **kwargs)
         cache = kwargs.get("past_key_values")
@@ -174,9 +177,9 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
         super().__init__(config)
         self.means = RunningMeans()
 
-    def regularized(
+    def objective(
         self,
-        reconstruction: torch.Tensor | None,
+        loss: torch.Tensor | None,
         labels: torch.Tensor | None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | None:
@@ -186,13 +189,13 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
         by this batch's part of the tokens, they count once in the sum over devices and accumulation steps.
         """
         if not self.training:
-            return reconstruction
+            return loss
         self._warn_of_another_loss(labels)
         if labels is None:
             return None
-        labels = labels.to(reconstruction.device)
+        labels = labels.to(loss.device)
         tokens, items = (labels != -100).sum(), token_count(labels, num_items_in_batch)
-        self.means.add("reconstruction", reconstruction * items, tokens)
+        self.means.add("reconstruction", loss * items, tokens)
         config, step = self.config, self.training_step
         penalty = 0.0
         selections = self.layer_selections.values()
@@ -210,7 +213,7 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
             if config.layer_sharing_weight:
                 error = error + config.layer_sharing_weight * sum(sharing_error(u) for u, _ in used)
             penalty = penalty + config.target_depth_annealing_at(step) * error
-        return reconstruction + penalty * tokens / items
+        return loss + penalty * tokens / items
 
     def _warn_of_another_loss(self, labels: torch.Tensor | None) -> None:
         """Say once where a forward pass in training cannot compute Eq. 8, as in a Trainer without the callback."""
@@ -243,49 +246,26 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
         return self.means.take() | depths
 
 
+def with_parameter(parent: Callable[..., Any], method: Callable[..., Any], name: str) -> inspect.Signature:
+    """The parent's signature, and before its `**kwargs` the keyword `name` of the method that overrides it."""
+    signature = inspect.signature(parent)
+    *parameters, kwargs = signature.parameters.values()
+    return signature.replace(parameters=[*parameters, inspect.signature(method).parameters[name], kwargs])
+
+
 class LatentDepthForConditionalGeneration(LatentDepthLoss, DeepWideForConditionalGeneration, GenerationMixin):
     """The translation model."""
 
     model_class = LatentDepthModel
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: Any = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        use_cache: bool | None = None,
-        posteriors: torch.LongTensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqLMOutput:
-        """As `DeepWideForConditionalGeneration.forward`, with the loss of Eq. 8 in training.
+    def forward(self, *args: Any, posteriors: torch.LongTensor | None = None, **kwargs: Any) -> Seq2SeqLMOutput:
+        """As the parent's, with the loss of Eq. 8 in training.
 
         Args:
             posteriors: index of each sentence's posterior `[B]`, where `num_posteriors` is more than 1. `generate` and
                 the model's call take it alike.
         """
-        outputs = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            labels=labels,
-            use_cache=use_cache,
-            posteriors=posteriors,
-            num_items_in_batch=num_items_in_batch,
-            return_dict=True,
-            **kwargs,
-        )
-        outputs.loss = self.regularized(outputs.loss, labels, num_items_in_batch)
-        return outputs
+        return super().forward(*args, posteriors=posteriors, **kwargs)
+
+    # `generate` and `Trainer` read in the signature which inputs the model takes.
+    forward.__signature__ = with_parameter(DeepWideForConditionalGeneration.forward, forward, "posteriors")

@@ -94,9 +94,11 @@ class LatentDepthForMaskedLM(LatentDepthLoss):
             logits = self.lm_head(self._transform(hidden_states))
             if labels is not None:
                 loss = cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
-        loss = self.regularized(loss, labels, num_items_in_batch)
         return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=self.objective(loss, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
     def _transform(self, hidden_states: torch.Tensor) -> torch.Tensor:
