@@ -38,7 +38,7 @@ MOMENTS = {
     "in evaluation": ("transformers.trainer_callback", "CallbackHandler.on_prediction_step", "after", ""),
     "in generation": ("hf_deepwide.training.trainer", "translate", "after", ""),
     "between epochs": ("hf_deepwide.training.callbacks", "EpochCallback.on_epoch_begin", "after", ""),
-    "weights half written": ("hf_deepwide.training.saving", "Saving._save", "half", "model.safetensors"),
+    "weights half written": ("hf_deepwide.training.trainer", "TokenBatchTrainer._save", "half", "model.safetensors"),
     "optimizer half written": ("torch", "save", "half", ""),
     "checkpoint not yet named": ("hf_deepwide.training.saving", "publish", "before", ""),
     "checkpoint just named": ("hf_deepwide.training.saving", "publish", "after", ""),

@@ -18,6 +18,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, trai
 from hf_deepwide.errors import UserError
 from hf_deepwide.models import layer_selection, modeling_latent_depth
 from hf_deepwide.runs.build import build_model
+from hf_deepwide.training.faults import NonFiniteError
 from hf_deepwide.training.trainer import TranslationTrainer
 
 LATENT = {
@@ -164,6 +165,15 @@ def test_a_step_without_posteriors_is_not_clipped_by_them(corpus, tmp_path, monk
         assert trainer.state.log_history[0]["grad_norm"] == pytest.approx(norm, rel=1e-6)
         norms.append(norm)
     assert norms[0] > 1.001 * norms[1]
+
+
+def test_only_gradients_that_the_optimizer_gets_are_faults(corpus, tmp_path):
+    """The posteriors' are taken away in the first of two steps, before it is looked for what is not finite."""
+    trainer = build_trainer(corpus, tmp_path, inner_steps=2, max_steps=2)
+    (posterior, *_) = trainer.latent.posteriors
+    posterior.register_hook(lambda gradient: gradient + torch.inf)
+    with pytest.raises(NonFiniteError, match=r"^step 2 .*: 1 of \d+ parameters have a gradient"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(("name", "value"), [("inner_steps", 2), ("posterior_learning_rate", 0.1)])

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import math
 import os
 import re
@@ -18,7 +19,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from tiny_run import tiny_recipe, tiny_values
-from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, TOKENIZER_MAPPING, TrainerCallback
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, TOKENIZER_MAPPING, Trainer, TrainerCallback
 
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
@@ -34,8 +35,9 @@ from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import RunFolder
 from hf_deepwide.training import memory
 from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
+from hf_deepwide.training.masked_lm import MaskedLMTrainer
 from hf_deepwide.training.memory import keep_memory, peak_memory
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.trainer import TokenBatchTrainer, TranslationTrainer
 
 FAMILIES = ["vanilla_transformer", "mat", "marian"]
 STILL = {"dropout": 0.0}
@@ -297,6 +299,32 @@ def test_the_model_knows_how_many_steps_were_made(make, tmp_path):
         assert seen == [step for step in expected for _ in range(2)]
     assert "training_step" not in trainer.model.state_dict()
     assert "training_step" not in trainer.model.config.to_dict()
+
+
+@pytest.mark.parametrize("trainer", [TranslationTrainer, MaskedLMTrainer])
+def test_one_class_overrides_the_hooks(trainer):
+    """So that the order of what happens at a hook is read in one place, and no task is another's special case."""
+    assert trainer.__mro__ == (trainer, TokenBatchTrainer, Trainer, object)
+    assert {name for name in vars(trainer) if hasattr(Trainer, name) and not name.startswith("__")} == set()
+
+
+def test_a_checkpoint_names_its_callbacks_as_ever(make, tmp_path):
+    """A run that an earlier version began goes on: the Trainer finds what a callback counted by the class's name."""
+    make(
+        "mat",
+        max_steps=2,
+        save_steps=2,
+        eval_steps=2,
+        eval_strategy="steps",
+        early_stopping_patience=3,
+        load_best_model_at_end=True,
+    ).train()
+    state = json.loads((tmp_path / "run" / "checkpoint-2" / "trainer_state.json").read_text(encoding="utf-8"))
+    names = {"Throughput", "EarlyStoppingCallback", "TrainerControl"}
+    assert state["stateful_callbacks"].keys() == names
+    assert state["stateful_callbacks"]["Throughput"]["args"].keys() == {
+        "target_tokens", "seconds", "data_seconds", "minutes", "peak_memory_bytes"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 0), (0.5, 0), (0.9999999999, 1), (3.0, 3), (3.25, 3)])

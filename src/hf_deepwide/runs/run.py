@@ -21,7 +21,7 @@ from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..training.arguments import TranslationTrainingArguments
 from ..training.callbacks import WarmUpFits
 from ..training.checkpoints import checkpoints, forget_interrupted, load_state
-from ..training.trainer import TranslationTrainer
+from ..training.trainer import TokenBatchTrainer
 from .averaging import average_checkpoints
 from .facts import machine, training_facts, versions
 from .plots import plot_learning_curves
@@ -127,7 +127,7 @@ def _without_evaluation(args: TranslationTrainingArguments) -> TranslationTraini
 
 
 def train_to_the_end(
-    trainer: TranslationTrainer,
+    trainer: TokenBatchTrainer,
     args: TranslationTrainingArguments,
     folder: RunFolder,
     start: Start,

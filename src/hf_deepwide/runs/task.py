@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..training.arguments import TranslationTrainingArguments
-from ..training.trainer import TranslationTrainer
+from ..training.trainer import TokenBatchTrainer
 from .recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,11 @@ class Task:
         tokenizer: PreTrainedTokenizerBase,
         encoded: dict[str, Dataset],
         texts: dict[str, Any],
-    ) -> TranslationTrainer:
+    ) -> TokenBatchTrainer:
         """The trainer; a split that is too small for it is reported here."""
         raise NotImplementedError
 
-    def score(self, trainer: TranslationTrainer, encoded: dict[str, Dataset], texts: dict[str, Any]) -> dict[str, Any]:
+    def score(self, trainer: TokenBatchTrainer, encoded: dict[str, Dataset], texts: dict[str, Any]) -> dict[str, Any]:
         """What `results.json` holds of the final model's quality."""
         raise NotImplementedError
 

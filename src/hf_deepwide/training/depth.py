@@ -1,4 +1,4 @@
-"""What any Trainer needs to train deep and latent layers.
+"""What a trainer needs to train deep and latent layers.
 
 The weights and the posteriors over layers are optimised on two levels (Li et al. 2020, Algorithm 1):
 
@@ -10,11 +10,12 @@ An optimizer step is an inner one; those whose number is a multiple of I (`inner
 Beside that the log gets what the papers plot.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
+from transformers import Trainer, TrainerCallback
 
 from ..analysis.gradient_norms import GradientNorms
 from ..analysis.layer_utilization import LayerUtilization
@@ -57,61 +58,65 @@ def posteriors_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 class DepthTraining:
-    """What a Trainer inherits before `Trainer`. Its arguments are `DepthArguments`.
+    """What a trainer does for deep and latent layers. Its arguments are `DepthArguments`.
 
-    It tells the model which step it is, optimises posteriors as a group of their own, and logs what the model
-    reports, how much each layer is used, and, if asked for, how large its gradient is.
+    It optimises posteriors as a group of their own, and logs what the model reports, how much each layer is used,
+    and, if asked for, how large its gradient is.
+
+    Args:
+        trainer: the trainer, whose model, arguments and state it looks at.
+
+    Raises:
+        UserError: an argument is about posteriors, and the model has none.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.posteriors = posteriors_of(self.model)
-        self.add_callback(TrainingStep())
-        self.gradient_norms = GradientNorms() if self.args.gradient_norms else None
-        if self.gradient_norms is not None:
-            self.add_callback(self.gradient_norms)
-        if self.posteriors:
-            self.add_callback(LayerUtilization())
-            return
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.find_posteriors()
+        self.gradient_norms = GradientNorms() if trainer.args.gradient_norms else None
         for name, default in (("posterior_learning_rate", None), ("inner_steps", 1)):
-            if getattr(self.args, name) != default:
+            if not self.posteriors and getattr(trainer.args, name) != default:
                 raise UserError(
-                    f"training.{name}: {type(self.model).__name__} has no posteriors over layers; leave it out, or "
-                    "train a latent_depth model"
+                    f"training.{name}: {type(trainer.model).__name__} has no posteriors over layers; leave it out, "
+                    "or train a latent_depth model"
                 )
 
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """As the parent, without the parameters that the model exempts (`no_weight_decay`)."""
-        exempt = getattr(self.model, "no_weight_decay", ())
-        return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in exempt]
+    @property
+    def callbacks(self) -> Iterator[TrainerCallback]:
+        """Callbacks that tell the model its step, and that amend the log."""
+        yield TrainingStep()
+        if self.gradient_norms is not None:
+            yield self.gradient_norms
+        if self.posteriors:
+            yield LayerUtilization()
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """As the parent; posteriors are a group of their own, the last, without weight decay."""
-        made_before = self.optimizer is not None
-        optimizer = super().create_optimizer(model)
-        posteriors = posteriors_of(self.model if model is None else model)
-        if posteriors and not made_before:
-            own = {id(parameter) for parameter in posteriors}
-            for group in optimizer.param_groups:
-                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
-            rate = self.args.posterior_learning_rate or self.args.learning_rate
-            optimizer.add_param_group({"params": posteriors, "lr": rate, "weight_decay": 0.0})
-        return optimizer
+    def find_posteriors(self) -> None:
+        """Look the posteriors up in the trainer's model."""
+        self.posteriors = posteriors_of(self.trainer.model)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the parent. In steps that are not theirs, posteriors get no gradient: not to clip by, nor to Adam."""
-        loss = super().training_step(*args, **kwargs)
-        if (self.state.global_step + 1) % self.args.inner_steps:
+    def add_group(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Make the posteriors a group of their own, the last, without weight decay."""
+        posteriors = posteriors_of(model)
+        if not posteriors:
+            return
+        own = {id(parameter) for parameter in posteriors}
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
+        rate = self.trainer.args.posterior_learning_rate or self.trainer.args.learning_rate
+        optimizer.add_param_group({"params": posteriors, "lr": rate, "weight_decay": 0.0})
+
+    def after_backward(self) -> None:
+        """In steps that are not theirs, posteriors get no gradient: not to clip by, nor to Adam. Measure the rest."""
+        trainer = self.trainer
+        if (trainer.state.global_step + 1) % trainer.args.inner_steps:
             for parameter in self.posteriors:
                 parameter.grad = None
-        if self.gradient_norms is not None and self.accelerator.sync_gradients:
-            scaler = self.accelerator.scaler
+        if self.gradient_norms is not None and trainer.accelerator.sync_gradients:
+            scaler = trainer.accelerator.scaler
             scale = 1.0 if scaler is None else scaler.get_scale()
-            self.gradient_norms.measure(self.model, self.args, self.state, scale)
-        return loss
+            self.gradient_norms.measure(trainer.model, trainer.args, trainer.state, scale)
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the parent, with what the model reports beside the loss."""
-        if "loss" in logs and isinstance(self.model, DeepWidePreTrainedModel):
-            logs |= self.model.training_logs()
-        super().log(logs, *args, **kwargs)
+    def logs(self) -> dict[str, float]:
+        """What the model reports beside the loss."""
+        model = self.trainer.model
+        return model.training_logs() if isinstance(model, DeepWidePreTrainedModel) else {}

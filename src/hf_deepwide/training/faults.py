@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, Trainer
 
 from ..durable import discard, write_whole
 from ..errors import UserError, quote
@@ -49,7 +49,7 @@ class NonFiniteError(UserError):
 
 @dataclass
 class FaultArguments:
-    """The fields that `FaultGuard` adds to a Trainer's arguments.
+    """The fields that `FaultGuard` reads of a trainer's arguments.
 
     Raises:
         ValueError: a value out of range (by `check_faults`).
@@ -83,82 +83,85 @@ class Batch:
 
 
 class FaultGuard:
-    """What a Trainer inherits before `Trainer`. Its arguments are `FaultArguments`.
+    """What decides whether an optimizer step is made. Its arguments are `FaultArguments`.
 
     A step that is left out changes neither weights nor optimizer; the schedule goes on, and the log's mean loss is
     that of the other steps, with the number of `skipped_steps` beside it.
+
+    Args:
+        trainer: the trainer, whose model, arguments and state it looks at.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
         self._batches: list[Batch] = []  # of the step under way
         self._steps = self._skipped = 0  # since the last log
         self._in_a_row = 0
 
-    def training_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, torch.Tensor],
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
-        """As the parent. After the last batch of an optimizer step it is decided whether the step is to be made.
+    def begin(self, inputs: Mapping[str, torch.Tensor]) -> Batch:
+        """Note a batch before anything is computed from it; its `loss` is to be set."""
+        return Batch(inputs, generator_states(self.trainer.args.device))
+
+    def judge(self, batch: Batch, tokens: torch.Tensor | int | None) -> torch.Tensor:
+        """Decide after the last batch of an optimizer step whether the step is to be made.
+
+        Returns:
+            The loss to count in the log, whose sum could not be mended later.
 
         Raises:
-            NonFiniteError: it is not, and the run is to stop.
+            NonFiniteError: the step is not to be made, and the run is to stop.
         """
-        batch = Batch(inputs, generator_states(self.args.device))
-        batch.loss = super().training_step(model, inputs, num_items_in_batch)
         self._batches.append(batch)
-        counted = batch.loss.nan_to_num(0.0, 0.0, 0.0)  # for the log, whose sum could not be mended later
-        if not self.accelerator.sync_gradients:
+        counted = batch.loss.nan_to_num(0.0, 0.0, 0.0)
+        if not self.trainer.accelerator.sync_gradients:
             return counted
         batches, self._batches = self._batches, []
         self._steps += 1
         if self._is_finite(batches):
             self._in_a_row = 0
-        elif self._is_fault(batches, num_items_in_batch):
+        elif self._is_fault(batches, tokens):
             self._leave_out()
             return -sum(other.loss.nan_to_num(0.0, 0.0, 0.0) for other in batches[:-1]) + 0 * counted
         return counted
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the parent; the loss is the mean over the steps that were made."""
-        if "loss" in logs:
-            if self._skipped:
-                made = self._steps - self._skipped
-                logs["loss"] = logs["loss"] * self._steps / made if made else math.nan
-                logs["skipped_steps"] = self._skipped
-            self._steps = self._skipped = 0
-        super().log(logs, *args, **kwargs)
+    def amend(self, logs: dict[str, float]) -> None:
+        """Make the loss the mean over the steps that were made since the last log."""
+        if self._skipped:
+            made = self._steps - self._skipped
+            logs["loss"] = logs["loss"] * self._steps / made if made else math.nan
+            logs["skipped_steps"] = self._skipped
+        self._steps = self._skipped = 0
 
     def _is_finite(self, batches: Sequence[Batch]) -> bool:
         """Whether all losses and gradients of this step are, on all processes; waits for the device once."""
-        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients(self.model)])
-        total = sum((batch.loss.float() for batch in batches), norm.to(self.args.device)).reshape(1)
-        return math.isfinite(self.accelerator.reduce(total, "sum").item())
+        trainer = self.trainer
+        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients(trainer.model)])
+        total = sum((batch.loss.float() for batch in batches), norm.to(trainer.args.device)).reshape(1)
+        return math.isfinite(trainer.accelerator.reduce(total, "sum").item())
 
     def _is_fault(self, batches: Sequence[Batch], tokens: torch.Tensor | int | None) -> bool:
         """False where fp16's scaler takes care of it; else the step is reported, saved, and to be left out.
 
         All processes come here together, and to the same answer.
         """
-        scaler = self.accelerator.scaler
+        trainer, state, args = self.trainer, self.trainer.state, self.trainer.args
+        scaler = trainer.accelerator.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()
         losses = gather_object([[batch.loss.item() for batch in batches]])
         collapsed = scaler is not None and all(math.isfinite(loss) for own in losses for loss in own)
         if collapsed and scale >= LOWEST_SCALE:
             return False
         self._in_a_row += 1
-        names = nonfinite_gradients(self.model)
-        step, args = self.state.global_step + 1, self.args
+        names = nonfinite_gradients(trainer.model)
+        step = state.global_step + 1
         stops = collapsed or args.on_nonfinite == "stop" or self._in_a_row > args.max_skipped
         if collapsed:
             what = f"the loss scale collapsed to {scale:g}: gradients overflow fp16 however little they are scaled"
         else:
-            what = describe(losses, names, sum(1 for _ in self.model.parameters()))
+            what = describe(losses, names, sum(1 for _ in trainer.model.parameters()))
         report = {
             "step": step,
-            "epoch": self.state.epoch,
+            "epoch": state.epoch,
             "what": what,
             "loss_scale": scale,
             "parameters": names,
@@ -167,7 +170,7 @@ class FaultGuard:
             "arguments": {name: getattr(args, name) for name in REPLAYED},
         }
         saved = self._save_fault(report, batches, stops)
-        message = f"step {step} (epoch {self.state.epoch or 0:.2f}): {what}. {saved}"
+        message = f"step {step} (epoch {state.epoch or 0:.2f}): {what}. {saved}"
         if not stops:
             logger.warning("%s The step is left out", message)
             return True
@@ -178,19 +181,20 @@ class FaultGuard:
     def _leave_out(self) -> None:
         """Without gradients the optimizer does nothing. A scaler needs some, and skips what is not finite."""
         self._skipped += 1
-        for parameter in self.model.parameters():
-            if self.accelerator.scaler is None:
+        for parameter in self.trainer.model.parameters():
+            if self.trainer.accelerator.scaler is None:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.fill_(math.nan)
 
     def _save_fault(self, report: dict[str, Any], batches: Sequence[Batch], always: bool) -> str:
         """Write the fault to the run's folder; says where, or why not. All processes take part."""
-        folder = Path(self.args.output_dir, FAULTS, f"step-{report['step']}")
+        trainer, args, accelerator = self.trainer, self.trainer.args, self.trainer.accelerator
+        folder = Path(args.output_dir, FAULTS, f"step-{report['step']}")
         own = [
-            {"rank": self.args.process_index, "loss": str(batch.loss.item()), "sentences": sentences}
+            {"rank": args.process_index, "loss": str(batch.loss.item()), "sentences": sentences}
             for batch in batches
-            for sentences in [texts(batch.inputs, self.processing_class)]
+            for sentences in [texts(batch.inputs, trainer.processing_class)]
         ]
         report["batches"] = [batch for of_rank in gather_object([own]) for batch in of_rank]
         pairs = f"{sum(len(batch['sentences']) for batch in report['batches'])} sentence pairs"
@@ -198,16 +202,16 @@ class FaultGuard:
         skip = gather_object([len(others) >= KEPT and not always])[0]
         if skip:
             return f"The batches ({pairs}) are not saved, as {folder.parent} holds {KEPT} faults already."
-        weights = self.accelerator.get_state_dict(self.model_wrapped)  # of a sharded model each process has a part
+        weights = accelerator.get_state_dict(trainer.model_wrapped)  # of a sharded model each process has a part
         try:
-            if self.args.should_save:
+            if args.should_save:
                 discard(folder)
-            self.accelerator.wait_for_everyone()
+            accelerator.wait_for_everyone()
             folder.mkdir(parents=True, exist_ok=True)
-            save_batches(batches, folder / f"rank-{self.args.process_index}.safetensors")
-            if self.args.should_save:
-                self.accelerator.unwrap_model(self.model_wrapped).save_pretrained(folder, state_dict=weights)
-                self.processing_class.save_pretrained(folder)
+            save_batches(batches, folder / f"rank-{args.process_index}.safetensors")
+            if args.should_save:
+                accelerator.unwrap_model(trainer.model_wrapped).save_pretrained(folder, state_dict=weights)
+                trainer.processing_class.save_pretrained(folder)
                 text = json.dumps(report, indent=2, ensure_ascii=False)
                 write_whole(folder / FAULT, text + "\n")  # last: a fault is whole if it has this file
         except (OSError, SafetensorError) as error:  # of the two things that went wrong, the fault is the one to tell

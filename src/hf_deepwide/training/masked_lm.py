@@ -3,17 +3,15 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.monolingual import MaskingCollator, MonolingualArguments
 from ..errors import UserError
 from .arguments import TranslationTrainingArguments
-from .trainer import TranslationTrainer
+from .trainer import TokenBatchTrainer
 
 
 @dataclass
@@ -23,7 +21,7 @@ class MaskedLMTrainingArguments(TranslationTrainingArguments):
     label_smoothing_factor: float = field(default=0.0, metadata={"help": "0; other values are refused."})
 
 
-class MaskedLMTrainer(TranslationTrainer):
+class MaskedLMTrainer(TokenBatchTrainer):
     """Trains a masked language model on sequences in several languages; "target tokens" are the masked ones.
 
     Args:
@@ -44,21 +42,14 @@ class MaskedLMTrainer(TranslationTrainer):
         collator = MaskingCollator(tokenizer, data.mask_probability, args.seed)
         super().__init__(model, args, tokenizer, train_dataset, eval_dataset, data=data, data_collator=collator)
 
-    def evaluation_loop(
-        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
-    ) -> EvalLoopOutput:
+    def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
         """Loss per masked token and its exponential, perplexity: of all sequences, and of each language's."""
-        self.callback_handler.eval_dataloader = dataloader
-        rows, metrics, sums = dataloader.dataset, {}, []
-        for language, of_language in self.loaders_by_language(rows, metric_key_prefix):
+        metrics, sums = {}, []
+        for language, of_language in self.loaders_by_language(dataloader.dataset, prefix):
             sums.append(self.summed_loss(of_language))
-            metrics[f"{metric_key_prefix}_perplexity_{language}"] = _perplexity(*sums[-1])
+            metrics[f"{prefix}_perplexity_{language}"] = _perplexity(*sums[-1])
         loss, tokens = map(sum, zip(*sums, strict=True))
-        metrics |= {
-            f"{metric_key_prefix}_loss": loss / tokens,
-            f"{metric_key_prefix}_perplexity": _perplexity(loss, tokens),
-        }
-        return EvalLoopOutput(None, None, metrics, num_samples=len(rows))
+        return metrics | {f"{prefix}_loss": loss / tokens, f"{prefix}_perplexity": _perplexity(loss, tokens)}
 
     def loaders_by_language(self, rows: Dataset, split: str) -> Iterator[tuple[str, DataLoader]]:
         """Each language of a split that has sentences there, and these.

@@ -77,6 +77,23 @@ class Preemption(TrainerCallback):
             self.agreed = self._received
         return self.agreed
 
+    def leave(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Leave if a signal ended training.
+
+        Raises:
+            Interrupted: it did. The run has been saved, and goes on from there.
+        """
+        if not self.agreed:
+            return
+        logger.warning(
+            "%s ended the run after step %d of %d, which is saved in %s. Give the same command again to go on",
+            signal.Signals(self.agreed).name,
+            state.global_step,
+            state.max_steps,
+            args.output_dir,
+        )
+        raise Interrupted(self.agreed)
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -111,32 +128,6 @@ class Preemption(TrainerCallback):
     def _save(self, control: TrainerControl) -> None:
         self.extra = not control.should_save
         control.should_save = True
-
-
-class Preemptible:
-    """A part of a Trainer: `train` minds signals."""
-
-    preemption: Preemption
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As the parent.
-
-        Raises:
-            Interrupted: a signal ended training. The run has been saved, and goes on from there.
-        """
-        with self.preemption.listening():
-            output = super().train(*args, **kwargs)
-            number = self.preemption.asked(self.args)
-        if number:
-            logger.warning(
-                "%s ended the run after step %d of %d, which is saved in %s. Give the same command again to go on",
-                signal.Signals(number).name,
-                self.state.global_step,
-                self.state.max_steps,
-                self.args.output_dir,
-            )
-            raise Interrupted(number)
-        return output
 
 
 def outlive_signals(worker: int) -> None:

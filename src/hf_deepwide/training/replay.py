@@ -21,7 +21,7 @@ from ..loading import load_config, load_model, load_tokenizer
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .faults import FAULT, REPLAYED, nonfinite_gradients
-from .trainer import TranslationTrainer
+from .trainer import TokenBatchTrainer
 
 
 @dataclass
@@ -67,7 +67,7 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     for module in model.modules():
         if isinstance(module, DeepWidePreTrainedModel):
             module.training_step = report["step"] - 1
-    trainer = TranslationTrainer(model, args, load_tokenizer(folder), data_collator=list)
+    trainer = TokenBatchTrainer(model, args, load_tokenizer(folder), data=None, data_collator=list)
     dtype = torch.float16 if told["fp16"] else torch.bfloat16
     autocast = torch.autocast(device, dtype, enabled=told["fp16"] or told["bf16"])
     tokens = report["num_items_in_batch"]  # of all processes, whose gradients are averaged: hence the factor below

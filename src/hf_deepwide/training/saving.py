@@ -11,10 +11,10 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from safetensors import SafetensorError
-from torch import nn
-from transformers import set_seed
+from transformers import PreTrainedModel, Trainer, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..data.arguments import Places
 from ..data.digest import data_digest
 from ..durable import STAGING, discard, publish, remove, why_not_written
 from ..errors import UserError, quote
@@ -22,115 +22,105 @@ from .checkpoints import (
     INTERRUPTED,
     REGULAR,
     best_checkpoint,
-    check_weights,
     checkpoints,
     forget_interrupted,
     rotate,
 )
 from .checksums import check_data, write_checksums
-from .preemption import Preemptible
+from .preemption import Preemption
 
 logger = logging.getLogger(__name__)
 
 
-class Saving(Preemptible):
-    """A part of a Trainer: how it saves, and how it goes on from what was saved."""
+class Saving:
+    """How a trainer saves, and how it goes on from what was saved.
 
-    _run_dir: str | None = None
+    Args:
+        trainer: the trainer, whose arguments and state it looks at.
+        preemption: knows whether a checkpoint is one that the recipe asks for.
+    """
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As the parent; what the data are is kept in each checkpoint.
+    def __init__(self, trainer: Trainer, preemption: Preemption) -> None:
+        self.trainer, self.preemption = trainer, preemption
+        self.draft_folder: str | None = None  # where a checkpoint is being written, and None else
+        self._digests: dict[str, str] = {}
+
+    def take_digests(self, train_dataset: Any, eval_dataset: Any, data: Places) -> None:
+        """Note what training's data are; each checkpoint keeps it."""
+        splits = {"training": train_dataset, "validation": eval_dataset}
+        kinds = (Dataset, IterableDataset)
+        self._digests = {name: data_digest(rows, data) for name, rows in splits.items() if isinstance(rows, kinds)}
+
+    def check_data(self, checkpoint: str) -> None:
+        """Compare the data with the checkpoint's.
 
         Raises:
-            UserError: training would go on with other data, or the checkpoint is not one of this run.
+            UserError: they differ.
         """
-        splits = {"training": self.train_dataset, "validation": self.eval_dataset}
-        kinds = (Dataset, IterableDataset)
-        self._data = {name: data_digest(data, self.data) for name, data in splits.items() if isinstance(data, kinds)}
-        return super().train(*args, **kwargs)
+        check_data(Path(checkpoint), self._digests)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        check_data(Path(resume_from_checkpoint), self._data)
-        with _fitting(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+    def find_best(self) -> str:
+        """Put the path of the best checkpoint right, as the run's folder may have moved; the name of the newest."""
+        trainer = self.trainer
+        best = best_checkpoint(Path(trainer.args.output_dir), trainer.state)
+        trainer.state.best_model_checkpoint = str(best) if best else None
+        return f"{REGULAR}-{trainer.state.global_step}"
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with _fitting(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        with _fitting(checkpoint):
-            super()._load_scaler(checkpoint)
-
-    def _load_callback_state(self) -> None:
-        best = best_checkpoint(Path(self.args.output_dir), self.state)
-        self.state.best_model_checkpoint = str(best) if best else None
-        with _fitting(f"{REGULAR}-{self.state.global_step}"):
-            super()._load_callback_state()
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
+    def reseeds(self, checkpoint: str | None) -> bool:
+        """Set new seeds if another number of processes saved the checkpoint; whether it was so."""
+        args, step = self.trainer.args, self.trainer.state.global_step
         saved = len(list(Path(checkpoint).glob("rng_state*.pth"))) if checkpoint else 0
-        if checkpoint and saved != self.args.world_size:
-            # Not as at the start of the run, or its first random numbers would come again.
-            set_seed((self.args.seed + self.state.global_step * 1_000_003 + self.args.process_index) % 2**32)
-            logger.warning(
-                "%s was saved by %d processes, and there are %d now: random numbers, as of dropout, go on from a new "
-                "seed, so that the run does not end as it would have with %d",
-                *(checkpoint, saved, self.args.world_size, saved),
-            )
-            return
-        with _fitting(checkpoint):
-            super()._load_rng_state(checkpoint)
+        if not checkpoint or saved == args.world_size:
+            return False
+        # Not as at the start of the run, or its first random numbers would come again.
+        set_seed((args.seed + step * 1_000_003 + args.process_index) % 2**32)
+        logger.warning(
+            "%s was saved by %d processes, and there are %d now: random numbers, as of dropout, go on from a new "
+            "seed, so that the run does not end as it would have with %d",
+            *(checkpoint, saved, args.world_size, saved),
+        )
+        return True
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return self._run_dir or super()._get_output_dir(trial)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        # Training runs with `use_cache=False`, but that is no property of the model that is saved.
-        self.model.config.use_cache = True
-        super()._save(output_dir, state_dict)
-        self.model.config.use_cache = self.args.use_cache
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write the checkpoint under another name and rename it, so that an interruption leaves none in part.
+    @contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """A draft that the checkpoint is written to within, and that gets its name afterwards.
 
         Raises:
             UserError: on all processes, if any cannot write; what it has written is removed.
         """
-        run, state, main = Path(self.args.output_dir), self.state, self.args.should_save
+        args, state = self.trainer.args, self.trainer.state
+        run, main = Path(args.output_dir), args.should_save
         draft = run / STAGING / f"{REGULAR}-{state.global_step}"  # the parent's name for it
         final = run / f"{INTERRUPTED if self.preemption.extra else REGULAR}-{state.global_step}"
+        # 1. An empty draft.
         with self._together(final):
             if main:
                 discard(run / STAGING)
                 draft.mkdir(parents=True)
-        best, state.best_global_step = state.best_global_step, None  # the parent would look for it in the draft
-        self._run_dir = str(run / STAGING)
+        # 2. The parent writes; it would look for the best checkpoint in the draft.
+        best, state.best_global_step = state.best_global_step, None
+        self.draft_folder = str(run / STAGING)
         try:
             with self._together(final):
-                super()._save_checkpoint(model, trial)
+                yield
         finally:
-            self._run_dir, state.best_global_step = None, best
+            self.draft_folder, state.best_global_step = None, best
+        # 3. State and checksums; then the name, and only then older checkpoints go.
         with self._together(final):
             folder = run / f"{REGULAR}-{best}"
             if best and (folder == final or folder.is_dir()):
                 state.best_model_checkpoint = str(folder)
             if main:
                 state.save_to_json(str(draft / TRAINER_STATE_NAME))
-                write_checksums(draft, self._data)
+                write_checksums(draft, self._digests)
                 if final.is_dir():  # of an earlier attempt
                     remove(final)
                 publish(draft, final)
                 (run / STAGING).rmdir()
                 if not self.preemption.extra:
-                    rotate(run, self.args.save_total_limit, state.best_model_checkpoint)
+                    rotate(run, args.save_total_limit, state.best_model_checkpoint)
                 forget_interrupted(run, final)
         self.preemption.extra = False
-
-    def _load_best_model(self) -> None:
-        if not self.preemption.agreed:  # else the run goes on later, and there may be little time
-            check_weights(Path(self.state.best_model_checkpoint))
-            super()._load_best_model()
 
     @contextmanager
     def _together(self, checkpoint: Path) -> Iterator[None]:
@@ -146,7 +136,7 @@ class Saving(Preemptible):
         if not failures:
             return
         run = checkpoint.parent
-        if self.args.should_save:
+        if self.trainer.args.should_save:
             shutil.rmtree(run / STAGING, ignore_errors=True)
         kept = checkpoints(run, REGULAR, INTERRUPTED)
         raise UserError(
@@ -157,7 +147,7 @@ class Saving(Preemptible):
 
 
 @contextmanager
-def _fitting(checkpoint: str | None) -> Iterator[None]:
+def fitting(checkpoint: str | None) -> Iterator[None]:
     """Say in words that what a checkpoint holds can be read, but is nothing for this model, optimizer or schedule."""
     try:
         yield
@@ -169,3 +159,20 @@ def _fitting(checkpoint: str | None) -> Iterator[None]:
             f"{checkpoint} does not fit this run ({type(error).__name__}: {reason}). If another run saved it, or part "
             "of it, remove the folder and give the same command again: the run goes on from the checkpoint before it"
         ) from error
+
+
+def check_loaded(model: PreTrainedModel, load_result: Any) -> None:
+    """See that a checkpoint held the weights that the model has; `load_result` is what `load_state_dict` returned.
+
+    Raises:
+        UserError: it did not.
+    """
+    # Tied weights and constant tables are not in a checkpoint.
+    expected = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
+    load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in expected]
+    if odd := sorted([*load_result.missing_keys, *load_result.unexpected_keys]):
+        raise UserError(
+            f"the checkpoint has no weights for {odd[0]}"
+            if odd[0] in load_result.missing_keys
+            else f"the checkpoint has weights for {odd[0]}, which the model does not have"
+        )

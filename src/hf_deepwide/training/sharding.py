@@ -10,32 +10,35 @@ whole model in `model.safetensors`, as every other checkpoint does.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import Trainer
 
 from ..errors import UserError
-from .depth import posteriors_of
 
 LAYER_DROP = ("layer_drop", "encoder_layerdrop", "decoder_layerdrop")  # ours, and as Marian and its like call it
 
 
-class ShardedTraining:
-    """What a Trainer inherits before `Trainer`; it does nothing where weights are not sharded.
+class Sharding:
+    """What a trainer does where weights are sharded (`enabled`), and nothing where they are not.
+
+    Args:
+        trainer: the trainer, whose accelerator and model it looks at.
 
     Raises:
         UserError: a kind of sharding, or a model, with which this does not work.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if not self.is_fsdp_enabled:
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.enabled = trainer, trainer.is_fsdp_enabled
+        if not self.enabled:
             if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
                 raise UserError("accelerate shards on GPUs only, and there is none; use scripts/accelerate/cpu.yaml")
             return
-        plugin = self.accelerator.state.fsdp_plugin
+        plugin = trainer.accelerator.state.fsdp_plugin
         if plugin.fsdp_version != 2:
             raise UserError("fsdp_version is 1; accepted: 2, as in scripts/accelerate/fsdp2.yaml")
         if plugin.state_dict_type.name != "SHARDED_STATE_DICT":
@@ -46,44 +49,26 @@ class ShardedTraining:
         if plugin.cpu_ram_efficient_loading:
             raise UserError("fsdp_cpu_ram_efficient_loading is true; accepted: false, each process builds the model")
         for name in LAYER_DROP:
-            if getattr(self.model.config, name, 0) > 0:
+            if getattr(trainer.model.config, name, 0) > 0:
                 raise UserError(
                     f"model.{name}: processes skip different layers, and with FSDP2 each waits for the others' part "
                     "of every layer; set it to 0, or train with scripts/accelerate/ddp.yaml"
                 )
-        present = {type(module).__name__ for module in self.model.modules()}
-        plugin.transformer_cls_names_to_wrap = sorted(present & set(self.model._no_split_modules))
+        present = {type(module).__name__ for module in trainer.model.modules()}
+        plugin.transformer_cls_names_to_wrap = sorted(present & set(trainer.model._no_split_modules))
         plugin.mixed_precision_policy = None  # accelerate's would round the loss and the sums of gradients to bfloat16
 
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        with embeddings_in_root(self.model) if self.is_fsdp_enabled else nullcontext():
-            prepared = super()._prepare_for_training(*args, **kwargs)
-        self.posteriors = posteriors_of(self.model)  # as shards they are other objects
-        return prepared
+    def preparing(self) -> AbstractContextManager:
+        """Where accelerate makes the units: it finds no embeddings."""
+        return embeddings_in_root(self.trainer.model) if self.enabled else nullcontext()
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """As the parent, under autocast, which accelerate leaves out where weights are sharded."""
-        with self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext():
-            return super().compute_loss(*args, **kwargs)
+    def autocast(self) -> AbstractContextManager:
+        """Autocast, which accelerate leaves out where weights are sharded."""
+        return self.trainer.accelerator.autocast() if self.enabled else nullcontext()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As the parent, with whole weights."""
-        with self.whole_weights():
-            return super().evaluate(*args, **kwargs)
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the parent; what is logged of the model beside the loss is looked up in whole weights."""
-        with self.whole_weights() if "loss" in logs else nullcontext():
-            super().log(logs, *args, **kwargs)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the parent, which writes only shards of a sharded model; here the whole model is written beside them."""
-        if not self.is_fsdp_enabled:
-            super().save_model(output_dir, _internal_call)
-            return
-        weights = self.accelerator.get_state_dict(self.model)  # all processes take part, the first one gets them
-        if self.args.should_save:
-            self._save(output_dir, state_dict=weights)
+    def gathered_weights(self) -> dict[str, torch.Tensor]:
+        """All weights on the first process; all processes take part, and the others get nothing."""
+        return self.trainer.accelerator.get_state_dict(self.trainer.model)
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -91,8 +76,8 @@ class ShardedTraining:
 
         Within, processes need not keep step: each may translate as many sentences as it has, and leave out layers.
         """
-        units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
-        reshards = bool(units) and self.accelerator.state.fsdp_plugin.reshard_after_forward
+        units = [module for module in self.trainer.model.modules() if isinstance(module, FSDPModule)]
+        reshards = bool(units) and self.trainer.accelerator.state.fsdp_plugin.reshard_after_forward
         for unit in units:
             unit.unshard()
             unit.set_reshard_after_forward(False, recurse=False)
@@ -101,7 +86,7 @@ class ShardedTraining:
         finally:
             for unit in units:
                 unit.reshard()
-                if unit is not self.model:  # with which the backward pass begins
+                if unit is not self.trainer.model:  # with which the backward pass begins
                     unit.set_reshard_after_forward(reshards, recurse=False)
 
 

@@ -1,8 +1,22 @@
-"""The trainer: `Seq2SeqTrainer` with batches by tokens and an honest loss per token."""
+"""The trainers: batches by tokens, an honest loss per token, and everything else that happens in a training step.
+
+`TokenBatchTrainer` is the Trainer of Transformers with six helpers, each of which knows one thing:
+
+    faults       numbers that are not finite             faults.py
+    latent       posteriors over layers, layers' logs    depth.py
+    sharding     weights spread over processes           sharding.py
+    saving       checkpoints, whole or not at all        saving.py
+    preemption   signals                                 preemption.py
+    throughput   tokens and seconds                      callbacks.py
+
+A helper overrides nothing. Every method of the Trainer that is overridden is overridden once, in `TokenBatchTrainer`,
+and calls the helpers in the order in which it is read. A task's trainer adds only how it validates.
+"""
 
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,15 +30,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ProgressCallback,
-    Seq2SeqTrainer,
+    Trainer,
 )
+from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.arguments import DataArguments
 from ..data.batches import TokenBatchSampler, TranslationCollator
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
-from ..errors import UserError
 from ..evaluation.scoring import translate_and_score
 from ..evaluation.translate import EvaluationArguments, translate
 from ..models.loss import token_count
@@ -32,31 +46,24 @@ from ..models.modeling_base import DeepWidePreTrainedModel
 from ..progress import shows_bars
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, PlainProgress, SeedByRank, Throughput, TranslationProgress
+from .checkpoints import check_weights
 from .depth import DepthTraining
 from .faults import FaultGuard
 from .preemption import Preemption, outlive_signals
-from .saving import Saving
-from .sharding import ShardedTraining
+from .saving import Saving, check_loaded, fitting
+from .sharding import Sharding
 from .stream_position import StreamPosition, collate_stream
 
 logger = logging.getLogger(__name__)
 
 
-# A method that several of these parts have begins in TranslationTrainer, and each calls that of the next, from left to
-# right, in or before its own work:
-#   training_step   FaultGuard, DepthTraining, Trainer. On the way back: gradients are there, DepthTraining takes those
-#                   of posteriors away that are not to move, and FaultGuard judges what the optimizer would be given.
-#   log             all of them. The speed is added first. ShardedTraining gathers whole weights around the rest, as
-#                   DepthTraining looks into the model; FaultGuard sets the loss right before Trainer keeps it.
-#   evaluate        TranslationTrainer puts the random generators aside, ShardedTraining gathers weights within.
-#   compute_loss    TranslationTrainer says how, ShardedTraining under which precision.
-class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq2SeqTrainer):
-    """Trains any encoder-decoder model on encoded pairs.
+class TokenBatchTrainer(Trainer):
+    """Trains any model on encoded rows, in batches of a number of tokens.
 
     The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and
-    accumulation steps alike, so that N processes compute what one process with N accumulation steps computes.
-    Models that compute it themselves (`supports_label_smoothing`) are asked to, and to keep no logits; from all
-    others only logits are taken, as several of them (Marian, BART) average each batch on its own.
+    accumulation steps alike. N processes thus compute what one process with N accumulation steps computes.
+    A model that computes this loss itself (`supports_label_smoothing`) is asked to, and to keep no logits. Of every
+    other model only the logits are used, as several models (Marian, BART) average each batch on its own.
 
     Evaluation draws no random numbers of training's, so how often one evaluates does not change what is learnt.
 
@@ -64,12 +71,10 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         model: the model; its `generation_config` is used as it is.
         args: the arguments.
         tokenizer: its tokenizer.
-        train_dataset: what `data.batches.encode` returns: a dataset, or a stream (which needs `max_steps`).
+        train_dataset: encoded rows: a dataset, or a stream (which needs `max_steps`).
         eval_dataset: the encoded validation set.
-        eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
-        evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
-        data: the languages, and how often the sentences of each pair are seen.
-        data_collator: what pads a batch, if it is not translation that is trained.
+        data: the groups of sentences (`pairs`), and how often the sentences of each group are seen.
+        data_collator: makes a batch of rows.
     """
 
     def __init__(
@@ -79,10 +84,9 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         tokenizer: PreTrainedTokenizerBase,
         train_dataset: Any = None,
         eval_dataset: Dataset | None = None,
-        eval_texts: Dataset | None = None,
-        evaluation: EvaluationArguments | None = None,
-        data: DataArguments | None = None,
-        data_collator: TranslationCollator | None = None,
+        *,
+        data: Any,
+        data_collator: Any,
     ) -> None:
         if args.ddp_find_unused_parameters is None and isinstance(model, DeepWidePreTrainedModel):
             args.ddp_find_unused_parameters = False  # there are none: what is skipped has gradients of zero
@@ -90,27 +94,270 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         super().__init__(
             model=model,
             args=args,
-            data_collator=data_collator or TranslationCollator(tokenizer, model.config.decoder_start_token_id),
+            data_collator=data_collator,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=tokenizer,
             compute_loss_func=None if self.fuses_loss else self._loss_from_logits,
         )
         self.label_smoother = None  # the parent's would take the labels away from models that compute the loss
-        self.eval_texts = eval_texts
-        self.data = data or DataArguments()
-        self.evaluation = dataclasses.replace(
-            evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
-        )
+        self.data = data
+        self.latent = DepthTraining(self)
+        self.faults = FaultGuard(self)
+        self.sharding = Sharding(self)
         self.preemption = Preemption()
-        self.add_callback(self.preemption)
-        self.add_callback(Throughput())
-        self.add_callback(SeedByRank())
-        if args.early_stopping_patience:
-            self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
+        self.saving = Saving(self, self.preemption)
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
-            self.add_callback(TranslationProgress() if shows_bars() else PlainProgress())
+        for callback in self._callbacks():
+            self.add_callback(callback)
+
+    def _callbacks(self) -> Iterator[TrainerCallback]:
+        """What happens between the hooks below, in this order at each event."""
+        yield from self.latent.callbacks  # the model learns its step; layers' use and gradients go into the log
+        yield self.preemption  # saves and stops when a signal came
+        yield Throughput()  # counts
+        yield SeedByRank()  # gives each process its own random numbers
+        if self.args.early_stopping_patience:
+            yield EarlyStoppingCallback(self.args.early_stopping_patience)
+        if not self.args.disable_tqdm:
+            yield TranslationProgress() if shows_bars() else PlainProgress()
+
+    @property
+    def throughput(self) -> Throughput:
+        """The counter of tokens; resuming puts a new one in its place, so it is looked up."""
+        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Throughput))
+
+    # Training: before the first step
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train from the start or from a checkpoint.
+
+        Raises:
+            UserError: training would go on with other data, or the checkpoint is not one of this run.
+            NonFiniteError: a loss or gradient is not finite, and the run is to stop.
+            Interrupted: a signal ended training. The run has been saved, and goes on from there.
+        """
+        # 1. What the data are: each checkpoint keeps it, and one that is resumed from is compared with it.
+        self.saving.take_digests(self.train_dataset, self.eval_dataset, self.data)
+        # 2. Signals are noted from here on, and obeyed at the end of a step.
+        with self.preemption.listening():
+            output = super().train(*args, **kwargs)
+            self.preemption.asked(self.args)
+        # 3. A run that a signal ended leaves with the signal's exit status.
+        self.preemption.leave(self.args, self.state)
+        return output
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Wrap the model and make the optimizer."""
+        # 1. accelerate shards the model; the embeddings stay in the root unit.
+        with self.sharding.preparing():
+            prepared = super()._prepare_for_training(*args, **kwargs)
+        # 2. Posteriors are looked up again: as shards they are other objects.
+        self.latent.find_posteriors()
+        return prepared
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """All that the parent decays but the parameters that the model exempts (`no_weight_decay`)."""
+        exempt = getattr(self.model, "no_weight_decay", ())
+        return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in exempt]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make the parent's optimizer, and posteriors a group of their own."""
+        made_before = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        if not made_before:
+            self.latent.add_group(optimizer, self.model if model is None else model)
+        return optimizer
+
+    # Training: a step
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, torch.Tensor | int | None]:
+        """Take the batches of one optimizer step, and the number of their target tokens over all processes."""
+        # 1. The time of waiting for data is counted.
+        batches, tokens = super().get_batch_samples(self.throughput.timed(epoch_iterator), num_batches, device)
+        # 2. So are the tokens.
+        if tokens is not None:
+            self.throughput.count(tokens)
+        return batches, tokens
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Compute the loss of one batch and add its gradients; called once a batch, before the optimizer's step.
+
+        Raises:
+            NonFiniteError: the loss or gradient of the optimizer step is not finite, and the run is to stop.
+        """
+        # 1. The batch and the random generators are remembered: a fault is replayed from them.
+        batch = self.faults.begin(inputs)
+        # 2. Forward and backward.
+        batch.loss = super().training_step(model, inputs, num_items_in_batch)
+        # 3. Posteriors that are not to move in this step lose their gradients; gradient norms of layers are measured.
+        self.latent.after_backward()
+        # 4. After the last batch of an optimizer step: is what the optimizer is to be given finite?
+        return self.faults.judge(batch, num_items_in_batch)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Compute the loss per target token; see the class. Without `num_items_in_batch`, per token of this batch."""
+        # 1. The model smooths labels itself where it can, and then keeps no logits.
+        if self.fuses_loss:
+            inputs = {**inputs, "label_smoothing": self.args.label_smoothing_factor, "skip_logits": True}
+        # 2. accelerate leaves autocast out where weights are sharded.
+        with self.sharding.autocast():
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _loss_from_logits(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Of `outputs.logits` [sentences, target, vocabulary] and `labels` [sentences, target]."""
+        total = nn.functional.cross_entropy(
+            outputs["logits"].flatten(0, 1).float(),
+            labels.flatten(),
+            label_smoothing=self.args.label_smoothing_factor,
+            reduction="sum",
+        )
+        return total / token_count(labels, num_items_in_batch)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log the mean loss since the last log and what belongs to it, or the metrics of an evaluation as they are."""
+        if "loss" not in logs:
+            super().log(logs, start_time)
+            return
+        # 1. The speed since the last log.
+        logs |= self.throughput.since_last()
+        # 2. What is logged of the model is looked up in whole weights.
+        with self.sharding.whole_weights():
+            # 3. The loss becomes the mean over the steps that were made.
+            self.faults.amend(logs)
+            # 4. Beside it stands what the model reports.
+            logs |= self.latent.logs()
+            # 5. The parent keeps the entry, and callbacks amend it (layers' use, gradient norms).
+            super().log(logs, start_time)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """0: the parent's estimate walks through all parameters in every step and knows nothing of the decoder."""
+        return 0
+
+    # Evaluation
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate; training's random generators are left as they were, and sharded weights are whole meanwhile."""
+        device = self.args.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), self.sharding.whole_weights():
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Compute the metrics of a dataset; no predictions are kept."""
+        self.callback_handler.eval_dataloader = dataloader
+        metrics = self.validate(dataloader, metric_key_prefix)
+        return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))
+
+    def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
+        """The loss per token over all tokens (the parent averages the batches' means); tasks add their metrics."""
+        loss, tokens = self.summed_loss(dataloader)
+        return {f"{prefix}_loss": loss / tokens}
+
+    def summed_loss(self, dataloader: DataLoader) -> tuple[float, float]:
+        """The loss summed over all tokens, and their number, over all processes."""
+        self.model.eval()
+        totals = torch.zeros(2, device=self.args.device)
+        for inputs in dataloader:
+            inputs = self._prepare_inputs(inputs)
+            tokens = inputs["labels"].ne(-100).sum()
+            with torch.no_grad(), self.accelerator.autocast():
+                totals += torch.stack([self.compute_loss(self.model, inputs) * tokens, tokens.float()])
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        return tuple(self.accelerator.reduce(totals, "sum").tolist())
+
+    # Checkpoints: saving
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a checkpoint under another name and rename it once it is whole.
+
+        Raises:
+            UserError: on all processes, if any cannot write; what it has written is removed.
+        """
+        with self.saving.checkpoint():
+            super()._save_checkpoint(model, trial)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Where the parent saves a checkpoint: the draft's folder while one is written."""
+        return self.saving.draft_folder or super()._get_output_dir(trial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model; of a sharded model the parent writes only shards, so the whole is written beside them."""
+        if not self.sharding.enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        weights = self.sharding.gathered_weights()
+        if self.args.should_save:
+            self._save(output_dir, state_dict=weights)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        # Training runs with `use_cache=False`, but that is no property of the model that is saved.
+        self.model.config.use_cache = True
+        super()._save(output_dir, state_dict)
+        self.model.config.use_cache = self.args.use_cache
+
+    # Checkpoints: going on from one, in the order in which the parent loads its parts
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Weights, if the data are those that the checkpoint was trained on."""
+        self.saving.check_data(resume_from_checkpoint)
+        with fitting(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse what the parent would warn of."""
+        check_loaded(self.model, load_result)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Moments and the learning rate."""
+        with fitting(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """The loss scale, under fp16."""
+        with fitting(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_callback_state(self) -> None:
+        """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
+        with fitting(self.saving.find_best()):
+            super()._load_callback_state()
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The random generators; new seeds where another number of processes goes on."""
+        if self.saving.reseeds(checkpoint):
+            return
+        with fitting(checkpoint):
+            super()._load_rng_state(checkpoint)
+
+    def _load_best_model(self) -> None:
+        """The best weights at the end of training, if it is the end."""
+        if self.preemption.agreed:  # the run goes on later, and there may be little time
+            return
+        check_weights(Path(self.state.best_model_checkpoint))
+        super()._load_best_model()
 
     # Data
 
@@ -163,7 +410,7 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
         )
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """As for validation."""
+        """Batches as for validation."""
         return self.get_eval_dataloader(test_dataset)
 
     @property
@@ -196,69 +443,56 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
             worker_init_fn=outlive_signals,
         )
 
-    # Loss
 
-    def compute_loss(
+class TranslationTrainer(TokenBatchTrainer):
+    """Trains any encoder-decoder model on encoded pairs; validation is the loss and, where asked for, BLEU.
+
+    Args:
+        model: the model; its `generation_config` is used as it is.
+        args: the arguments.
+        tokenizer: its tokenizer.
+        train_dataset: what `data.batches.encode` returns: a dataset, or a stream (which needs `max_steps`).
+        eval_dataset: the encoded validation set.
+        eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
+        evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
+        data: the languages, and how often the sentences of each pair are seen.
+        data_collator: makes a batch of pairs; by default it pads.
+    """
+
+    def __init__(
         self,
-        model: nn.Module,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """The loss per target token; see the class. Without `num_items_in_batch`, per token of this batch."""
-        if self.fuses_loss:
-            inputs = {**inputs, "label_smoothing": self.args.label_smoothing_factor, "skip_logits": True}
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-
-    def _loss_from_logits(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        """Of `outputs.logits` [sentences, target, vocabulary] and `labels` [sentences, target]."""
-        total = nn.functional.cross_entropy(
-            outputs["logits"].flatten(0, 1).float(),
-            labels.flatten(),
-            label_smoothing=self.args.label_smoothing_factor,
-            reduction="sum",
+        model: PreTrainedModel,
+        args: TranslationTrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        train_dataset: Any = None,
+        eval_dataset: Dataset | None = None,
+        eval_texts: Dataset | None = None,
+        evaluation: EvaluationArguments | None = None,
+        data: DataArguments | None = None,
+        data_collator: TranslationCollator | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            args,
+            tokenizer,
+            train_dataset,
+            eval_dataset,
+            data=data or DataArguments(),
+            data_collator=data_collator or TranslationCollator(tokenizer, model.config.decoder_start_token_id),
         )
-        return total / token_count(labels, num_items_in_batch)
+        self.eval_texts = eval_texts
+        self.evaluation = dataclasses.replace(
+            evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
+        )
 
-    # Evaluation
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As the parent, with the random generators left as they were."""
-        device = self.args.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            return super().evaluate(*args, **kwargs)
-
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Loss per token over all tokens (the parent averages the batches' means), and BLEU where asked for."""
-        self.callback_handler.eval_dataloader = dataloader
-        loss, tokens = self.summed_loss(dataloader)
-        metrics = {f"{metric_key_prefix}_loss": loss / tokens}
-        if self.args.predict_with_generate and self.eval_texts is not None and metric_key_prefix == "eval":
+    def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
+        """The loss, and at every `generation_every`-th evaluation of training BLEU."""
+        metrics = super().validate(dataloader, prefix)
+        if self.args.predict_with_generate and self.eval_texts is not None and prefix == "eval":
             number = 1 + sum("eval_loss" in entry for entry in self.state.log_history)
             if number % self.args.generation_every == 0:
                 metrics |= self._bleu()
-        return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))
-
-    def summed_loss(self, dataloader: DataLoader) -> tuple[float, float]:
-        """The loss summed over all tokens, and their number, over all processes."""
-        self.model.eval()
-        totals = torch.zeros(2, device=self.args.device)
-        for inputs in dataloader:
-            inputs = self._prepare_inputs(inputs)
-            tokens = inputs["labels"].ne(-100).sum()
-            with torch.no_grad(), self.accelerator.autocast():
-                totals += torch.stack([self.compute_loss(self.model, inputs) * tokens, tokens.float()])
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        return tuple(self.accelerator.reduce(totals, "sum").tolist())
+        return metrics
 
     def translate(
         self,
@@ -292,45 +526,3 @@ class TranslationTrainer(ShardedTraining, FaultGuard, DepthTraining, Saving, Seq
             return {"eval_bleu": scores["bleu"]}
         by_pair = {f"eval_bleu_{pair}": of_pair["bleu"] for pair, of_pair in scores["pairs"].items()}
         return {"eval_bleu": scores["average"]["bleu"], **by_pair}
-
-    # Speed
-
-    @property
-    def throughput(self) -> Throughput:
-        """The counter of tokens; resuming puts a new one in its place, so it is looked up."""
-        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Throughput))
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
-    ) -> tuple[list, torch.Tensor | int | None]:
-        """As the parent; the target tokens of the step, which it counts over all processes, are also added up.
-
-        So is the time of waiting for its batches.
-        """
-        batches, tokens = super().get_batch_samples(self.throughput.timed(epoch_iterator), num_batches, device)
-        if tokens is not None:
-            self.throughput.count(tokens)
-        return batches, tokens
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """0: the parent's estimate walks through all parameters in every step and knows nothing of the decoder."""
-        return 0
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, with the speed since the last log beside the loss."""
-        if "loss" in logs:
-            logs |= self.throughput.since_last()
-        super().log(logs, start_time)
-
-    # Checkpoints
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Tied weights and constant tables are not in a checkpoint; the parent reports them as missing.
-        expected = {*self.model.all_tied_weights_keys, *(self.model._keys_to_ignore_on_save or ())}
-        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in expected]
-        if odd := sorted([*load_result.missing_keys, *load_result.unexpected_keys]):
-            raise UserError(
-                f"the checkpoint has no weights for {odd[0]}"
-                if odd[0] in load_result.missing_keys
-                else f"the checkpoint has weights for {odd[0]}, which the model does not have"
-            )
