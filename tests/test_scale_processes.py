@@ -1,6 +1,7 @@
 """Two processes against one: every family, replicated and sharded; what is drawn at random; evaluation."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -35,7 +36,8 @@ def together(tmp_path_factory) -> Path:
     """What two processes have come to."""
     out = tmp_path_factory.mktemp("together")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # the code under test, too
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [*launcher, scale_worker.__file__, str(out)], env=environment, capture_output=True, text=True, check=False
     )
