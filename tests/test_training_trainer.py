@@ -336,6 +336,7 @@ def test_the_epoch_reaches_the_sampler(epoch, expected):
 
 def test_the_progress_bar_shows_speed_and_evaluations(make, monkeypatch, capsys):
     screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", screen)
     trainer = make("mat", max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2, disable_tqdm=False)
     trainer.train()
