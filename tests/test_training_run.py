@@ -22,7 +22,7 @@ from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import RunFolder
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
 from hf_deepwide.training.preemption import Preemption
-from hf_deepwide.training.saving import Saving
+from hf_deepwide.training.trainer import TokenBatchTrainer
 
 OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
 
@@ -241,7 +241,7 @@ def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog
     told = rf"{best.name}: model\.safetensors is {'missing' if damage == 'remove' else 'damaged'}.* final model"
     saving = SimpleNamespace(preemption=Preemption(), state=TrainerState(best_model_checkpoint=str(best)))
     with pytest.raises(UserError, match=told):
-        Saving._load_best_model(saving)
+        TokenBatchTrainer._load_best_model(saving)
     if best.name == "checkpoint-20":  # it is the newest as well: set aside, and the step is made again
         assert run_recipe(recipe)["train"]["weights"] == undisturbed[1]["train"]["weights"]
         return
