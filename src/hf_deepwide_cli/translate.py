@@ -2,7 +2,7 @@
 
     hf-deepwide translate --model runs/quickstart < text.de > text.en
     hf-deepwide translate --model runs/quickstart --input text.de.gz --output text.en
-    hf-deepwide translate --model facebook/nllb-200-distilled-600M --source_lang de --target_lang en < text.de
+    hf-deepwide translate --model facebook/nllb-200-1.3B --source_lang deu_Latn --target_lang eng_Latn < text.de
 
 The output has as many lines as the input, in the same order; an empty line stays empty. A text of any length needs
 the memory of a few thousand lines. `--resume` goes on behind the lines that the output already has.
