@@ -21,7 +21,7 @@ from hf_deepwide.runs.run import run_recipe
 from hf_deepwide_cli.parser import Parser, split_overrides
 
 SHOWN = 6  # held-out phrases that are printed
-EXAMPLE = "Viktor hat 16,50 € auf dem Konto."  # one more: the README's first example
+EXAMPLE = "Paula kommt am Mittwoch um 07:40 Uhr nach Hause."  # the README's first example, always shown
 
 
 def main() -> None:
@@ -38,8 +38,8 @@ def main() -> None:
 
     translator = pipeline("translation", model=str(recipe.output_dir))
     held_out = load_parallel(recipe.data, "test")
-    shown = [*range(SHOWN), *(row for row, source in enumerate(held_out["source"]) if source == EXAMPLE)]
-    phrases = held_out.select(shown)
+    examples = (row for row, source in enumerate(held_out["source"]) if source == EXAMPLE)
+    phrases = held_out.select(list(dict.fromkeys([*range(SHOWN), *examples])))
     for source, reference, output in zip(
         phrases["source"], phrases["target"], translator(phrases["source"][:]), strict=True
     ):
