@@ -59,6 +59,18 @@ def test_packaged_recipes_are_listed_and_copied_whole(monkeypatch, capsys, tmp_p
     assert "exists already" in capsys.readouterr().err
 
 
+def test_a_reader_that_stops_early_is_no_error():
+    ended = subprocess.run(
+        f"{sys.executable} -m hf_deepwide.cli schema | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout == "{\n"
+    assert "Traceback" not in ended.stderr
+
+
 def test_the_schema_accepts_packaged_keys(monkeypatch, capsys):
     call(monkeypatch, "schema")
     schema = json.loads(capsys.readouterr().out)

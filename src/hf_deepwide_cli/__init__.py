@@ -59,7 +59,11 @@ def execute(run: Callable[[], None]) -> None:
 
     def run_and_leave() -> None:
         with leaving_process_group():
-            run()
+            try:
+                run()
+                sys.stdout.flush()
+            except BrokenPipeError:  # `head` has seen enough; Python would complain once more at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     run_script(run_and_leave)
 
