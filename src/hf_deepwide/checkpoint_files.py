@@ -1,7 +1,7 @@
 """What the files of a checkpoint may say, seen before Transformers acts on them.
 
 A checkpoint may come from anybody. Its JSON files can name a pickle, a file elsewhere on the disk, or a program on the
-Hub, and they can ask for any amount of memory. Here they are read as text, and the weights as a list of shapes.
+Hub. They can ask for any amount of memory. Here they are read as text, and the weights as a list of shapes.
 """
 
 import importlib.util

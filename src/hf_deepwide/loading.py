@@ -1,9 +1,8 @@
 """Loading checkpoints that somebody else may have made: no pickles, no code, one message for whatever is wrong.
 
-Weights come from safetensors alone, because unpickling a `pytorch_model.bin` can run anything; code that a repository
-brings along is not run unless the caller says so. What is loaded must be what the config describes, no more and no
-less: Transformers would fill what is missing with random numbers, leave out what the config does not ask for, and say
-so in a warning.
+Weights come from safetensors alone, because unpickling a `pytorch_model.bin` can run anything. Code in a repository
+runs only if the caller says so. The weights must be exactly what the config describes. Transformers would fill missing
+weights with random numbers, leave out those that the config does not ask for, and only warn.
 """
 
 import logging
@@ -277,8 +276,9 @@ def _check_size(auto: type, name: str, file: checkpoint_files.Shapes, options: d
 def _check_tying(model: PreTrainedModel, file: checkpoint_files.Shapes | None) -> list[str]:
     """See that what the config ties is tied: Transformers leaves apart what differs in the file.
 
-    Of a Marian it is known which matrix is right. Marian NMT and Transformers before 5 have but one where the config
-    ties them; what else is in a file is left over from its conversion. It is tied again, and a warning returned.
+    For a Marian it is known which matrix is right. Marian NMT and Transformers before 5 have only one matrix where the
+    config ties two; a second matrix in the file is left over from conversion. It is tied again, and a warning is
+    returned.
     """
     wanted = model.get_expanded_tied_weights_keys(all_submodels=True)
     apart = sorted(wanted.keys() - model.all_tied_weights_keys.keys())

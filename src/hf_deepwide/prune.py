@@ -6,8 +6,8 @@
     same_depth = prune(model, selection="tempered")    # keeps all layers, with their weights folded in
 
 The result is a `vanilla_transformer`: it needs no posteriors, and is as much smaller and faster as it is shallower.
-The default is the selection with which the model is evaluated, so that the result computes the same: a model that was
-trained with soft samples keeps all of its layers.
+By default the selection is that of the model's own evaluation, so the result computes the same. A model that was
+trained with soft samples therefore keeps all of its layers.
 """
 
 import copy
@@ -38,8 +38,8 @@ def prune(
     multiplies what ends each sub-layer (`out_proj` and `fc2`, weights and biases) by its layer's z.
 
     Args:
-        model: a `LatentDepthForConditionalGeneration`. It is not changed and shares no memory with the result, which
-            has its dtype, device and generation config, and is in evaluation mode.
+        model: a `LatentDepthForConditionalGeneration`. It is not changed and shares no memory with the result. The
+            result has the model's dtype, device and generation config, and is in evaluation mode.
         language: index or name of the posterior; not needed where there is one.
         selection: one of `inference_selection`'s values; None: the model's own.
 

@@ -1,8 +1,8 @@
 """The index of a sharded checkpoint (`.metadata`), which PyTorch pickles: read it only if it names shards alone.
 
 PyTorch unpickles the index as it is, and then the values that are no tensors, such as learning rates. Both could run
-any code. Here the index is read first by an unpickler that knows PyTorch's own records and nothing else, and the
-values are read as PyTorch reads them by default elsewhere (`weights_only`).
+any code. Here an unpickler that knows PyTorch's own records, and nothing else, reads the index first. The values are
+read as PyTorch reads values by default elsewhere (`weights_only`).
 """
 
 import os

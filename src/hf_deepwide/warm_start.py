@@ -57,9 +57,10 @@ SUBLAYERS = {
 def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) -> PreTrainedModel:
     """A model of the family `cls` that computes the function of a trained base (MAT, section 3.3).
 
-    The base is not changed and shares no memory with the result, which has its dtype, device and generation config,
-    and is in evaluation mode. Fields of the config come from the base, except those of the branches where the base
-    has a single one (then the family's defaults hold) and those that `config_overrides` sets.
+    The base is not changed and shares no memory with the result. The result has the base's dtype, device and
+    generation config, and is in evaluation mode. Fields of the config come from the base, with two exceptions: those
+    that `config_overrides` sets, and, where the base has a single branch, the fields of the branches (the family's
+    defaults hold).
 
     What a family cannot take from the base, as the LSTM of a depth-wise LSTM, starts as in a new model. A result that
     does not compute the base's function is logged as a warning with the reason.
@@ -181,8 +182,8 @@ def _is_free(field: str, base: VanillaTransformerConfig) -> bool:
 def copy_branches(tensors: Tensors, base: DeepWideConfig, config: DeepWideConfig) -> Tensors:
     """Fresh tensors in which the base's branches stand side by side as often as the target's fit.
 
-    Projections into N branches are N blocks of rows, projections out of them N blocks of columns, biases N blocks:
-    with k copies `[N*D, D]` becomes `[k*N*D, D]`, and `[D, N*D]` becomes `[D, k*N*D]`.
+    Projections into N branches are N blocks of rows, projections out of them N blocks of columns, biases N blocks.
+    With k copies `[N*D, D]` becomes `[k*N*D, D]`, and `[D, N*D]` becomes `[D, k*N*D]`.
     """
 
     start = start_of(type(config))

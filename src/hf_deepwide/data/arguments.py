@@ -68,21 +68,26 @@ class DataArguments(Places):
 
     With a tokenizer that has language codes of its own (NLLB, mBART, M2M100) the languages are these.
 
-    The filters `max_length` (tokens with `</s>`, either side), `max_length_ratio` (tokens of the longer side
-    over those of the shorter), `drop_duplicates` (equal pairs) and empty sides act on the training split
-    only.
+    Four filters act on the training split only:
 
-    Several language pairs are trained in one run where `pairs` names them, as `[en-de, en-fr]`, in place of
-    `source_lang` and `target_lang` (en and de if neither is said). What says where the data are is then read once
-    for each pair, with its `{pair}`, `{source_lang}` and `{target_lang}` filled in: `ted8/{pair}/train`; and its
-    `{sorted_pair}`, the two languages in alphabetical order, as collections call a corpus that is there once for both
-    directions. Pairs that have no validation and test set are named again in `train_only_pairs`.
-    `language_tag` says how the model learns which language is wanted: a tag `<2de>` before the source, the tag as
-    the decoder's first token (in place of the one all sentences begin with), or not at all, as where all pairs have
-    one target. `posteriors` gives a latent-depth model one posterior per target language, source language or pair.
-    `sampling_temperature` T makes a pair of n sentences be seen in proportion to n^(1/T): at 1 each sentence is seen
-    once an epoch; above, the largest pair's still are, and those of smaller pairs more often, until at infinity
-    (`.inf`) all pairs weigh the same.
+    - `max_length`: tokens of either side, `</s>` included;
+    - `max_length_ratio`: tokens of the longer side divided by the tokens of the shorter side;
+    - `drop_duplicates`: equal pairs;
+    - an empty side, always.
+
+    `pairs` trains several language pairs in one run: `[en-de, en-fr]`. It replaces `source_lang` and `target_lang`
+    (en and de if neither is said). The places of the data are then read once for each pair, and `{pair}`,
+    `{source_lang}` and `{target_lang}` are filled in: `ted8/{pair}/train`. `{sorted_pair}` is the two languages in
+    alphabetical order, for collections that hold a corpus once for both directions. `train_only_pairs` names the pairs
+    that have no validation and test set.
+
+    `language_tag` says how the model learns which language is wanted. "source" puts a tag `<2de>` before the source.
+    "decoder" makes the tag the decoder's first token. "none" tells nothing, which is enough where all pairs have one
+    target. `posteriors` gives a latent-depth model one posterior per target language, source language or pair.
+
+    `sampling_temperature` T shows a pair of n sentences in proportion to n^(1/T). At T = 1 each sentence is seen once
+    an epoch. Above 1 the largest pair is still seen once, and smaller pairs more often. At infinity (`.inf`) all pairs
+    weigh the same.
     """
 
     format: Format = "text"

@@ -43,11 +43,11 @@ def encode(
     """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
 
     Special tokens in a text (`</s>`) are text as any other.
-    Of several language pairs sources begin with their tags where `args` puts them there, and the columns `pair` and,
-    where they are used, `decoder_start` (a token id) and `posterior` (an index) are added.
+    With several language pairs, sources begin with their tags where `args` puts the tags there. The columns `pair`
+    and, where they are used, `decoder_start` (a token id) and `posterior` (an index) are added.
 
-    With `filter` (training) pairs are left out that exceed `args.max_length` or `args.max_length_ratio`; the
-    log counts them by reason. Without it every pair stays as it is, whatever its length; the log warns of long ones.
+    `filter` (for training) leaves out pairs that exceed `args.max_length` or `args.max_length_ratio`; the log counts
+    them by reason. Without `filter` every pair stays, whatever its length; the log warns of long pairs.
 
     Raises:
         UserError: no pair is left.
@@ -163,11 +163,12 @@ class TokenBatchSampler:
     """Batches of pairs of similar length with at most `max_tokens` tokens, for `DataLoader(batch_sampler=…)`.
 
     As the papers count, a batch has sentences × max(longest source, longest target) tokens, padding included.
-    Every pair occurs exactly once an epoch, unless `copies` asks for more; `set_epoch` changes which pairs of
-    like length share a batch and the order of batches, never the number of batches or their shapes: pairs are
-    sorted once, longest first, and cut into as many as fit; then, each epoch, pairs change places only with
-    those whose rounded lengths are the same. All of it follows from `seed` and the epoch, hence is the same on
-    every rank; accelerate deals the batches out to the ranks.
+    Every pair occurs exactly once an epoch, unless `copies` asks for more.
+
+    Pairs are sorted once, longest first, and cut into batches as large as fit. In each epoch a pair changes places
+    only with pairs of the same rounded lengths. So `set_epoch` changes which pairs share a batch, and the order of
+    batches. It never changes the number of batches or their shapes. All of it follows from `seed` and the epoch, and
+    is the same on every rank; accelerate deals the batches out to the ranks.
 
     Args:
         source_lengths, target_lengths: tokens of each pair, `</s>` included.
@@ -287,10 +288,10 @@ def _eights(sentences: int) -> int:
 class TranslationCollator:
     """Pads encoded pairs on the right and adds the decoder's input.
 
-    Returns `input_ids` and `attention_mask` [sentences, source], and if the rows have labels `labels` (padded
-    with -100, which the loss ignores) and `decoder_input_ids` [sentences, target]: the labels one place to
-    the right behind the row's `decoder_start`, else behind `decoder_start_token_id`. Rows with a `posterior`
-    give `posteriors` [sentences]. Other fields are left out.
+    Returns `input_ids` and `attention_mask` [sentences, source]. Rows with labels also give `labels` and
+    `decoder_input_ids` [sentences, target]. `labels` are padded with -100, which the loss ignores. `decoder_input_ids`
+    are the labels one place to the right, behind the row's `decoder_start`, else behind `decoder_start_token_id`.
+    Rows with a `posterior` give `posteriors` [sentences]. Other fields are left out.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, decoder_start_token_id: int, pad_to_multiple_of: int = 8):

@@ -25,8 +25,8 @@ def tokenizer_from_codes(codes: Path, texts: Iterable[str]) -> PreTrainedTokeniz
     """Make a tokenizer of subword-nmt's merges (Sennrich et al. 2016, algorithm 1).
 
     Text is split at white space only, so it must be tokenised already. The entries are the special tokens, each
-    character of `texts` inside and at the end of a word, and each merge. subword-nmt lists only pieces that occur in
-    the segmented text: the vocabulary here is a little larger.
+    character of `texts` inside and at the end of a word, and each merge. The vocabulary of subword-nmt is a little
+    smaller: it lists only pieces that occur in the segmented text.
 
     Args:
         codes: what `subword-nmt learn-bpe` writes, `.gz` too.

@@ -1,8 +1,8 @@
 """Parallel corpora: from files, the Hub or the embedded generator to a dataset of `source` and `target`.
 
-Line i of one language is the translation of line i of the other, so reading must not lose or gain a line:
-only "\\n" ends one (`str.splitlines` would also split at U+2028, form feeds, …). Whatever is wrong is either
-an error that names file and line or, on the training split only, a filter whose count is logged.
+Line i of one language is the translation of line i of the other, so reading must not lose or gain a line. Only
+"\\n" ends a line; `str.splitlines` would also split at U+2028, form feeds and more. Whatever is wrong is an error that
+names file and line. On the training split some faults are filtered instead, and counted in the log.
 """
 
 import gzip
@@ -53,14 +53,16 @@ CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arro
 def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDataset:
     """Load one split as a dataset with the string columns `source` and `target`.
 
-    Validation and test come back whole and in order. In training pairs with an empty side (white space only)
+    Validation and test come back whole and in order. In training, pairs with an empty side (white space only)
     are left out, and repeated pairs if `args.drop_duplicates`; the log says how many. Streams are filtered as
-    they flow. Of several language pairs the column `pair` tells the index in `args.pairs`; they follow one another,
-    but training streams take turns, and a shorter one begins again until the longest has ended.
+    they flow.
+
+    With several language pairs, the column `pair` is the index in `args.pairs`. The pairs follow one another. Training
+    streams take turns instead, and a shorter stream begins again until the longest has ended.
 
     Raises:
-        UserError: a missing file, field or split; unequal line counts; bytes that are not UTF-8; a broken
-            gzip or JSON line; an empty file; an empty side outside training. Names the file and the line.
+        UserError: a file, field or split is missing; line counts differ; bytes are not UTF-8; gzip or a JSON line is
+            broken; a file is empty; a side is empty outside training. The message names the file and the line.
 
     """
     if args.pairs is not None:
@@ -128,8 +130,8 @@ def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:
 class PairFilter:
     """Says which pairs stay: all with two non-empty sides (and, if asked, only the first of equal ones).
 
-    Outside training nothing may be left out, since scores on a part of a test set compare with nothing: there
-    an empty side is an error. `files` are the names of source and target for that message.
+    Outside training an empty side is an error: scores on a part of a test set compare with nothing. `files` are the
+    names of source and target for that message.
     """
 
     def __init__(self, split: Split, files: tuple[str, str], drop_duplicates: bool = False):

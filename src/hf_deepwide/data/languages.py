@@ -1,8 +1,8 @@
 """How the languages of a run are told to the model: tags, posteriors of latent depth, a tokenizer's own codes.
 
-A tag is one special token such as `<2de>`. On the source it stands before the sentence (Johnson et al. 2017, Google's
-Multilingual Neural Machine Translation System, section 3); on the decoder's side it takes the place of the token that
-all decoder inputs begin with (as in the released code of Li et al. 2020).
+A tag is one special token such as `<2de>`. On the source side it stands before the sentence (Johnson et al. 2017,
+Google's Multilingual Neural Machine Translation System, section 3). On the decoder's side it replaces the token that
+all decoder inputs begin with (the released code of Li et al. 2020).
 
 What a run has decided is written into the model's config as `translation_pairs`, from which the pipeline and the
 evaluation read it; see `models/language_pairs.py`.

@@ -12,7 +12,7 @@ def copies_by_temperature(pairs: Sequence[int], temperature: float, names: Seque
     """How often each sentence is to be seen in an epoch, so that language pairs occur in proportion to n^(1/T).
 
     A sentence of a pair with n sentences is seen (n / n_max)^(1/T - 1) times: once in the largest pair, more often in
-    all others (temperature sampling as in Arivazhagan et al. 2019, where it is p ~ n^(1/T)).
+    all others. This is the temperature sampling of Arivazhagan et al. 2019, p ~ n^(1/T), with nothing left out.
 
     Args:
         pairs: the language pair of each sentence, as an index.
@@ -35,8 +35,8 @@ def copies_by_temperature(pairs: Sequence[int], temperature: float, names: Seque
 class Repeats:
     """Deals out repetitions so that an epoch's shapes never change, but which sentences are repeated does.
 
-    Sentences of one kind (same shape, same number of copies c) are all seen floor(c) times; of the fractional rest
-    each kind gets a fixed number of places, which other sentences of the kind fill in each epoch.
+    Sentences of one kind have the same shape and the same number of copies c. All are seen floor(c) times. For the
+    fractional rest each kind has a fixed number of places, and in each epoch other sentences of the kind fill them.
 
     Four sentences of one shape, to be seen 1.5 times each, have 6 places. Two are seen twice, first 0 and 1:
 
@@ -44,7 +44,7 @@ class Repeats:
         order = repeats.extend(np.array([3, 1, 0, 2]))           # [3, 1, 1, 0, 0, 2]
         repeats.draw(order, np.random.default_rng(0))            # [2, 0, 1, 3, 2, 0]: in this epoch 2 and 0
 
-    With a fifth sentence, of another shape and twice, that order has 8 places, and its two are always the fifth's.
+    A fifth sentence of another shape, seen twice, adds two places, which are always its own.
 
     Args:
         shapes: `[sentences, 2]`, rounded source and target lengths.

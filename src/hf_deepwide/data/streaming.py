@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 class StreamBatches(torch.utils.data.IterableDataset):
     """Token batches from an encoded stream: fills a buffer, batches it like `TokenBatchSampler`, goes on.
 
-    The buffer is what is shuffled: pairs change places within it, and its batches come in random order; no more of the
-    stream is in memory. The first buffer of a pass is filled to a random part, so that other pairs share one in each
-    pass; the files or shards of a stream, if there are several, change their order with each pass, too.
+    Only the buffer is in memory, and only the buffer is shuffled: pairs change places within it, and its batches come
+    in random order. The first buffer of a pass is filled to a random part, so that in each pass other pairs share a
+    buffer. The files or shards of a stream change their order with each pass, too.
 
     Yields lists of rows, to be collated: `DataLoader(StreamBatches(…), batch_size=None, collate_fn=collator)`. It has
-    no length, so train with `max_steps`. Under several processes each reads the whole stream and keeps every
-    `world_size`-th batch, so the loader must not be handed to `accelerator.prepare`, which would deal out again. Order
-    follows from seed, epoch (`set_epoch`) and the stream.
+    no length, so train with `max_steps`. Each of several processes reads the whole stream and keeps every
+    `world_size`-th batch. So do not give the loader to `accelerator.prepare`, which would deal the batches out again.
+    The order follows from seed, epoch (`set_epoch`) and the stream.
 
     Args:
         dataset: what `encode` made of a stream.

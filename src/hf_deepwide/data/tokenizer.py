@@ -1,8 +1,7 @@
 """The joint subword vocabulary: a BPE that `AutoTokenizer` loads without this package.
 
-One vocabulary serves both languages (Sennrich et al. 2016, section 3.2: "joint BPE"), so that names and
-numbers are cut alike on both sides and the embeddings can be tied. The special ids are fairseq's, which the
-papers use.
+One vocabulary serves both languages ("joint BPE", Sennrich et al. 2016, section 3.2). So names and numbers are cut
+alike on both sides, and the embeddings can be tied. The special ids are fairseq's, which the papers use.
 """
 
 import hashlib
@@ -44,10 +43,9 @@ class TokenizerArguments:
         vocab_size: entries, the four special ones included; a small corpus may not fill it, which is logged.
         lowercase: fold case before anything else, source and target alike. Translations then come out in
             lower case.
-        normalization: Unicode form of all text: "nfkc" also folds widths, ligatures and odd spaces ("½"
-            becomes "1⁄2"), "nfc" only composes accents, "none" leaves the text alone.
-        split_digits: one token per digit, so that numbers never seen are still copied and converted digit by
-            digit.
+        normalization: Unicode form of all text. "nfkc" also folds widths, ligatures and odd spaces ("½"
+            becomes "1⁄2"); "nfc" only composes accents; "none" leaves the text alone.
+        split_digits: one token per digit, so that the model copies numbers that it has never seen digit by digit.
         min_frequency: a pair of pieces is merged if it occurs at least that often.
 
     """
@@ -77,11 +75,11 @@ class TokenizerArguments:
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:
     """Yield source and target of at most `limit` pairs (None: of all) for `train_tokenizer`.
 
-    They are the first of a stream, and of a dataset some that are drawn at random, always the same, as its beginning
-    may be of one language pair, or one domain, alone.
+    A stream gives its first pairs. A dataset gives pairs that are drawn at random, always the same: its beginning may
+    be of one language pair, or of one domain, alone.
 
-    Of several language pairs (a column `pair`) each text is given once: the side that they share would else be counted
-    with each of them, and get most of the vocabulary.
+    With several language pairs (a column `pair`) each text is given once. A language that is in all pairs would else
+    be counted once a pair, and get most of the vocabulary.
     """
     if limit is not None and isinstance(dataset, Dataset) and limit < len(dataset):
         logger.info("the tokenizer is trained on %d of the %d pairs", limit, len(dataset))
@@ -177,9 +175,8 @@ def load_or_train(args: TokenizerArguments, texts: Iterable[str], data: Places =
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
     """Raise a `UserError` that lists all the ways in which `tokenizer` does not fit a model's `config`.
 
-    Every id must have an embedding (on the decoder's side too, where its vocabulary is another), and both
-    must agree on which ids pad and end a sentence. A model may have more embeddings than the tokenizer has
-    entries.
+    Every id must have an embedding, also in a decoder that has a vocabulary of its own. Both must agree on the ids
+    that pad and end a sentence. A model may have more embeddings than the tokenizer has entries.
     """
     problems = []
     sizes = {

@@ -1,9 +1,9 @@
 """Scores of several language pairs summed up, as papers on multilingual translation report them.
 
 `groups` says which pairs are averaged together, `means` averages, and `win_ratio` counts the pairs on which one system
-is better than another. With all 188 pairs of OPUS-100 and the languages de, zh, br and te, the groups are the BLEU₉₄
-and BLEU₄ of Zhang et al. 2020 (Improving Massively Multilingual Neural Machine Translation), out of English and into
-it.
+is better than another. An example: all 188 pairs of OPUS-100, and the languages de, zh, br and te. Then the groups are
+BLEU₉₄ and BLEU₄ of Zhang et al. 2020 (Improving Massively Multilingual Neural Machine Translation), from English and
+into English.
 """
 
 import math
@@ -21,9 +21,9 @@ ALL = "average"  # the group of all pairs
 def groups(pairs: Sequence[str], languages: Sequence[str] = ()) -> dict[str, list[str]]:
     """Name of each group of pairs that has a mean of its own, and its pairs.
 
-    `average` is all of them. Where one language, say English, is on one side of every pair, and on either side of
-    some, `en-xx` and `xx-en` are those out of it and those into it. Of these (or, where there is no such language, of
-    all) `en-xx (de te)` are those with another side among `languages`.
+    `average` is all pairs. One language, say English, may be on one side of every pair, and on either side of some.
+    Then `en-xx` are the pairs from it, and `xx-en` the pairs into it. `en-xx (de te)` are the pairs of such a group
+    whose other side is among `languages`. Without such a language, the group of all pairs is divided alike.
 
     Args:
         pairs: source and target languages, as `en-de`.

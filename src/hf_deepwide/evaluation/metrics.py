@@ -1,9 +1,8 @@
 """Corpus scores of translations: sacreBLEU, chrF, and tokenised BLEU as multi-bleu.perl counts it.
 
-Three numbers, because papers report three. `bleu` (Post 2018) and `chrf` (Popović 2015) want plain,
-detokenised text and carry a signature that says how they were computed. `multi_bleu` splits the text at its
-spaces and does nothing else: it is comparable with a paper's "tokenised BLEU" only when translations and
-references have been tokenised as that paper's were.
+Three numbers, because papers report three. `bleu` (Post 2018) and `chrf` (Popović 2015) want plain, detokenised text
+and carry a signature that says how they were computed. `multi_bleu` splits the text at its spaces and does nothing
+else. Compare it with a paper's "tokenised BLEU" only if both sides are tokenised as in that paper.
 """
 
 import re
@@ -118,8 +117,8 @@ def score(
         hypotheses: the translations, one string a sentence. `bleu` and `chrf` expect detokenised text.
         references: as many references, in the same order.
         lowercase: lower both sides first, for all metrics (the signatures then say `case:lc`).
-        tokenize: sacreBLEU's tokenizer for `bleu`; "auto" lets sacreBLEU choose by `target_lang` (13a but for
-            Chinese, Japanese and Korean).
+        tokenize: sacreBLEU's tokenizer for `bleu`. "auto" lets sacreBLEU choose by `target_lang`: its own for
+            Chinese, Japanese and Korean, else 13a.
         target_lang: the target language's code (zh, zh-CN, zho_Hans), used for that choice only.
         metrics: which of `METRICS` to compute.
 

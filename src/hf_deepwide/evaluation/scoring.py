@@ -25,9 +25,10 @@ def translate_and_score(
         evaluation: how to translate and score.
 
     Returns:
-        What `evaluation.metrics.score` says, or of several pairs `{"sentences", "average": {metric: mean over the
-        pairs}, "groups": {group: {metric: mean}}, "pairs": {pair: what it says}}`, with the groups of
-        `evaluation.averages` where there are more than the one of all pairs; and the translations by pair.
+        The scores, and the translations by pair. Of one pair the scores are those of `evaluation.metrics.score`. Of
+        several pairs they are `{"sentences", "average": {metric: mean over the pairs}, "groups": {group: {metric:
+        mean}}, "pairs": {pair: its scores}}`. `groups` (`evaluation.averages`) is left out if its one group
+        is all pairs.
     """
     scores, translations = {}, {}
     for pair, part in by_pair(texts, data).items():

@@ -51,13 +51,13 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
 
     Sums are in float64; the result has the dtype of the weights. Integer tensors must be equal and are copied.
     Tied weights are stored once in each checkpoint, are averaged once, and are tied again when the result is
-    loaded. Of a single checkpoint the weights come out unchanged. Files of the same names are replaced. The weights
+    loaded. The mean of a single checkpoint is that checkpoint. Files of the same names are replaced. The weights
     are written last, and each file is there in full or not at all.
 
     Raises:
-        UserError: there is no checkpoint, one has no `model.safetensors`, or a damaged one, or one with NaN; or they
-            differ in names, shapes, dtypes, an integer tensor, or their configs: they are then not of one model; or
-            `output` is one of them; or the mean cannot be written.
+        UserError: there is no checkpoint; a `model.safetensors` is missing, damaged, or holds NaN; the checkpoints are
+            not of one model (names, shapes, dtypes, integer tensors or configs differ); `output` is one of the
+            checkpoints; or the mean cannot be written.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     if not folders:

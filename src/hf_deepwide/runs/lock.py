@@ -29,9 +29,9 @@ _held: set[int] = set()  # descriptors of the locks of this process
 def locked(folder: Path) -> Iterator[None]:
     """Keep a folder for this process alone; it must exist.
 
-    The lock is the system's (`flock`), so that it ends with its process, however that ends, also on another machine
-    whose network file system has locks. The file says who holds it. Where a file system has no locks, the file alone
-    counts: it is out of date if its process has ended, which only the same machine can know.
+    The lock is the system's (`flock`): it ends with its process, however the process ends. It also holds between
+    machines if their network file system has locks. The file says who holds the lock. Where a file system has no
+    locks, the file alone counts. It is out of date if its process has ended, which only the same machine can know.
 
     Raises:
         UserError: another process has the folder; names its host, its number and its start.

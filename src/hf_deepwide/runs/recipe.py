@@ -65,8 +65,8 @@ class Recipe:
         data, tokenizer, evaluation: the sections as objects.
         secrets: the tokens, passwords and keys that are not in `values`, by section and key.
 
-    What is trained by another kind of recipe has a subclass with its own `sections`, `refused` keys, each with what
-    to use instead, and `families`.
+    Another kind of recipe is a subclass with its own `sections`, `families`, and `refused` keys, each with what to use
+    instead.
     """
 
     sections: ClassVar[dict[str, type | None]] = {
@@ -260,7 +260,7 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
 def read_mark(folder: Path) -> dict[str, Any] | None:
     """What a run says of itself in `run.json`, or None if the folder is no run's.
 
-    {} if an older version made it, which left no mark, but checkpoints or results and a recipe without a comment.
+    {} if an older version made the run. It left no mark, but a recipe without a comment beside checkpoints or results.
     """
     try:
         if (folder / MARK).is_file():

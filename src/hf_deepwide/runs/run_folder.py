@@ -1,7 +1,9 @@
 """The folder of a run: whose it is, what may begin or go on in it, and how a new run replaces an older one.
 
-`run.json` says that a folder is a run's, and how it is run, `recipe.yaml` what it is, `checkpoint-*` how far it has
-come, and `results.json`, written last, that it is finished.
+    run.json         says that the folder is a run's, and how the run is run
+    recipe.yaml      what the run is
+    checkpoint-*     how far the run has come
+    results.json     that the run is finished; written last
 
 A run that replaces an older one begins in the hidden folder `.new`, and the older one stays as it is. Once `.new`
 holds a checkpoint, the older run is deleted, `.new` becomes `.renewed`, and what it holds moves up. So whenever a

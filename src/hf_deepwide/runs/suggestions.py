@@ -65,12 +65,12 @@ def measure(sources: Sequence[str], targets: Sequence[str]) -> CorpusSize:
 def suggest_settings(size: CorpusSize) -> Suggestion:
     """Settings that fit a small model to a corpus of that size.
 
-    - The vocabulary grows with the square root of the corpus, as the number of words does that occur often enough to
-      be learnt: 1,100 pieces of words for 3,000 pairs, 20,000 for a million, and an entry for each character.
-    - A batch holds about a hundredth of the corpus, within limits: a small corpus in large batches would make few
-      updates, and what a model learns depends on these.
-    - Epochs follow from the updates that are wanted. The checkpoint with the best validation loss is kept, so that
-      one epoch too many does no harm.
+    - The vocabulary grows with the square root of the corpus, because so does the number of frequent words. It has
+      1,100 pieces of words for 3,000 pairs, 20,000 for a million, and an entry for each character.
+    - A batch holds about a hundredth of the corpus, within limits. A small corpus in large batches would make few
+      updates, and a model learns by updates.
+    - Epochs follow from the updates that are wanted. One epoch too many does no harm: the checkpoint with the best
+      validation loss is kept.
     - The learning rate rises for a tenth of the training. In a longer warm-up a short training would end.
     """
     tokens = size.pairs * size.length

@@ -21,8 +21,8 @@ from .memory import peak_memory
 class EpochCallback(TrainerCallback):
     """Tells the sampler, and a collator whose work differs by the epoch, which epoch begins.
 
-    Transformers does so itself, except after resuming within an epoch under several processes, where its call does
-    not get through the wrappers and the epoch would be replayed in the order of epoch 0.
+    Transformers does so itself, with one exception: a run of several processes that resumes within an epoch. There its
+    call does not get through the wrappers, and the epoch would be replayed in the order of epoch 0.
     """
 
     def __init__(self, sampler: TokenBatchSampler, collator: Any = None) -> None:

@@ -167,9 +167,9 @@ def newest_whole(run: Path) -> Path | None:
 def last_checkpoint(run: Path) -> Path | None:
     """As `newest_whole`, and the folder is tidied.
 
-    Damaged ones that are newer are set aside as `damaged-checkpoint-…`, with a warning that says what is wrong
-    with them, so that they take no part in the rotation of old checkpoints. So is whatever else has a checkpoint's
-    name, such as a link. What an interrupted save has left is removed, with a warning as well.
+    A newer checkpoint that is damaged is set aside as `damaged-checkpoint-…`, with a warning that says what is wrong.
+    So it takes no part in the rotation of old checkpoints. Anything else with a checkpoint's name, such as a link, is
+    set aside, too. What an interrupted save has left is removed, with a warning as well.
     """
     for draft in checkpoints(run / STAGING, REGULAR, INTERRUPTED):
         logger.warning("%s was being saved when the run was interrupted; what there is of it is removed", draft.name)

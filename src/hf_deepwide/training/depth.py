@@ -6,8 +6,8 @@ The weights and the posteriors over layers are optimised on two levels (Li et al
         for i = 1 ... I:    sample a batch and z, compute the loss, update the weights
         update the posteriors by their gradient of the last of these losses
 
-An optimizer step is an inner one; those whose number is a multiple of I (`inner_steps`) update the posteriors, too.
-Beside that the log gets what the papers plot.
+Each optimizer step is an inner step. Every I-th step (`inner_steps`) updates the posteriors, too. The log gets what
+the papers plot.
 """
 
 from collections.abc import Iterator
@@ -60,8 +60,8 @@ def posteriors_of(model: nn.Module) -> list[nn.Parameter]:
 class DepthTraining:
     """What a trainer does for deep and latent layers. Its arguments are `DepthArguments`.
 
-    It optimises posteriors as a group of their own, and logs what the model reports, how much each layer is used,
-    and, if asked for, how large its gradient is.
+    It optimises the posteriors as a group of their own. It logs what the model reports, how much each layer is used,
+    and, if asked, how large each layer's gradient is.
 
     Args:
         trainer: the trainer, whose model, arguments and state it looks at.

@@ -1,9 +1,8 @@
 """Numbers that go wrong: a loss or gradient that is not finite is caught in its step, before the optimizer sees it.
 
-Once an optimizer step the losses of its batches and the norm of its gradient are looked at, as one number on the
-device, summed over the processes: one value to wait for. If it is not finite, all processes know in the same step.
-What was computed is then written to `faults/step-<number>` in the run's folder, and the run stops, or leaves the step
-out:
+Each optimizer step adds the losses of its batches and the norm of its gradient to one number, over all processes. If
+this number is not finite, all processes know it in the same step. The evidence is then written to the folder
+`faults/step-<number>` of the run, and the run stops, or leaves the step out:
 
     fault.json              what was wrong: step, losses, parameters; the sentences of every batch as text
     rank-<r>.safetensors    the batches of each process, and the random generators before each of them
@@ -85,8 +84,8 @@ class Batch:
 class FaultGuard:
     """What decides whether an optimizer step is made. Its arguments are `FaultArguments`.
 
-    A step that is left out changes neither weights nor optimizer; the schedule goes on, and the log's mean loss is
-    that of the other steps, with the number of `skipped_steps` beside it.
+    A step that is left out changes neither weights nor optimizer, and the schedule goes on. The log then shows the
+    mean loss of the other steps, and the number of `skipped_steps`.
 
     Args:
         trainer: the trainer, whose model, arguments and state it looks at.

@@ -18,10 +18,10 @@ KERNELS = "32"  # more than the shapes of one layer, forward and backward
 def keep_memory() -> bool:
     """Tell glibc's `malloc` to reuse large freed blocks instead of returning them to the kernel.
 
-    A training step on a CPU allocates and frees the same large tensors again and again. By default glibc maps
-    each block above a threshold afresh and unmaps it when it is freed, so every step pays a page fault for every
-    4 KiB of every activation. With both thresholds at 1 GiB the blocks stay in the heap; resident memory stays at
-    its peak, which training reaches in every step anyway. GPU memory is not concerned.
+    A training step on a CPU allocates and frees the same large tensors again and again. By default glibc maps each
+    large block afresh and unmaps it when it is freed. So every step pays a page fault for every 4 KiB of every
+    activation. With both thresholds at 1 GiB the blocks stay in the heap. Resident memory then stays at its peak,
+    which training reaches in every step anyway. GPU memory is not concerned.
 
     Returns:
         False where there is no glibc (macOS, Windows, musl), and nothing was changed.

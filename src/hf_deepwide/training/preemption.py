@@ -1,8 +1,8 @@
 """Ending in good order when a scheduler takes the machine away: SIGTERM, or SIGINT (Ctrl-C), saves and exits.
 
-Transformers has `enable_jit_checkpoint` for this. It is not used, because it waits three seconds in a timer of each
-process on its own, so that the processes of one run stop at different steps and hang; because it may save between
-the batches of a step; and because its checkpoint says that training had ended.
+Transformers has `enable_jit_checkpoint` for this. It is not used, for three reasons. Each process waits three seconds
+by a timer of its own, so the processes of one run stop at different steps and hang. It may save between the batches of
+a step. Its checkpoint says that training had ended.
 """
 
 import logging

@@ -12,9 +12,9 @@ from .preemption import Interrupted
 def leaving_process_group() -> Iterator[None]:
     """Leave the group that several processes have formed, if any, when all of them are done or told to stop.
 
-    A process that ends without doing so may be aborted by Gloo's threads after its work is done, and its launcher then
-    reports a failure. After an error nothing is left: the others may be waiting for this process in a collective, and
-    the launcher ends them only once this one has ended.
+    A process that ends without leaving may be aborted by Gloo's threads after its work is done, and its launcher then
+    reports a failure. After an error this process does not leave. The others may be waiting for it in a collective,
+    and the launcher ends them only once this process has ended.
     """
     try:
         yield

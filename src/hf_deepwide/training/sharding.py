@@ -1,8 +1,8 @@
 """Weights, gradients and optimizer states spread over the processes (FSDP2), by accelerate and `torch.fully_shard`.
 
-Each layer is a unit whose weights are gathered where it computes; embeddings, final norms, output projection and
-whatever layers share stay together in one more. Weights are kept, gathered and summed in float32 and cast by autocast,
-so that a sharded run computes what one under DistributedDataParallel does.
+Each layer is a unit whose weights are gathered where it computes. Embeddings, final norms, output projection and
+whatever layers share are one more unit. Weights are kept, gathered and summed in float32, and cast by autocast. So a
+sharded run computes what a run under DistributedDataParallel computes.
 
 A checkpoint holds the shards that training is resumed from (`pytorch_model_fsdp_0`, `optimizer_0`) and beside them the
 whole model in `model.safetensors`, as every other checkpoint does.
@@ -94,8 +94,8 @@ class Sharding:
 def embeddings_in_root(model: nn.Module) -> Iterator[None]:
     """Hide the embeddings from accelerate, which makes units of them that ours cannot be.
 
-    Its units hold input and output embedding; our source embedding may be the decoder's, too, and the loss uses the
-    output projection's weight without calling it.
+    Accelerate's units hold the input and the output embedding. Our source embedding may be the decoder's, too, and the
+    loss uses the weight of the output projection without calling the projection.
     """
     model.get_input_embeddings = model.get_output_embeddings = lambda: None
     try:
