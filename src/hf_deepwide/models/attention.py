@@ -45,7 +45,7 @@ class MultiBranchAttention(nn.Module):
     """N attentions over the same input, averaged; self- or cross-attention (MAT, Eq. 4-6, 9-10).
 
     The residual is not part of it. With one branch and no drop-branch this is multi-head attention. The N x M heads
-    stand side by side on the head axis, so that any number of branches costs one projection each for q, k, v and the
+    stand side by side on the head axis. So any number of branches costs one projection each for q, k, v and the
     output, one attention call, and one cache slot.
     """
 
@@ -161,8 +161,8 @@ class MultiBranchAttention(nn.Module):
     def _can_skip(self, past_key_values: Cache | None, kwargs: dict[str, Any]) -> bool:
         """Whether dropped branches can be left uncomputed.
 
-        Not where heads are dropped one by one, nor where a cache must hold all branches or their attention weights
-        are asked for, nor where an adapter wraps a projection. There all are computed and weighed by 0 or 1.
+        All are computed, and weighed by 0 or 1, in four cases: heads are dropped one by one; a cache must hold all
+        branches; attention weights are asked for; an adapter wraps a projection.
         """
         needed = past_key_values is not None or self._wants_weights(kwargs)
         return self.drop_unit == "branch" and not needed and self._plain()

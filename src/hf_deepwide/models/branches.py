@@ -91,8 +91,8 @@ def project_together(
 ) -> tuple[torch.Tensor, ...]:
     """Several projections of the same `x` as one matrix product, for all branches or those in `kept`.
 
-    Joining the weights costs a copy of them, so this pays where `x` has many more rows than they have: in training,
-    where it also saves casting `x`, and adding up its gradients, once per projection.
+    Joining the weights copies them. This pays where `x` has many more rows than the weights: in training. There it
+    also saves casting `x`, and adding up its gradients, once per projection.
     """
     blocks = [projection.parameters_of(kept) for projection in projections]
     weight = torch.cat([weight for weights, _ in blocks for weight in weights])
@@ -133,8 +133,8 @@ class BranchSum(nn.Linear):
 def branch_inputs(projection: nn.Module, x: torch.Tensor, branches: int) -> torch.Tensor:
     """What a `BranchInput` makes of `x` `[batch, time, in]`, branch by branch: `[N, batch * time, out]`.
 
-    In this layout a following `branch_outputs` needs no copies: on a CPU the two together are as fast as a loop over
-    the branches, and on a GPU they are two operations.
+    In this layout a following `branch_outputs` needs no copies. On a CPU the two together are as fast as a loop over
+    the branches; on a GPU they are two operations.
     """
     if type(projection) is not BranchInput:  # an adapter (LoRA), or quantised
         return projection(x).unflatten(-1, (branches, -1)).flatten(0, -3).transpose(0, 1)

@@ -1,9 +1,9 @@
 """The fields that every family shares, and how they are checked.
 
-Names follow Marian's configuration. Two axes are kept apart: *width* (`attention_branches`, `ffn_branches`,
-`drop_branch`, `drop_unit`, `branch_merge`: what one sub-layer computes) and *depth* (`normalize_before` and what a
-family adds: how layers are joined). At their defaults both axes are at rest, and the model is the Transformer of
-Vaswani et al. (2017).
+Names follow Marian's configuration. Two axes are kept apart. *Width* is what one sub-layer computes
+(`attention_branches`, `ffn_branches`, `drop_branch`, `drop_unit`, `branch_merge`). *Depth* is how layers are joined
+(`normalize_before`, and what a family adds). At their defaults both axes are at rest, and the model is the Transformer
+of Vaswani et al. (2017).
 """
 
 import dataclasses

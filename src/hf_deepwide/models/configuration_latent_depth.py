@@ -94,10 +94,10 @@ class LatentDepthConfig(DeepWideConfig):
     def trained_selection(self) -> str:
         """The value of `inference_selection` that fits the samples with which training ends.
 
-        Hard where these are 0 or 1, or nearly so. The density of a soft sample has its modes at 0 and 1 where tau is
-        below 1 (Maddison et al. 2017, The Concrete Distribution), and inside above. A network that was trained inside,
-        at tau = 5 with z around 1/2, never saw a layer used wholly or not at all, and the signs of its logits, which
-        such samples hardly move, say little. So its layers are weighed in evaluation as they were in training.
+        Hard where the samples are 0 or 1, or nearly so. The modes of a soft sample are at 0 and 1 if tau is below 1,
+        else inside (Maddison et al. 2017, The Concrete Distribution). At tau = 5, z stays around 1/2: the network
+        never saw a layer used wholly or not at all. Such samples hardly move the logits, so the signs of the logits
+        say little. The layers of such a network are weighed in evaluation as they were in training.
         """
         return "hard" if self.soft_selection_steps is not None or self.last_temperature < 1 else "tempered"
 

@@ -8,8 +8,8 @@ class Dropout(nn.Dropout):
     """`nn.Dropout`, faster on CPUs.
 
     PyTorch's CPU dropout spends most of its time drawing one uniform number per element, about a tenth of a training
-    step. Here one 64-bit draw decides four elements, so p is rounded to the nearest multiple of 2**-16 (and the kept
-    elements are scaled by exactly the rounded rate). Other devices and compiled code use PyTorch's own.
+    step. Here one 64-bit draw decides four elements. So p is rounded to the nearest multiple of 2**-16, and the kept
+    elements are scaled by exactly the rounded rate. Other devices and compiled code use PyTorch's own.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

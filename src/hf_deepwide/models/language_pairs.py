@@ -7,10 +7,10 @@ of models:
 
       {"en-de": {"tag": "<2de>", "posterior": 0}, "en-fr": {"tag": "<2fr>", "posterior": 1}}
 
-  with, of each pair, those of these keys that the model uses: `tag` (a token before the source that asks for the
-  target language), `decoder_start_token_id` (the decoder's first token, where the tag stands there), and `posterior`
-  (which of a latent-depth model's posteriors chooses the layers). Any model's config can hold them, of this package or
-  not;
+  Each pair has the keys that the model uses. `tag` is a token before the source that asks for the target
+  language. `decoder_start_token_id` is the decoder's first token, where the tag stands there. `posterior`
+  says which posterior of a latent-depth model chooses the layers. Any model's config can hold pairs, of this package
+  or not;
 - codes (NLLB, mBART, M2M100): the tokenizer marks the source. The target's code is the first token of the translation,
   or, with mBART, the token that the decoder starts from;
 - tags (Marian's `>>deu<<`, or `<2de>`): the vocabulary has a tag for each target language, to stand before the source;

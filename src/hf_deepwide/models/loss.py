@@ -73,8 +73,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     """Summed cross-entropy of logits h W^T + b; gradients are taken chunk by chunk in the forward pass.
 
     With p = softmax(logits) and y the one-hot target, the gradient by the logits is p - (1 - eps) y - eps/V. Only p
-    needs the vocabulary; what the other two terms add to the gradients has closed forms: rows of W at the targets,
-    and the sum of all rows. Matrix products run in the autocast type, everything else in float32.
+    needs the vocabulary. The other two terms have closed forms: rows of W at the targets, and the sum of all rows.
+    Matrix products run in the autocast type, everything else in float32.
     """
 
     @staticmethod

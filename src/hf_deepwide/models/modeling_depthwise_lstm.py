@@ -1,8 +1,8 @@
 """The Transformer with depth-wise LSTMs (Xu et al. 2024, "Rewiring the Transformer with Depth-Wise LSTMs", arXiv
 2007.06257).
 
-An LSTM that runs over the layers, at every position by itself, stands where residual connections and feed-forward
-sub-layers were. Its input x is a layer's attention, Output_0 and Cell_0 are the embeddings (section 2.1):
+An LSTM that runs over the layers, at every position by itself, replaces residual connections and feed-forward
+sub-layers. Its input x is a layer's attention; Output_0 and Cell_0 are the embeddings (section 2.1):
 
     c = Output_{l-1} | x                                                                                   (Eq. 1)
     i, f, o = sigmoid(LN(W_i c)), sigmoid(LN(W_f c)), sigmoid(LN(W_o c))                                   (Eq. 2-4)
@@ -13,8 +13,8 @@ sub-layers were. Its input x is a layer's attention, Output_0 and Cell_0 are the
 A layer of the encoder gives x = SelfAttn(LN(Output)). A layer of the decoder joins s = SelfAttn(LN(Output)) and
 r = CrossAttn(LN(s)) to x = s + r or x = s | r, or has an LSTM for each.
 
-What layers share belongs to their stack, and what both stacks share to the encoder; it is handed on when they run, so
-that every weight has one owner and one name. The cell lives across depth, not time: decoding caches keys and values
+Every weight has one owner and one name. What layers share belongs to their stack, what both stacks share to the
+encoder, and it is handed on when they run. The cell lives across depth, not time: decoding caches keys and values
 alone. Shapes: B batch, T time, S source length, D model width, I inputs to the cell (2D, or 3D), F width of W_h1.
 """
 

@@ -4,15 +4,15 @@ Whether layer l is used is a latent variable z_l, a factor of all its sub-layers
 
     x_{l+1} = x_l + z_l F_l(x_l),  z_l ~ Bernoulli(q_l)                                                       (Eq. 2)
 
-as in the released code, that is with x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn. In training z is a
+As in the released code, this means x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn. In training z is a
 Gumbel-softmax sample from the posterior q,
 
     z_l = sigmoid((a_l + eps_1 - eps_0) / tau),  q_l = sigmoid(a_l),  eps ~ Gumbel(0, 1)                        (Eq. 5)
 
 drawn once per forward pass for each language (pair), as each has a posterior of its own (section 2.2). In evaluation
-z_l is about the mean of these samples; or, where training ended with samples of 0 and 1, it is 1 if q_l >= 1/2 and
-else 0 (`inference_selection`). Then layers that no sentence uses are not computed, and `hf_deepwide.prune` removes
-them for good. The loss is
+z_l is about the mean of these samples. Where training ended with samples of 0 and 1, z_l is 1 if q_l >= 1/2, else 0
+(`inference_selection`). Then layers that no sentence uses are not computed, and `hf_deepwide.prune` removes them for
+good. The loss is
 
     E_q[-log p(y | x, z)] + beta KL(q || p) + lambda |sum_l u_l - K|^2                                        (Eq. 8)
 
@@ -74,10 +74,9 @@ class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
         """Optimizer steps made so far, on which temperature, hard selection and annealing depend.
 
         The model does not count them: of a batch it cannot tell whether it ends a step. The trainers of this package
-        set the number, and so does `LatentDepthCallback` in any other Trainer. It is not saved with the model, as a
-        checkpoint of the Trainer has it (`global_step`): a run that is resumed goes on at its step, and a loaded model
-        that is trained anew begins at 0. Without the callback a Trainer stays at 0 throughout, resumed or not, which
-        is warned of.
+        set the number, and so does `LatentDepthCallback` in any other Trainer. The number is not saved with the model,
+        because a checkpoint of the Trainer has it (`global_step`). A run that is resumed goes on at its step; a loaded
+        model that is trained anew begins at 0. Without the callback the number stays at 0, and a warning says so.
         """
         return getattr(self, "_training_step", 0)
 
@@ -118,8 +117,8 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
     def _may_skip(self, cache: Cache | None, kwargs: dict[str, Any]) -> bool:
         """Whether layers that are not used can be left out.
 
-        Not where every layer's states are asked for, nor where one compiled graph has to serve every input: in it, and
-        where a static cache, which is made for it, is filled. There all layers are computed and weighed by 0 or 1.
+        All layers are computed, and weighed by 0 or 1, in two cases: every layer's states are asked for, or one
+        compiled graph has to serve every input (while compiling, and with a static cache).
         """
         asked = ("output_hidden_states", "output_attentions")
         if any(kwargs.get(name, getattr(self.config, name)) for name in asked):
@@ -185,8 +184,8 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
     ) -> torch.Tensor | None:
         """Add KL and target depth to the cross-entropy, in training; without labels there is nothing to add to.
 
-        Where the cross-entropy is this batch's part of a mean over `num_items_in_batch` tokens, so are they: weighed
-        by this batch's part of the tokens, they count once in the sum over devices and accumulation steps.
+        The cross-entropy may be this batch's part of a mean over `num_items_in_batch` tokens. Then both terms are
+        weighed by this batch's part of the tokens, and count once in the sum over devices and accumulation steps.
         """
         if not self.training:
             return loss

@@ -72,8 +72,8 @@ class PathSum(nn.Module):
     """beta X + dropout(sum_k alpha_k PathNorm_k(F_k)): what joins the paths of one sub-layer (Eq. 4, 5).
 
     Fixed weights are no parameters. A normalised feature is weighed by its LayerNorm: alpha times the affine
-    parameters. Without PathNorm the sum is linear in the paths: what the new features add is added to the weights of
-    the raw ones, and the projections are weighed.
+    parameters. Without PathNorm the sum is linear in the paths. So the weights of new features are added to those of
+    the raw features, and the projections are weighed.
     """
 
     def __init__(self, config: MultiPathConfig) -> None:

@@ -1,8 +1,8 @@
 """The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm, and its deep kin.
 
-At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. The three ways to
-train deeper stacks that papers on depth compare with are options, each on its own (x_l is the input of layer l and
-y_l its output, y_0 the embeddings; L layers):
+At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. Three known ways to
+train deeper stacks are options, each on its own. x_l is the input of layer l, y_l its output, y_0 the embeddings; L is
+the number of layers:
 
     LayerDrop   y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training    (Fan, Grave and Joulin 2020, arXiv 1909.11556)
     ReZero      x + a_l F(x) for every sub-layer F of layer l           (Bachlechner et al. 2021, arXiv 2003.04887)
@@ -68,8 +68,8 @@ class LayerCombination(nn.Module):
     """The dynamic linear combination of layers (DLCL), what a layer reads of all that came before it.
 
     Pre-norm, x_{l+1} = sum_{k<=l} W_lk LN_k(y_k); post-norm, x_{l+1} = LN_l(sum_{k<=l} W_lk y_k). Each sum starts as
-    a mean. As in the released code, the embeddings y_0 are not normalised, nor is, post-norm, the combination x_1 of
-    them alone, which leaves one LayerNorm per layer.
+    a mean. As in the released code, the embeddings y_0 are not normalised. Post-norm, neither is x_1, which combines
+    the embeddings alone. This leaves one LayerNorm per layer.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layers: int) -> None:
@@ -136,8 +136,8 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
     def draw_skipped(self, past_key_values: Any) -> list[bool]:
         """Which layers this forward pass skips (LayerDrop): none in evaluation, nor with a cache, which needs all.
 
-        One draw per layer and forward pass, shared by all sentences and positions, from the CPU's generator, so that
-        on a GPU the decision needs no synchronisation.
+        There is one draw per layer and forward pass, for all sentences and positions. It is from the CPU's generator:
+        so on a GPU the decision needs no synchronisation.
         """
         rate = self.config.layer_drop
         if not self.training or rate == 0 or past_key_values is not None:

@@ -43,9 +43,9 @@ class TranslationPipeline(Pipeline):
         return_tensors: give `translation_token_ids`, a tensor `[target]`.
         clean_up_tokenization_spaces: remove spaces before punctuation and the like (default False).
         batch_size, num_workers: as in every pipeline.
-        generate_kwargs: anything `model.generate` takes, such as `num_beams=5`. Where neither they nor the model's
-            generation config say otherwise, 4 beams and at most 256 new tokens; never more than the model has
-            positions for.
+        generate_kwargs: anything `model.generate` takes, such as `num_beams=5`. The default, unless the model's
+            generation config says otherwise, is 4 beams and at most 256 new tokens. There are never more tokens than
+            the model has positions for.
 
     The model is put into evaluation mode. Special tokens in a text (`</s>`) are text as any other. The translation of
     an empty text is empty.
