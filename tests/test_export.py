@@ -450,11 +450,19 @@ def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeyp
     folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
     before = contents(folder)
 
-    def full(*_args, **_options):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(error):
+        def fail(*_args, **_options):
+            raise error
 
-    for place in ("write_checkpoint", "_write_card", "_write_manifest"):
-        monkeypatch.setattr(export, place, full)
+        return fail
+
+    system = OSError(errno.ENOSPC, "No space left on device")
+    tokenizers = Exception("No space left on device (os error 28)")  # as the library has it
+    for place, error in (
+        ("write_checkpoint", system), ("_write_card", system), ("_write_manifest", system),
+        ("PreTrainedTokenizerBase.save_pretrained", tokenizers),
+    ):  # fmt: skip
+        monkeypatch.setattr(f"hf_deepwide.export.{place}", full(error))
         with pytest.raises(UserError, match="cannot be written: No space left"):
             share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
         with pytest.raises(UserError, match="cannot be written: No space left"):

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -216,6 +217,16 @@ def test_what_cannot_be_saved_does_not_hide_the_fault(make, tmp_path):
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / FAULTS).write_text("in the way")
     with pytest.raises(NonFiniteError, match=r"^step 1 .*could not be saved to .*step-1"):
+        trainer.train()
+
+
+def test_a_full_disk_does_not_hide_the_fault(make, monkeypatch):
+    """The library `tokenizers` raises an `Exception` of no kind."""
+    trainer = make()
+    spoil_gradient(trainer, {1})
+    full = Mock(side_effect=Exception("No space left on device (os error 28)"))
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", full)
+    with pytest.raises(NonFiniteError, match=r"^step 1 .*could not be saved to .*No space left"):
         trainer.train()
 
 

@@ -416,6 +416,26 @@ def test_a_full_disk_at_the_end_is_one_line(corpus, finished, tmp_path, monkeypa
     assert (run / "translations.txt").read_bytes() == (finished / "translations.txt").read_bytes()
 
 
+TOKENIZERS_FULL = "No space left on device (os error 28)"  # what the library `tokenizers` says, in an `Exception`
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), Exception(TOKENIZERS_FULL)])
+def test_a_full_disk_under_a_tokenizer_is_one_line(error, corpus, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", Mock(side_effect=error))
+        with pytest.raises(UserError, match=r"run: the tokenizer cannot be saved: No space left"):
+            run_recipe(recipe(corpus, run))
+    assert sorted(path.name for path in run.iterdir()) == ["recipe.yaml", "run.json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "hf_deepwide.training.trainer.TokenBatchTrainer._save", Mock(side_effect=Exception(TOKENIZERS_FULL))
+        )
+        with pytest.raises(UserError, match=r"checkpoint-4 cannot be saved: No space left"):
+            run_recipe(recipe(corpus, run))
+    assert run_recipe(recipe(corpus, run))["train"]["steps"] == 8
+
+
 def test_a_base_that_is_gone_does_not_matter_to_a_run_that_goes_on(corpus, finished, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(finished, base)

@@ -166,21 +166,45 @@ def remove(folder: Path) -> None:
     _close_staging(staging)
 
 
-class Saving:
-    """A block that saves something at a path; what keeps it from being written becomes one line."""
+class Writing:
+    """A block that writes at a path. What keeps the block from writing does not leave it, but is kept.
+
+    Libraries raise errors of many kinds for a full disk, so no caller lists them: `why_not_written` knows them all.
+
+    Attributes:
+        why: why something could not be written, in words; None after a block that wrote everything.
+        error: the error behind `why`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.why: str | None = None
+        self.error: Exception | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Writing":
         """Begin."""
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise a `UserError` in place of an error of writing."""
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            nearest = next((folder for folder in self.path.absolute().parents if folder.is_dir()), Path("/"))
-            if (why := why_not_written(error, nearest)) is not None:
-                raise UserError(f"{self.path}: the model cannot be saved: {why}") from error
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        """Keep an error of writing; let every other error pass."""
+        if not isinstance(error, Exception) or isinstance(error, UserError):
+            return False
+        nearest = next((place for place in (self.path, *self.path.absolute().parents) if place.is_dir()), Path("/"))
+        self.why, self.error = why_not_written(error, nearest), error
+        return self.why is not None
+
+
+@contextmanager
+def saving(path: Path, what: str = "the model") -> Iterator[None]:
+    """Save something at a path within the block.
+
+    Raises:
+        UserError: it could not be written; says why, in one line.
+    """
+    with Writing(path) as writing:
+        yield
+    if writing.why is not None:
+        raise UserError(f"{path}: {what} cannot be saved: {writing.why}") from writing.error
 
 
 def why_not_written(error: Exception, folder: Path) -> str | None:

@@ -29,12 +29,11 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import card_text
 from .data.tokenizer import check_tokenizer
-from .durable import publish, why_not_written, write_whole
+from .durable import Writing, publish, write_whole
 from .errors import UserError, one_line, quote
 from .families import FAMILIES, Family
 from .loading import check_finite, load_model, load_tokenizer
@@ -403,17 +402,12 @@ def _is_inside(path: Path, folder: Path) -> bool:
 @contextmanager
 def _telling(folder: Path | None) -> Iterator[None]:
     """Say what cannot be written, or read, in one line."""
-    try:
+    place = Path(tempfile.gettempdir()) if folder is None else folder
+    with Writing(place) as writing:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        place = Path(tempfile.gettempdir()) if folder is None else folder
-        reason = why_not_written(
-            error, next(path for path in (place, *place.absolute().parents) if os.path.exists(path))
-        )
-        if reason is None:
-            raise
-        where = one_line(getattr(error, "filename", None) or place, 200)
-        raise UserError(f"share: {where} cannot be written: {reason}") from error
+    if writing.why is not None:
+        where = one_line(getattr(writing.error, "filename", None) or place, 200)
+        raise UserError(f"share: {where} cannot be written: {writing.why}") from writing.error
 
 
 @contextmanager

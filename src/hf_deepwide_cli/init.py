@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     """Load, widen, save, read back and compare."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from hf_deepwide.durable import Saving, check_output, whole_folder
+    from hf_deepwide.durable import check_output, saving, whole_folder
     from hf_deepwide.errors import UserError, quote
     from hf_deepwide.families import FAMILIES
     from hf_deepwide.loading import load_model, load_tokenizer
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     model = FAMILIES[args.family].lm.from_base(base, **dict(parse_overrides(overrides)))
     preserves = preserves_function(model.config, as_vanilla(base)[0])
     with whole_folder(args.output) as draft:
-        with Saving(args.output):
+        with saving(args.output):
             model.save_pretrained(draft)
             if tokenizer is not None:
                 tokenizer.save_pretrained(draft)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     from transformers import AutoModelForSeq2SeqLM
 
     from hf_deepwide import prune
-    from hf_deepwide.durable import Saving, check_output, whole_folder
+    from hf_deepwide.durable import check_output, saving, whole_folder
     from hf_deepwide.errors import UserError, quote
     from hf_deepwide.loading import load_model, load_tokenizer
     from hf_deepwide.prune import SELECTIONS, is_prunable, kept_layers, posterior_index
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
         model.config.inference_selection = args.selection
     pruned = prune(model, args.language)
     with whole_folder(args.output) as draft:
-        with Saving(args.output):
+        with saving(args.output):
             pruned.save_pretrained(draft)
             tokenizer.save_pretrained(draft)
         saved = load_model(AutoModelForSeq2SeqLM, draft)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..checkpoint_files import CONFIG, read_fields
-from ..durable import Saving, check_output, is_empty_folder, whole_files, whole_folder
+from ..durable import check_output, is_empty_folder, saving, whole_files, whole_folder
 from ..errors import UserError, one_line, quote
 from ..loading import is_finite
 from ..training.checkpoints import WEIGHTS
@@ -84,7 +84,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
             )
     mean = {name: _mean(name, files, folders) for name in sorted(names)}
     new = not output.exists() or is_empty_folder(output)
-    with Saving(output), whole_folder(output) if new else whole_files(output, last=WEIGHTS) as draft:
+    with saving(output), whole_folder(output) if new else whole_files(output, last=WEIGHTS) as draft:
         code = [path.name for path in folders[-1].glob("*.py")]  # which the config of a shared model names
         for name in (name for name in (*SIDE_FILES, *code) if (folders[-1] / name).is_file()):
             shutil.copyfile(folders[-1] / name, draft / name)

@@ -16,7 +16,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import check_lengths
-from ..durable import whole_files, write_whole
+from ..durable import saving, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..training.arguments import TranslationTrainingArguments
 from ..training.callbacks import WarmUpFits
@@ -98,7 +98,8 @@ def make_tokenizer(
         return load_tokenizer(start.checkpoint or folder.path)
     if process.is_main_process:
         tokenizer = task.new_tokenizer(texts)
-        with whole_files(Path(args.output_dir)) as draft:
+        place = Path(args.output_dir)
+        with saving(place, "the tokenizer"), whole_files(place) as draft:
             tokenizer.save_pretrained(draft)
     process.wait_for_everyone()
     return load_tokenizer(args.output_dir)

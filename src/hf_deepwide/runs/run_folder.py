@@ -27,7 +27,7 @@ from ..analysis.gradient_norms import PLOT as GRADIENT_NORMS
 from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
 from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
-from ..durable import STAGING, discard, is_same, remove, why_not_written, write_whole
+from ..durable import STAGING, Writing, discard, is_same, remove, write_whole
 from ..errors import UserError
 from ..reading import read_text
 from ..training.arguments import TranslationTrainingArguments
@@ -321,16 +321,13 @@ class RunFolder:
     @contextmanager
     def telling_of_the_disk(self) -> Iterator[None]:
         """Say in words that what a run writes at its end cannot be written."""
-        try:
+        with Writing(self.path) as writing:
             yield
-        except (OSError, RuntimeError) as error:
-            why = why_not_written(error, self.path)
-            if why is None:
-                raise
+        if writing.why is not None:
             raise UserError(
-                f"{self.path}: the results cannot be written: {why}. The training has ended, and is safe. Mend "
-                "this (make room, or allow writing), and give the same command again"
-            ) from error
+                f"{self.path}: the results cannot be written: {writing.why}. The training has ended, and is safe. "
+                "Mend this (make room, or allow writing), and give the same command again"
+            ) from writing.error
 
 
 def _is_within(path: Path, folder: Path) -> bool:

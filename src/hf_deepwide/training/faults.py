@@ -24,13 +24,12 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from ..durable import discard, write_whole
+from ..durable import Writing, discard, write_whole
 from ..errors import UserError, quote
 
 logger = logging.getLogger(__name__)
@@ -202,10 +201,11 @@ class FaultGuard:
         if skip:
             return f"The batches ({pairs}) are not saved, as {folder.parent} holds {KEPT} faults already."
         weights = accelerator.get_state_dict(trainer.model_wrapped)  # of a sharded model each process has a part
-        try:
+        with Writing(folder) as writing:
             if args.should_save:
                 discard(folder)
-            accelerator.wait_for_everyone()
+        accelerator.wait_for_everyone()
+        with writing:
             folder.mkdir(parents=True, exist_ok=True)
             save_batches(batches, folder / f"rank-{args.process_index}.safetensors")
             if args.should_save:
@@ -213,8 +213,8 @@ class FaultGuard:
                 trainer.processing_class.save_pretrained(folder)
                 text = json.dumps(report, indent=2, ensure_ascii=False)
                 write_whole(folder / FAULT, text + "\n")  # last: a fault is whole if it has this file
-        except (OSError, SafetensorError) as error:  # of the two things that went wrong, the fault is the one to tell
-            return f"The batches ({pairs}) could not be saved to {folder} ({error})."
+        if writing.why is not None:  # of the two things that went wrong, the fault is the one to tell
+            return f"The batches ({pairs}) could not be saved to {folder} ({writing.why})."
         return f"The batches ({pairs}) are in {folder}; `scripts/replay_fault.py {folder}` shows where it begins."
 
 

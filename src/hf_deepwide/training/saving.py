@@ -16,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ..data.arguments import Places
 from ..data.digest import data_digest
-from ..durable import STAGING, discard, publish, remove, why_not_written
+from ..durable import STAGING, Writing, discard, publish, remove
 from ..errors import UserError, quote
 from .checkpoints import (
     INTERRUPTED,
@@ -125,14 +125,9 @@ class Saving:
     @contextmanager
     def _together(self, checkpoint: Path) -> Iterator[None]:
         """Do a part of saving on all processes; a failure of one is one of all, in words."""
-        failure = None
-        try:
+        with Writing(checkpoint) as writing:
             yield
-        except (OSError, SafetensorError, RuntimeError) as error:
-            failure = why_not_written(error, checkpoint.parent)
-            if failure is None:
-                raise
-        failures = [each for each in gather_object([failure]) if each]
+        failures = [each for each in gather_object([writing.why]) if each]
         if not failures:
             return
         run = checkpoint.parent
