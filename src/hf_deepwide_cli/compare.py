@@ -4,9 +4,13 @@
     hf-deepwide compare runs/vanilla-1,runs/vanilla-2,runs/vanilla-3 runs/mat-1,runs/mat-2,runs/mat-3
     hf-deepwide compare vanilla.de.txt mat.de.txt --reference test.de.gz
 
+    hf-deepwide compare … --equivalence bleu=0.5 loss=0.02 --output comparison.json
+
 The first system is the baseline. A system is the folder of a finished run or a file of translations. Runs of several
-seeds are joined by commas: Welch's t-test over the seeds then says whether other trainings would differ. The paired
-test over sentences (approximate randomisation) speaks of these trained models alone.
+seeds are joined by commas: Welch's t-test over the seeds then says whether other trainings would differ, and Holm's
+adjustment allows for the number of systems. --equivalence tests whether a difference is within a margin. The paired
+test over sentences (approximate randomisation) speaks of these trained models alone. Validation losses stand first,
+where all systems are runs with one tokenizer.
 """
 
 import argparse
@@ -18,10 +22,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference", help="file of references; default: the test set of the runs' recipe")
     parser.add_argument("--metrics", nargs="+", help="of bleu, chrf, multi_bleu; default: bleu chrf")
     parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
+    parser.add_argument(
+        "--equivalence", nargs="+", metavar="METRIC=MARGIN", help="test for differences within these margins"
+    )
+    parser.add_argument("--output", help="JSON file for the results")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compare, print a table."""
-    from hf_deepwide.runs.compare import compare_runs, report
+    """Compare, print a table, write it as JSON."""
+    from pathlib import Path
 
-    print(report(compare_runs(args.systems, args.reference, args.metrics or ["bleu", "chrf"], args.lowercase)))
+    from hf_deepwide.durable import check_output, write_whole
+    from hf_deepwide.runs.compare import compare_runs, parse_margins, report, to_json
+
+    if args.output:
+        inputs = [Path(name) for system in args.systems for name in system.split(",")]
+        check_output(Path(args.output), inputs=inputs, overwrite=args.overwrite, option="--overwrite")
+    margins = parse_margins(args.equivalence or [])
+    compared = compare_runs(args.systems, args.reference, args.metrics or ["bleu", "chrf"], args.lowercase, margins)
+    print(report(compared))
+    if args.output:
+        write_whole(Path(args.output), to_json(compared))

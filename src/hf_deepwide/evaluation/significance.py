@@ -7,7 +7,7 @@ recentres absolute differences and is the more lenient test: in the cases it was
 a half of the other's. Where the two disagree, believe the randomisation.
 
 Both ask whether *these* translations differ on such sentences. What another training would have given they do not
-know: train both systems with several seeds, give all the translations (`runs`), and look at the scores' spread, too.
+know: train both systems with several seeds, and ask the tests of `seeds.py`, to which a training is the unit.
 """
 
 import os

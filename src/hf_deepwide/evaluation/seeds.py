@@ -1,0 +1,170 @@
+"""Would other trainings differ? Tests in which a training, by its seed, is the unit.
+
+`significance.py` tests whether the translations of trained models differ on such sentences. Here the question is what
+the next training of each system would give:
+
+    welch           do the mean scores differ? Welch's t-test (1947), unequal variances
+    holm            the same for several systems against one baseline: p that allow for their number (Holm 1979)
+    equivalence     do the mean scores differ by less than a margin? Two one-sided tests (Schuirmann 1987), Welch's
+    clustered_bootstrap  an interval for a difference of corpus scores, over seeds and sentences at once
+
+A score that no test calls different is not thereby equal: only `equivalence` can say so.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from sacrebleu.metrics.base import Metric
+from scipy.stats import ttest_ind
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import ttost_ind
+
+from ..errors import UserError
+from .metrics import build_metrics, check_parallel
+
+SHARE = 0.95  # of the resamples that an interval holds
+
+
+class Interval(NamedTuple):
+    """A difference, and where 95 % of its resamples lie.
+
+    Attributes:
+        difference: the observed difference, in points of the metric.
+        low, high: the 2.5 % and 97.5 % quantiles of the resampled differences.
+        standard_error: standard deviation of the resampled differences.
+    """
+
+    difference: float
+    low: float
+    high: float
+    standard_error: float
+
+
+def standard_error(scores: Sequence[float]) -> float | None:
+    """Standard error of the mean, stdev / sqrt(n); None of fewer than two scores."""
+    return statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
+
+
+def welch(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Test whether the means of two systems' scores differ (Welch 1947).
+
+    Args:
+        ours, theirs: one score for each training; the numbers of trainings may differ.
+
+    Returns:
+        The two-sided p. None where there is no test: fewer than two scores on a side, or scores that do not vary.
+    """
+    return float(ttest_ind(ours, theirs, equal_var=False).pvalue) if _varies(ours, theirs) else None
+
+
+def equivalence(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float | None:
+    """Test whether the means of two systems' scores differ by less than a margin (TOST, Schuirmann 1987).
+
+    Both one-sided tests are Welch's. A small p says: the difference lies between -margin and margin.
+
+    Args:
+        ours, theirs: one score for each training.
+        margin: the largest difference that does not matter, in the scores' unit. Choose it before you see the scores.
+
+    Returns:
+        The larger p of the two tests. None where there is no test, as in `welch`.
+
+    Raises:
+        UserError: the margin is not a positive number.
+    """
+    if not (math.isfinite(margin) and margin > 0):
+        raise UserError(f"a margin of {margin} makes no test of equivalence; accepted: numbers above 0")
+    return float(ttost_ind(ours, theirs, -margin, margin, usevar="unequal")[0]) if _varies(ours, theirs) else None
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjust the p of several comparisons for their number (Holm 1979).
+
+    If all adjusted p below 0.05 are called significant, the chance that any of these calls is false is below 5 %.
+
+    Args:
+        p_values: the p of each comparison. None: no test was made, and the comparison does not count.
+    """
+    tested = [p for p in p_values if p is not None]
+    adjusted = iter(multipletests(tested, method="holm")[1] if tested else ())
+    return [None if p is None else float(next(adjusted)) for p in p_values]
+
+
+def clustered_bootstrap(
+    ours: Sequence[Sequence[str]],
+    theirs: Sequence[Sequence[str]],
+    references: Sequence[str],
+    *,
+    metric: str = "bleu",
+    samples: int = 1000,
+    seed: int = 12345,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+    target_lang: str | None = None,
+) -> Interval:
+    """Resample seeds and sentences at once, for an interval of the difference of two systems' scores.
+
+    Each resample draws trainings of each system with replacement, and then sentences, which are the same for both
+    systems and for all trainings (Owen 2007, the pigeonhole bootstrap). A system's score is the mean over the
+    trainings drawn of the corpus score of the sentences drawn. It is computed from sacreBLEU's counts of each
+    sentence, which are added up: no text is scored twice.
+
+    With n trainings the drawn means vary by (n - 1) / n of what they should. Of two or three trainings the interval is
+    therefore too narrow: believe `welch`. Of one training a side, only sentences are resampled.
+
+    Args:
+        ours: of each training of the system the translations, `[trainings, sentences]`.
+        theirs: the same of the baseline. The numbers of trainings may differ.
+        references: one reference each, `[sentences]`.
+        metric: a name of `evaluation.metrics`.
+        samples: resamples.
+        seed: same seed, same interval.
+        lowercase, tokenize, target_lang: as in `metrics.score`.
+
+    Returns:
+        The difference (system minus baseline) and its interval.
+
+    Raises:
+        UserError: sides that do not fit each other, or a number that is out of range.
+    """
+    for name, value in (("samples", samples), ("seed", seed)):
+        if value < 1:
+            raise UserError(f"{name}: {value}; accepted: 1 or more")
+    for name, runs in (("the system", ours), ("the baseline", theirs)):
+        if not runs:
+            raise UserError(f"{name} has no training; at least one is needed")
+        for translations in runs:
+            check_parallel(translations, references, (f"a training of {name}", "the references"))
+    built = build_metrics([metric], lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)[metric]
+    draw = np.random.default_rng(seed)
+    sides = [_counts(built, runs, references) for runs in (ours, theirs)]
+    once = np.ones((1, len(references)))
+    observed = [_scores(built, counts, once).mean() for counts in sides]
+    drawn = draw.multinomial(len(references), [1 / len(references)] * len(references), size=samples).astype(float)
+    means = []
+    for counts in sides:
+        trainings = len(counts)
+        weights = draw.multinomial(trainings, [1 / trainings] * trainings, size=samples) / trainings
+        means.append((_scores(built, counts, drawn) * weights).sum(1))
+    differences = means[0] - means[1]
+    low, high = np.quantile(differences, [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    return Interval(float(observed[0] - observed[1]), float(low), float(high), float(differences.std(ddof=1)))
+
+
+def _counts(metric: Metric, runs: Sequence[Sequence[str]], references: Sequence[str]) -> np.ndarray:
+    """What the metric counts in each sentence, `[trainings, sentences, counts]`."""
+    return np.array([metric._extract_corpus_statistics(list(run), [list(references)]) for run in runs], dtype=float)
+
+
+def _scores(metric: Metric, counts: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Corpus scores `[samples, trainings]` of sentences that occur `weights` `[samples, sentences]` times."""
+    sums = np.einsum("sn,tnc->stc", weights, counts, optimize=True)
+    return np.array([[metric._compute_score_from_stats(row.tolist()).score for row in sample] for sample in sums])
+
+
+def _varies(*sides: Sequence[float]) -> bool:
+    """True if each side has two scores or more, and not all sides hold one number repeated."""
+    return min(map(len, sides)) > 1 and any(len(set(scores)) > 1 for scores in sides)

@@ -1,0 +1,112 @@
+"""`compare` on run folders: validation losses first, Holm over the systems, equivalence, and the JSON file."""
+
+import json
+import random
+import sys
+
+import pytest
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.seeds import equivalence, holm, welch
+from hf_deepwide.runs.compare import compare_runs, parse_margins, report
+from hf_deepwide_cli import main
+
+LOSSES = {"plain": [2.10, 2.14, 2.12], "wide": [2.01, 2.05], "deep": [2.11, 2.15, 2.10]}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Folders of runs as training leaves them, as far as they are compared."""
+    draw = random.Random(0)
+    references = [" ".join(draw.choices("abcdefgh", k=9)) for _ in range(30)]
+    (tmp_path / "reference").write_text("".join(f"{line}\n" for line in references))
+    for name, losses in LOSSES.items():
+        for seed, loss in enumerate(losses, start=1):
+            folder = tmp_path / f"{name}-{seed}"
+            folder.mkdir()
+            lines = [" ".join(w if draw.random() > 0.2 else "x" for w in line.split()) for line in references]
+            (folder / "translations.txt").write_text("".join(f"{line}\n" for line in lines))
+            (folder / "tokenizer.json").write_text("{}")
+            results = {
+                "validation": {"loss": loss, "nll": loss - 0.5},
+                "recipe": {"training": {"label_smoothing_factor": 0.1}},
+            }
+            (folder / "results.json").write_text(json.dumps(results))
+    return tmp_path
+
+
+def systems(folder):
+    return [",".join(str(folder / f"{name}-{seed}") for seed in range(1, 1 + len(LOSSES[name]))) for name in LOSSES]
+
+
+def test_losses_stand_first_and_holm_allows_for_the_systems(runs):
+    compared = compare_runs(systems(runs), str(runs / "reference"), ["chrf"], margins={"loss": 0.05})
+    assert [each.metric for each in compared] == ["loss"] * 3 + ["nll"] * 3 + ["chrf"] * 3
+    baseline, wide, deep = compared[:3]
+    assert baseline.scores == LOSSES["plain"]
+    assert wide.difference == pytest.approx(2.03 - 2.12)
+    p_values = [welch(LOSSES[name], LOSSES["plain"]) for name in ("wide", "deep")]
+    assert [wide.p_seeds, deep.p_seeds] == p_values
+    assert [wide.p_holm, deep.p_holm] == holm(p_values)
+    equal = [equivalence(LOSSES[name], LOSSES["plain"], 0.05) for name in ("wide", "deep")]
+    assert [wide.p_equivalence, deep.p_equivalence] == holm(equal)
+    assert deep.p_equivalence < wide.p_equivalence
+    assert compared[6].interval is None
+    assert compared[7].interval[0] < compared[7].difference < compared[7].interval[1]
+    assert compared[7].p_sentences is None  # three runs and two
+    assert compared[8].p_sentences is not None
+
+
+def test_losses_of_two_tokenizers_are_not_compared(runs):
+    (runs / "wide-2" / "tokenizer.json").write_text("{ }")
+    assert {each.metric for each in compare_runs(systems(runs), str(runs / "reference"))} == {"bleu"}
+    with pytest.raises(UserError, match="loss"):
+        compare_runs(systems(runs), str(runs / "reference"), margins={"loss": 0.1})
+
+
+def test_smoothed_losses_of_two_smoothings_are_not_compared(runs):
+    file = runs / "wide-2" / "results.json"
+    results = json.loads(file.read_text())
+    results["recipe"]["training"]["label_smoothing_factor"] = 0.2
+    file.write_text(json.dumps(results))
+    assert [each.metric for each in compare_runs(systems(runs), str(runs / "reference"))][::3] == ["nll", "bleu"]
+
+
+def test_an_older_run_has_the_least_loss_of_its_curve(runs):
+    for name, losses in LOSSES.items():
+        for seed, loss in enumerate(losses, start=1):
+            file = runs / f"{name}-{seed}" / "results.json"
+            results = json.loads(file.read_text())
+            del results["validation"]
+            file.write_text(json.dumps(results | {"train": {"best_validation_loss": loss}}))
+    compared = compare_runs(systems(runs), str(runs / "reference"))
+    assert [each.metric for each in compared][::3] == ["loss", "bleu"]
+    assert compared[1].scores == LOSSES["wide"]
+
+
+def test_the_command_prints_a_table_and_writes_json(runs, capsys, monkeypatch):
+    output = runs / "comparison.json"
+    arguments = ["compare", *systems(runs), "--reference", str(runs / "reference"), "--metrics", "bleu"]
+    command = ["hf-deepwide", *arguments, "--equivalence", "bleu=3", "loss=0.1", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", command)
+    main()
+    printed = capsys.readouterr().out
+    assert "standard error" in printed
+    assert "0.1 (loss)" in printed
+    entries = json.loads(output.read_text())
+    assert [entry["metric"] for entry in entries] == ["loss"] * 3 + ["nll"] * 3 + ["bleu"] * 3
+    assert entries[7]["margin"] == 3
+    assert entries[0]["standard_error"] == pytest.approx(0.02 / 3**0.5)
+    with pytest.raises(SystemExit):
+        main()
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_table_without_margins_has_no_column_for_them(runs):
+    assert "equal" not in report(compare_runs(systems(runs), str(runs / "reference")))
+
+
+@pytest.mark.parametrize("word", ["0.5", "bleu", "bleu=", "bleu=0", "bleu=inf", "rouge=1"])
+def test_a_margin_that_is_no_metric_and_number_is_refused(word):
+    with pytest.raises(UserError, match="METRIC=MARGIN"):
+        parse_margins([word])
