@@ -3,8 +3,8 @@
     python benchmarks/resume_matrix.py [--only TEXT] [--output benchmarks/results/resume_matrix]
 
 Each row is a run of 20 steps (a MAT with dropout and dropped branches, evaluated by generation, saved every 4 steps)
-that SIGKILL, SIGTERM or SIGINT hits at a named moment (see `tests/interruptions.py`) or at a random one, and that is
-started again by the same command. Compared are all files of all checkpoints that are kept (weights, optimizer,
+that SIGKILL, SIGTERM or SIGINT hits at a named moment (see `tests/helpers/interruptions.py`) or at a random one, and
+that is started again by the same command. Compared are all files of all checkpoints that are kept (weights, optimizer,
 scheduler, random generators), the history of the run, the final model, and the translations, byte for byte.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import local
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from interruptions import FULL, MOMENTS, Blow, Runs, difference, write_case
 

@@ -1,0 +1,201 @@
+"""`scripts/evaluate_translation.py`, run as a user runs it."""
+
+import gzip
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, NllbTokenizer
+from word_models import tiny_model, tiny_tokenizer
+
+from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.evaluation.significance import compare_systems
+from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_translation.py"
+SOURCES = ["w1 w2 w3 .", "w4 w5 n't w6 w7", "w8", "w9 w10 w11 w12 w13"] * 3
+REFERENCES = ["w2 w3 w1 .", "w4 w5 n't w7 w6", "w8 ,", "w13 w12 w11 w10 w9"] * 3
+BETTER = ["w2 w3 w1 .", "w4 w5 n't w7 w5", "w8 ,", "w13 w12 w11 w10"] * 3
+SEARCH = ["--num_beams", "2", "--max_length_factor", "0", "--max_length_offset", "6"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with texts and a checkpoint, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("sources", SOURCES), ("better", BETTER), ("worse", SOURCES), ("short", BETTER[:-1])):
+        Path(f"{name}.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    with gzip.open("references.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("".join(line + "\n" for line in REFERENCES))
+    tiny_model().save_pretrained("checkpoint")
+    tiny_tokenizer().save_pretrained("checkpoint")
+    return tmp_path
+
+
+@pytest.fixture
+def run(files, monkeypatch):
+    """Run the script with the given words of a command line."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--reference", "references.txt.gz", *words])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    return run
+
+
+def test_scores_a_file(run, capsys):
+    run("--hypotheses", "better.txt", "--output", "scores.json", "--lowercase")
+    report = json.loads(Path("scores.json").read_text(encoding="utf-8"))
+    expected = score(BETTER, REFERENCES, lowercase=True)
+    assert report["systems"]["better.txt"] == expected
+    assert report["settings"]["lowercase"] is True
+    shown = capsys.readouterr().out
+    assert f"{expected['bleu']:.2f}" in shown
+    assert expected["signature"]["bleu"] in shown
+
+
+def test_scores_a_checkpoint_and_keeps_its_translations(run, capsys):
+    run("--model", "checkpoint", "--source", "sources.txt", *SEARCH,
+        "--output", "scores.json", "--translations", "out.txt", "--metrics", "chrf")  # fmt: skip
+    args = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=6)
+    model = AutoModelForSeq2SeqLM.from_pretrained("checkpoint")
+    expected = translate(model, AutoTokenizer.from_pretrained("checkpoint"), SOURCES, args)
+    assert Path("out.txt").read_text(encoding="utf-8").splitlines() == expected
+    system = json.loads(Path("scores.json").read_text(encoding="utf-8"))["systems"]["checkpoint"]
+    assert system["chrf"] == score(expected, REFERENCES)["chrf"]
+    assert "bleu" not in system
+    assert system["sentences_per_second"] == len(SOURCES) / system["seconds"]
+    assert f"{system['sentences_per_second']:.2f} sentences a second" in capsys.readouterr().out
+
+
+def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("scoring")
+
+    monkeypatch.setattr("hf_deepwide.evaluation.evaluate.score", fail)
+    with pytest.raises(RuntimeError, match="scoring"):
+        run("--model", "checkpoint", "--source", "sources.txt", *SEARCH, "--translations", "out.txt")
+    assert len(Path("out.txt").read_text(encoding="utf-8").splitlines()) == len(SOURCES)
+
+
+def test_a_tokenizer_that_is_not_installed_is_told_before_translating(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    monkeypatch.setattr("hf_deepwide.evaluation.translate.translate", lambda *_, **__: pytest.fail("it translated"))
+    auto = ["--tokenize", "auto", "--target_lang", "ja"]
+    with pytest.raises(SystemExit):
+        run("--model", "checkpoint", "--source", "sources.txt", *SEARCH, *auto)
+    assert "error: tokenize: auto (target language ja): " in capsys.readouterr().err
+
+
+def test_compares_systems(run, capsys):
+    run("--hypotheses", "worse.txt", "--compare", "better.txt", "checkpoint", "--source", "sources.txt", *SEARCH,
+        "--output", "scores.json", "--metrics", "bleu", "--bootstrap_samples", "200", "--trials", "300",
+        "--seed", "5")  # fmt: skip
+    report = json.loads(Path("scores.json").read_text(encoding="utf-8"))
+    expected = compare_systems(SOURCES, BETTER, REFERENCES, samples=200, trials=300, seed=5, metrics=["bleu"])
+    assert report["baseline"] == "worse.txt"
+    assert report["comparisons"]["better.txt"] == expected
+    assert report["comparisons"]["checkpoint"]["bleu"]["difference"] < 0
+    assert f"{expected['bleu']['p_randomization']:.4f} (randomisation)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give one of --model (a checkpoint) and --hypotheses"),
+        (["--hypotheses", "better.txt", "--model", "checkpoint"], "give one of --model"),
+        (["--model", "checkpoint"], "checkpoint is a checkpoint: give its input with --source FILE"),
+        (["--hypotheses", "better.txt", "--compare", "checkpoint"], "give its input with --source FILE"),
+        (["--hypotheses", "missing.txt"], "there is no file missing.txt"),
+        (["--hypotheses", "short.txt"], "short.txt has 11 lines but references.txt.gz has 12"),
+        (["--hypotheses", "better.txt", "--compare", "short.txt"], "short.txt has 11 lines"),
+        (["--hypotheses", "better.txt", "--compare", "better.txt"], "--compare: better.txt is named twice"),
+        (["--hypotheses", "better.txt", "--output", "worse.txt"], "worse.txt exists already; give another place"),
+        (["--hypotheses", "better.txt", "--output", "no/s.json"], "there is no folder no; make it first"),
+        (["--hypotheses", "better.txt", "--translations", "t.txt"], "--translations is for what --model translates"),
+        (["--hypotheses", "better.txt", "--num_beams", "0"], "evaluation.num_beams is 0"),
+        (["--model", "checkpoint", "--source", "short.txt"], "short.txt has 11 lines"),
+        (["--model", "empty", "--source", "sources.txt"], "empty cannot be loaded: "),
+        (["--model", "checkpoint", "--source", "sources.txt", "--source_lang", "de"], "has no language codes"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_is_one_line(run, capsys, words, message):
+    Path("empty").mkdir()
+    with pytest.raises(SystemExit) as exit_:
+        run(*words)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert exit_.value.code == 2
+    assert error.startswith("error: ")
+    assert message in error
+    assert Path("worse.txt").read_text(encoding="utf-8").splitlines() == SOURCES
+
+
+MODEL = ["--model", "checkpoint", "--source", "sources.txt", *SEARCH]
+
+
+@pytest.mark.parametrize(
+    ("words", "harmed"),
+    [
+        (["--hypotheses", "better.txt", "--output", "references.txt.gz"], "references.txt.gz"),
+        (["--hypotheses", "better.txt", "--output", "better.txt"], "better.txt"),
+        (["--hypotheses", "better.txt", "--compare", "worse.txt", "--output", "./worse.txt"], "worse.txt"),
+        ([*MODEL, "--translations", "sources.txt"], "sources.txt"),
+        ([*MODEL, "--translations", "checkpoint/../sources.txt"], "sources.txt"),
+        ([*MODEL, "--translations", "link.txt"], "sources.txt"),
+        ([*MODEL, "--translations", "hard.txt"], "sources.txt"),
+        ([*MODEL, "--output", "checkpoint/config.json"], "checkpoint/config.json"),
+        ([*MODEL, "--output", "new.txt", "--translations", "./new.txt"], "sources.txt"),
+        ([*MODEL, "--output", "checkpoint"], "checkpoint/config.json"),
+        (["--hypotheses", "{pair}.txt", "--pairs", "xx-better", "xx-worse", "--output", "worse.txt"], "worse.txt"),
+        (
+            [*MODEL, "--pairs", "xx-worse", "xx-better", "--compare", "{target_lang}.txt", "--translations",
+             "{target_lang}.txt"], "worse.txt",
+        ),
+    ],
+)  # fmt: skip
+def test_overwrite_never_writes_over_what_is_read(run, capsys, words, harmed):
+    Path("link.txt").symlink_to("sources.txt")
+    Path("hard.txt").hardlink_to("sources.txt")
+    for name in ("better", "worse"):
+        Path(f"xx-{name}.txt").symlink_to(f"{name}.txt")
+    before = Path(harmed).read_bytes()
+    with pytest.raises(SystemExit) as exit_:
+        run(*words, "--overwrite")
+    assert exit_.value.code == 2
+    assert Path(harmed).read_bytes() == before
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+    assert not Path("new.txt").exists()
+
+
+def test_a_link_is_replaced_and_not_followed(run):
+    Path("link.json").symlink_to("worse.txt")
+    with pytest.raises(SystemExit):
+        run("--hypotheses", "better.txt", "--output", "link.json")
+    run("--hypotheses", "better.txt", "--output", "link.json", "--overwrite")
+    assert Path("worse.txt").read_text(encoding="utf-8").splitlines() == SOURCES
+    assert not Path("link.json").is_symlink()
+
+
+def test_overwrite_replaces(run):
+    Path("scores.json").write_text("old", encoding="utf-8")
+    run("--hypotheses", "better.txt", "--output", "scores.json", "--overwrite")
+    assert "systems" in json.loads(Path("scores.json").read_text(encoding="utf-8"))
+
+
+def test_language_codes_reach_tokenizer_and_model(run):
+    vocabulary = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "w1"])}
+    tokenizer = NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["deu_Latn", "eng_Latn"])
+    tokenizer.save_pretrained("codes")
+    model = tiny_model()
+    model.save_pretrained("codes")
+    languages = ["--source_lang", "deu_Latn", "--target_lang", "eng_Latn"]
+    run("--model", "codes", "--source", "sources.txt", *SEARCH, "--translations", "out.txt", *languages)
+    tokenizer.src_lang = "deu_Latn"
+    model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids("eng_Latn")
+    args = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=6)
+    assert Path("out.txt").read_text(encoding="utf-8").splitlines() == translate(model, tokenizer, SOURCES, args)
+    with pytest.raises(SystemExit):
+        run("--model", "codes", "--source", "sources.txt", "--target_lang", "xx")

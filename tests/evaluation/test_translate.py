@@ -1,0 +1,193 @@
+"""Translation: what a sentence becomes depends on the sentence, and the model is left as it was found."""
+
+import copy
+import logging
+import math
+import random
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from word_models import WORDS, tiny_model, tiny_tokenizer
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.translate import EvaluationArguments, _batches, generate_ids, translate
+
+QUICK = EvaluationArguments(num_beams=3, max_length_factor=1.0, max_length_offset=4)
+
+
+@pytest.fixture
+def model():
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def sources():
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 25))) for _ in range(40)]
+
+
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_equals_generate_of_each_sentence_alone(model, tokenizer, sources, early_stopping, caplog):
+    model.final_logits_bias[0, tokenizer.eos_token_id] = 5.0  # sentences end early enough for both settings to matter
+    model.generation_config.max_length = 30  # a checkpoint's own limit does not count, nor does it give warnings
+    settings = {"num_beams": 3, "length_penalty": 2.0, "early_stopping": early_stopping}
+    args = EvaluationArguments(max_length_factor=1.0, max_length_offset=4, **settings)
+    generation_log = logging.getLogger("transformers.generation.utils")
+    generation_log.addHandler(caplog.handler)  # Transformers keeps its log from pytest
+    translations = translate(model, tokenizer, sources, args)
+    generation_log.removeHandler(caplog.handler)
+    assert not warnings_in(caplog)
+    assert len(set(translations)) > 10
+    for name, other in (("length_penalty", 0.6), ("early_stopping", not early_stopping)):
+        assert translate(model, tokenizer, sources, replace(args, **{name: other})) != translations
+    for source, translation in zip(sources, translations, strict=True):
+        ids = tokenizer(source, return_tensors="pt")["input_ids"]
+        limit = math.ceil(ids.shape[1] / 8) * 8 + 4
+        alone = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, **settings)
+        assert tokenizer.decode(alone[0], skip_special_tokens=True, clean_up_tokenization_spaces=False) == translation
+
+
+@pytest.mark.parametrize("max_tokens", [1, 100, 100_000])
+def test_order_and_batches_do_not_matter(model, tokenizer, sources, max_tokens):
+    args = replace(QUICK, max_tokens=max_tokens)
+    order = random.Random(1).sample(range(len(sources)), len(sources))
+    expected = translate(model, tokenizer, sources, QUICK)
+    assert translate(model, tokenizer, [sources[i] for i in order], args) == [expected[i] for i in order]
+
+
+def test_batches_hold_each_sentence_once_within_max_tokens():
+    rng = random.Random(0)
+    lengths = [rng.randint(1, 60) for _ in range(300)] + [200]
+    limits = [length // 20 for length in lengths]
+    batches = list(_batches(lengths, limits, max_tokens=128))
+    assert sorted(i for batch in batches for i in batch) == list(range(301))
+    assert batches[0] == [300]  # longest first; alone where it is over max_tokens
+    for batch in batches[1:]:
+        assert len(batch) * max(lengths[i] for i in batch) <= 128
+        assert len({limits[i] for i in batch}) == 1
+    assert len(batches) < 100
+
+
+def test_the_model_comes_back_as_it_was(model, tokenizer, sources):
+    model.train()
+    model.model.encoder.eval()  # a part frozen by its owner stays frozen
+    model.config.use_cache = False
+    modes = [module.training for module in model.modules()]
+    config, values = model.generation_config, model.generation_config.to_dict()
+    weights = copy.deepcopy(model.state_dict())
+    random_state = torch.get_rng_state()
+    translate(model, tokenizer, sources[:5], QUICK)
+    assert [module.training for module in model.modules()] == modes
+    assert model.generation_config is config
+    assert config.to_dict() == values
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_the_model_comes_back_from_a_failure(model, tokenizer, sources, monkeypatch):
+    def fail(**_):
+        assert not any(module.training for module in model.modules())
+        raise MemoryError
+
+    model.train()
+    config = model.generation_config
+    monkeypatch.setattr(model, "generate", fail)
+    with pytest.raises(MemoryError):
+        translate(model, tokenizer, sources, QUICK)
+    assert all(module.training for module in model.modules())
+    assert model.generation_config is config
+
+
+def test_dropout_is_off(model, tokenizer, sources):
+    expected = translate(model, tokenizer, sources[:5], QUICK)
+    model.train()
+    assert translate(model, tokenizer, sources[:5], QUICK) == expected
+
+
+def test_forced_first_token_of_the_checkpoint_is_kept(model, tokenizer, sources):
+    model.generation_config.forced_bos_token_id = 7
+    assert {row[0] for row in generate_ids(model, tokenizer, sources, QUICK)} == {7}
+
+
+def test_text_is_not_tidied(model, tokenizer, sources):
+    """Cleaning up "do n't ." to "don't." would change scores on tokenised text."""
+    ids = generate_ids(model, tokenizer, sources, QUICK)
+    texts = translate(model, tokenizer, sources, QUICK)
+    words = [[token for token in tokenizer.convert_ids_to_tokens(row) if token in WORDS] for row in ids]
+    assert texts == [" ".join(row) for row in words]
+    assert any(" ." in text or " n't" in text or " 's" in text or " ," in text for text in texts)
+
+
+def warnings_in(caplog):
+    """What was logged, apart from progress: a command that another test ran may have switched that on."""
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_long_sources_are_cut_with_one_warning(model, tokenizer, sources, caplog):
+    long = [sources[0], "w1 w2 " * 50, sources[1], "w3 " * 64]
+    with caplog.at_level(logging.WARNING, logger="hf_deepwide"):
+        translations = translate(model, tokenizer, long, QUICK)
+    (record,) = [record for record in warnings_in(caplog) if record.name.startswith("hf_deepwide")]
+    assert "2 of 4 sources are longer than the 64 tokens" in record.getMessage()
+    assert "line 2, 4" in record.getMessage()
+    caplog.clear()
+    cut = ["w1 w2 " * 31 + "w1", "w3 " * 63]  # 63 words and the end of sentence
+    assert translate(model, tokenizer, cut, QUICK) == translations[1::2]
+    assert not warnings_in(caplog)
+
+
+@pytest.mark.parametrize(("factor", "offset", "expected"), [(0.0, 5, [5, 5]), (1.5, 3, [15, 27]), (9.0, 0, [64, 64])])
+def test_length_limit_is_linear_in_the_source_and_within_the_model(model, tokenizer, factor, offset, expected):
+    with torch.no_grad():
+        model.final_logits_bias[0, [1, 2]] = -1e9  # a model that never ends
+    args = EvaluationArguments(num_beams=2, max_length_factor=factor, max_length_offset=offset)
+    rows = generate_ids(model, tokenizer, ["w1 w2 w3", "w1 " * 12], args)  # 4 and 13 tokens, rounded up to 8 and 16
+    assert [len(row) for row in rows] == expected
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_precision_is_an_autocast(model, tokenizer, precision):
+    seen = set()
+    model.lm_head.register_forward_hook(lambda *args: seen.add(args[-1].dtype))
+    args = EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=3, precision=precision)
+    translate(model, tokenizer, ["w1 w2"], args)
+    assert seen == {getattr(torch, precision)}
+
+
+def test_nothing_and_empty_lines(model, tokenizer):
+    assert translate(model, tokenizer, [], QUICK) == []
+    assert len(translate(model, tokenizer, ["", "w1"], QUICK)) == 2
+
+
+def test_a_lone_string_is_refused(model, tokenizer):
+    with pytest.raises(UserError, match="a list of sentences is wanted"):
+        translate(model, tokenizer, "w1 w2", QUICK)
+
+
+def test_every_setting_is_explained():
+    assert all(field.metadata.get("help") for field in fields(EvaluationArguments))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 0}, "evaluation.num_beams is 0; accepted: 1 or more"),
+        ({"max_tokens": -1}, "evaluation.max_tokens"),
+        ({"bootstrap_samples": 0}, "evaluation.bootstrap_samples"),
+        ({"max_length_offset": -1}, "evaluation.max_length_offset"),
+        ({"max_length_factor": -0.5}, "evaluation.max_length_factor"),
+        ({"max_length_factor": 0, "max_length_offset": 0}, "leaves no room for a translation"),
+        ({"precision": "fp16"}, "evaluation.precision: 'fp16'; accepted: float32, bfloat16, float16"),
+        ({"metrics": ["blue"]}, "metrics: blue; accepted"),
+        ({"tokenize": "moses"}, "tokenize: 'moses'; accepted"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(UserError, match=message):
+        EvaluationArguments(**settings)

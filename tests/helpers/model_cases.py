@@ -1,0 +1,200 @@
+"""Tiny models of every family, for the model tests: one table, and ways to build, feed and scramble them.
+
+A new family adds a row to `CASES`. Sizes differ between encoder and decoder on purpose, so that a mix-up shows.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from transformers import PreTrainedModel
+
+from hf_deepwide.families import FAMILIES
+
+SIZES = {
+    "vocab_size": 41,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 20,
+    "max_position_embeddings": 40,
+    "dropout": 0.0,
+    "drop_branch": 0.0,
+}
+
+
+class Case(NamedTuple):
+    """A family and the fields in which this model differs from `SIZES`."""
+
+    family: str
+    fields: dict[str, Any] = {}
+
+
+CASES = {
+    "vanilla": Case("vanilla_transformer"),
+    "vanilla-prenorm": Case(
+        "vanilla_transformer",
+        {"normalize_before": True, "position_embedding_type": "learned", "layernorm_embedding": True},
+    ),
+    "vanilla-rezero": Case("vanilla_transformer", {"residual": "rezero"}),
+    "vanilla-dlcl": Case("vanilla_transformer", {"layer_aggregation": "dlcl"}),
+    "vanilla-dlcl-prenorm": Case(
+        "vanilla_transformer", {"layer_aggregation": "dlcl", "normalize_before": True, "attention_branches": 2}
+    ),
+    "mat-1": Case("mat", {"attention_branches": 1}),
+    "mat-3": Case("mat", {"attention_branches": 3}),
+    "mat-2-prenorm": Case(
+        "mat",
+        {
+            "attention_branches": 2,
+            "ffn_branches": 3,
+            "normalize_before": True,
+            "position_embedding_type": "marian",
+            "tie_word_embeddings": False,
+            "lm_head_bias": True,
+        },
+    ),
+    "mat-3-two-vocabularies": Case(
+        "mat",
+        {
+            "attention_branches": 3,
+            "branch_merge": "double_mean",
+            "attention_bias": False,
+            "activation_function": "gelu",
+            "scale_embedding": False,
+            "decoder_vocab_size": 37,
+            "share_encoder_decoder_embeddings": False,
+        },
+    ),
+    "multipath-2": Case("multipath_transformer", {"encoder_paths": 2}),
+    "multipath-3-more": Case("multipath_transformer", {"encoder_paths": 3}),
+    "multipath-4-postnorm": Case(
+        "multipath_transformer",
+        {
+            "encoder_paths": 4,
+            "path_norm": False,
+            "normalize_before": False,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "latent-both": Case("latent_depth", {"inference_selection": "soft"}),
+    "latent-decoder-hard": Case(
+        "latent_depth", {"latent_encoder": False, "attention_branches": 2, "inference_selection": "hard"}
+    ),
+    "lstm": Case("depthwise_lstm"),
+    "lstm-concat": Case(
+        "depthwise_lstm",
+        {
+            "decoder_merge": "concat",
+            "share_gates": "none",
+            "share_hidden": "stack",
+            "cross_query": "residual",
+            "lstm_bias": True,
+            "attention_bias": True,
+        },
+    ),
+    "lstm-two": Case(
+        "depthwise_lstm",
+        {
+            "decoder_merge": "two_lstms",
+            "share_gates": "global",
+            "decoder_lstm_hidden": "single",
+            "attention_branches": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lstm-rnn": Case(
+        "depthwise_lstm",
+        {
+            "cell": "rnn",
+            "share_hidden": "global",
+            "decoder_ffn_dim": 24,
+            "cross_query": "previous",
+            "attn_input_norm": False,
+            "lm_head_bias": False,
+        },
+    ),
+}
+
+
+def config_of(case: str, **changes: Any) -> Any:
+    """The config of a case."""
+    family, fields = CASES[case]
+    return FAMILIES[family].config(**{**SIZES, **fields, **changes})
+
+
+def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """Random weights, large enough that every part matters; biases and norms too, which start at 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(dict(model.named_parameters()).items()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * noise)
+            else:
+                spread = 3 if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention
+                parameter.copy_(noise * spread * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def build(case: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """The translation model of a case, scrambled, in eval mode; it generates to the length limit."""
+    torch.manual_seed(seed)
+    config = config_of(case, **changes)
+    model = scramble(FAMILIES[CASES[case].family].lm(config), seed).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def tokens(lengths: tuple[int, ...], seed: int = 1, vocabulary: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded token ids `[len(lengths), max(lengths)]` and their mask; every sentence ends with `</s>`."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, vocabulary, (len(lengths), max(lengths)), generator=generator)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, length - 1] = 2
+        ids[row, length:] = 1
+        mask[row, :length] = 1
+    return ids, mask
+
+
+def source(lengths: tuple[int, ...] = (7, 4, 5), seed: int = 1) -> dict[str, torch.Tensor]:
+    """A right-padded source batch."""
+    ids, mask = tokens(lengths, seed)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def pair(
+    source_lengths: tuple[int, ...] = (7, 4, 5), target_lengths: tuple[int, ...] = (3, 6, 4), seed: int = 1
+) -> dict[str, torch.Tensor]:
+    """A source batch and its labels, -100 where there is none."""
+    labels, mask = tokens(target_lengths, seed + 100)
+    return {**source(source_lengths, seed), "labels": labels.masked_fill(mask == 0, -100)}
+
+
+def needs_transformers(version: str, what: str) -> None:
+    """Skip a test of what the Transformers that is installed, an older one that we accept, cannot do for any model."""
+    if Version(transformers.__version__) < Version(version):
+        pytest.skip(f"{what} needs Transformers {version}")
+
+
+def leaves(model):
+    """Copies of the parameters as autograd leaves, under their names in the headless model; tied ones are one leaf."""
+    copies = {}
+    named = list(model.named_parameters(remove_duplicate=False))
+    for _, parameter in named:
+        copies.setdefault(id(parameter), parameter.detach().clone().requires_grad_())
+    return {name.removeprefix("model."): copies[id(parameter)] for name, parameter in named}
+
+
+def sentences(batch, start=2):
+    """The pairs of a batch without padding: source ids, decoder input ids."""
+    for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
+        target = labels[labels != -100].tolist()
+        yield ids[mask == 1].tolist(), [start, *target[:-1]]

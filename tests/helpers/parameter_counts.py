@@ -1,0 +1,16 @@
+"""Parameters of a model, counted without making it, and the rows of the papers' tables."""
+
+import torch
+from paper_rows import read_tables
+
+
+def rows_of(author):
+    """The rows of a paper that are models of ours, each config once: by label."""
+    rows = [row for table in read_tables() if table.paper.startswith(author) for row in table.rows]
+    return {row.model_config.to_json_string(): row for row in rows if row.model_config}.values()
+
+
+def count(lm_class, config):
+    """Parameters of a model that is never filled in; tied ones once."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in lm_class(config).parameters())

@@ -1,0 +1,318 @@
+"""What one of two processes computes for the tests of scale: all in one go, as most of the time goes into starting.
+
+`python -m torch.distributed.run … tests/helpers/scale_worker.py FOLDER` writes what it comes to into the folder; the
+functions are also called by the tests, in one process. In float64, so that only wrong sums and wrong draws differ.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
+from latent_runs import LATENT, constant_noise
+from safetensors.torch import save_file
+from tiny_run import tiny_corpus, tiny_recipe
+from torch.distributed.tensor import DTensor
+
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.errors import UserError
+from hf_deepwide.models import layer_selection
+from hf_deepwide.models.dropout import Dropout
+from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.training import trainer as trainer_module
+from hf_deepwide.training.faults import NonFiniteError
+from hf_deepwide.training.process_group import leaving_process_group
+from hf_deepwide.training.trainer import TranslationTrainer
+
+FAMILIES = {
+    "vanilla_transformer": {},
+    "mat": {"attention_branches": 2},
+    "multipath_transformer": {"encoder_paths": 2},
+    "latent_depth": LATENT,
+    "depthwise_lstm": {"share_gates": "stack", "encoder_layers": 2},
+    "marian": {},
+}
+DROPPING = {
+    "vanilla_transformer": {"layer_drop": 0.5, "encoder_layers": 2, "decoder_layers": 2},
+    "mat": {"attention_branches": 3, "drop_branch": 0.4},
+    "multipath_transformer": {"encoder_paths": 2},
+    "latent_depth": LATENT,
+    "depthwise_lstm": {},
+}
+TRAINING = {
+    "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "max_tokens": 1024, "max_steps": 20,
+    "save_strategy": "steps", "save_steps": 100, "logging_steps": 10,
+}  # fmt: skip
+SENTENCES = 41  # of the validation set: an odd number, and prime
+STREAMED = 299  # pairs in the file that is streamed: an odd number
+
+
+def make_trainer(corpus: SimpleNamespace, folder: Path, family: str, model: dict, **training: Any):
+    recipe = tiny_recipe(folder, family=family, model=model, **{**TRAINING, **training})
+    args = recipe.training_arguments()
+    return TranslationTrainer(
+        build_model(recipe, corpus.tokenizer, args).double(), args, corpus.tokenizer, train_dataset=corpus.encoded
+    )
+
+
+def without_dropping(family: str) -> dict[str, Any]:
+    """The model of a family, and nothing in it drawn at random."""
+    return {**FAMILIES[family], "dropout": 0.0, **({"drop_branch": 0.0} if family == "mat" else {})}
+
+
+def train_without_dropping(corpus: SimpleNamespace, folder: Path, family: str, **training: Any):
+    """Twenty steps with smoothed labels, all terms of the loss, Adam and clipping; the trainer."""
+    training |= {"max_grad_norm": 0.5, "gradient_norms": True}
+    if family == "latent_depth":
+        training["inner_steps"] = 2
+    with pytest.MonkeyPatch.context() as patch:
+        constant_noise(patch)
+        trainer = make_trainer(corpus, folder, family, without_dropping(family), **training)
+        trainer.train()
+    return trainer
+
+
+def weights_of(trainer: TranslationTrainer) -> dict[str, torch.Tensor]:
+    """All weights, on every process."""
+    weights = trainer.accelerator.get_state_dict(trainer.model)
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def keep(trainer: TranslationTrainer, name: Path) -> None:
+    """Write a trainer's weights, log and count of tokens, on the first process."""
+    weights = weights_of(trainer)
+    if trainer.is_world_process_zero():
+        save_file(weights, f"{name}.safetensors")
+        told = {"log": trainer.state.log_history, "target_tokens": trainer.throughput.state()["args"]["target_tokens"]}
+        Path(f"{name}.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def train_with_faults(
+    corpus: SimpleNamespace, folder: Path, spoilt: dict[int, str], **training: Any
+) -> tuple[TranslationTrainer, str]:
+    """Six steps of four batches; some of this process are spoilt, and only of this one.
+
+    Args:
+        spoilt: number of the batch, from 1, and what is wrong: "gradient" or, its gradient being finite, "loss".
+
+    Returns:
+        The trainer, and why it stopped.
+    """
+    options = {"max_steps": 6, "logging_steps": 6, "max_grad_norm": 0.5, "max_tokens": 512, **training}
+    trainer = make_trainer(corpus, folder, "mat", without_dropping("mat"), **options)
+    compute, calls = trainer.compute_loss, iter(range(1, 1000))
+
+    def compute_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        loss, wrong = compute(*args, **kwargs), spoilt.get(next(calls))
+        return loss * torch.nan if wrong == "gradient" else loss + torch.inf if wrong == "loss" else loss
+
+    trainer.compute_loss = compute_loss
+    try:
+        trainer.train()
+    except NonFiniteError as error:
+        return trainer, str(error)
+    return trainer, ""
+
+
+def keep_faults(corpus: SimpleNamespace, out: Path, name: str) -> dict[str, Any]:
+    """Batches of the second process spoilt in steps 2 and 4, which are left out; then stopping at the first of them.
+
+    Writes each process's own weights after it (of sharded ones the whole); returns what it was told.
+    """
+    rank = int(os.environ["RANK"])
+    spoilt = {3: "gradient", 7: "loss"} if rank == 1 else {}
+    told = {}
+    for action in ("skip", "stop"):
+        trainer, told[action] = train_with_faults(
+            corpus, out / f"{name}-{action}", spoilt, on_nonfinite=action, gradient_accumulation_steps=2
+        )
+        own = {
+            key: weight.full_tensor() if isinstance(weight, DTensor) else weight
+            for key, weight in trainer.model.named_parameters()
+        }
+        save_file(own, out / f"{name}-{action}-{rank}.safetensors")
+        if action == "skip":
+            told["log"] = trainer.state.log_history
+            told["made"] = sorted({int(state["step"]) for state in trainer.optimizer.state.values()})
+    return told
+
+
+def stream_twice(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
+    """Train on a file that is streamed, with dropout; then once more from the checkpoint in the middle.
+
+    Returns:
+        `once`, `again`: sources and targets of each batch of this process. `weights`: whether the ends are the same.
+    """
+    data = DataArguments(
+        format="tsv", root=str(folder), train="train.tsv", source_lang="de", target_lang="en", streaming=True,
+        shuffle_buffer=64, max_length=128,
+    )  # fmt: skip
+    recipe = tiny_recipe(folder / "run", **{**TRAINING, "max_tokens": 512, "max_steps": 36, "save_steps": 25})
+    args = recipe.training_arguments()
+    if PartialState().is_main_process:
+        folder.mkdir()
+        texts = load_parallel(recipe.data, "train").select(range(STREAMED))
+        lines = (f"{source}\t{target}\n" for source, target in zip(texts["source"], texts["target"], strict=True))
+        (folder / "train.tsv").write_text("".join(lines), encoding="utf-8")
+    PartialState().wait_for_everyone()
+    report: dict[str, Any] = {}
+    ends = []
+    for name, checkpoint in (("once", None), ("again", folder / "run" / "checkpoint-25")):
+        rows = encode(load_parallel(data, "train"), corpus.tokenizer, data, filter=True)
+        model = build_model(recipe, corpus.tokenizer, args)
+        trainer = TranslationTrainer(model, args, corpus.tokenizer, train_dataset=rows, data=data)
+        report[name] = record_batches(trainer)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        ends.append(trainer.model.state_dict())
+    report["weights"] = all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    return report
+
+
+def record_batches(trainer: TranslationTrainer) -> list[list[str]]:
+    """A list that the sentence pairs of each batch are put into."""
+    batches: list[list[str]] = []
+    step, decode = trainer.training_step, trainer.processing_class.batch_decode
+
+    def training_step(model: Any, inputs: dict[str, torch.Tensor], *rest: Any) -> torch.Tensor:
+        sides = (inputs["input_ids"], inputs["labels"].clamp(min=1))  # 1 is padding
+        batches.append(["\t".join(pair) for pair in zip(*(decode(ids, True) for ids in sides), strict=True)])
+        return step(model, inputs, *rest)
+
+    trainer.training_step = training_step
+    return batches
+
+
+def train_with_dropping(
+    corpus: SimpleNamespace, folder: Path, family: str, **training: Any
+) -> tuple[dict[str, torch.Tensor], list]:
+    """Four steps; the weights, and what was drawn in the first one: bits of masks, noise, layers, branches."""
+    drawn: list = []
+    noise, forward = layer_selection.gumbel_difference, Dropout.forward
+
+    def recorded_noise(logits):
+        drawn.append(noise(logits))
+        return drawn[-1]
+
+    def recorded_forward(self, x):
+        ones = forward(self, torch.ones_like(x)) if self.training and self.p else None
+        if ones is None:
+            return x
+        drawn.append(ones.flatten()[:32].ne(0))
+        return x * ones
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_selection, "gumbel_difference", recorded_noise)
+        patch.setattr(Dropout, "forward", recorded_forward)
+        model = {**DROPPING[family], "dropout": 0.3}
+        trainer = make_trainer(corpus, folder, family, model, max_steps=4, **training)
+        trainer.train()
+    return weights_of(trainer), [values.double().tolist() for values in drawn[:12]]
+
+
+def evaluate(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
+    """Validation by loss and by BLEU, of an odd number of sentences and of one; and who translated what."""
+    texts = load_parallel(tiny_recipe(folder).data, "validation").select(range(SENTENCES))
+    recipe = tiny_recipe(folder, family="mat", **{**TRAINING, "predict_with_generate": True})
+    args = recipe.training_arguments()
+    trainer = TranslationTrainer(
+        build_model(recipe, corpus.tokenizer, args).double(),
+        args,
+        corpus.tokenizer,
+        eval_dataset=encode(texts, corpus.tokenizer, recipe.data, filter=False),
+        eval_texts=texts,
+        evaluation=recipe.evaluation,
+        data=recipe.data,
+    )
+    translated: list[str] = []
+    plain = trainer_module.translate
+
+    def recorded(model, tokenizer, sources, *rest, **languages):
+        translated.extend(sources)
+        return plain(model, tokenizer, sources, *rest, **languages)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "translate", recorded)
+        metrics = trainer.evaluate()
+    one = trainer.translate(texts["source"][:1], trainer.evaluation, "de", "en")
+    scores = {name: metrics[name] for name in ("eval_loss", "eval_bleu")}
+    return {**scores, "translated": translated, "one": one, "sources": texts["source"][:]}
+
+
+def shard_on_cpus() -> None:
+    """Make accelerate shard on CPUs, which PyTorch can but accelerate leaves to GPUs."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    PartialState._prepare_backend = lambda self, *_: ("gloo", DistributedType.MULTI_GPU)
+    os.environ.update(
+        ACCELERATE_TORCH_DEVICE="cpu",
+        ACCELERATE_USE_FSDP="true",
+        FSDP_VERSION="2",
+        FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+        FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT",
+        FSDP_RESHARD_AFTER_FORWARD="true",
+        FSDP_CPU_RAM_EFFICIENT_LOADING="false",
+    )
+
+
+def run_sharded_twice(run: Path) -> None:
+    """A whole run with sharded weights; then once more from its first checkpoint, the rest of it being put aside."""
+    options = {**TRAINING, "max_steps": 8, "save_steps": 4, "average_last": 2, "gradient_norms": True}
+    options |= {"eval_strategy": "steps", "eval_steps": 4, "predict_with_generate": True}
+    recipe = tiny_recipe(run, family="latent_depth", model={**LATENT, "dropout": 0.1}, **options)
+    run_recipe(recipe)
+    if PartialState().is_main_process:
+        aside = run.with_name(f"{run.name}-before")
+        aside.mkdir()
+        (run / "checkpoint-8").rename(aside / "checkpoint-8")
+        for name in ("results.json", "model.safetensors"):
+            (run / name).rename(aside / name)
+    PartialState().wait_for_everyone()
+    run_recipe(recipe)
+
+
+def main(out: Path) -> None:
+    """Everything, in an order that does not matter, but for sharding, after which there is no way back."""
+    corpus = tiny_corpus()
+    rank = int(os.environ["RANK"])
+    draws: dict[str, list] = {}
+    for family in FAMILIES:
+        keep(train_without_dropping(corpus, out / "runs" / family, family), out / f"two-{family}")
+    for family in DROPPING:
+        weights, draws[family] = train_with_dropping(corpus, out / "runs" / family, family)
+        again, _ = train_with_dropping(corpus, out / "runs" / family, family)
+        if rank == 0:
+            save_file(weights, out / f"drop-{family}.safetensors")
+            save_file(again, out / f"again-{family}.safetensors")
+    for family in ("vanilla_transformer", "mat"):
+        weights, _ = train_with_dropping(corpus, out / "runs" / family, family, gradient_checkpointing=True)
+        if rank == 0:
+            save_file(weights, out / f"recomputed-{family}.safetensors")
+    report = {"draws": draws, "evaluation": evaluate(corpus, out / "runs" / "evaluate")}
+    report["faults"] = keep_faults(corpus, out, "faults")
+    report["stream"] = stream_twice(corpus, out / "stream")
+
+    shard_on_cpus()
+    for family in FAMILIES:
+        keep(train_without_dropping(corpus, out / "runs" / f"sharded-{family}", family), out / f"sharded-{family}")
+    run_sharded_twice(out / "sharded")
+    report["sharded-faults"] = keep_faults(corpus, out, "sharded-faults")
+    try:
+        make_trainer(corpus, out / "runs" / "refused", "vanilla_transformer", {"layer_drop": 0.1})
+    except UserError as error:
+        report["refused"] = str(error)
+    (out / f"report-{rank}.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with leaving_process_group():
+        main(Path(sys.argv[1]))

@@ -1,0 +1,110 @@
+"""A run that takes seconds: a recipe for the phrases corpus. Shared by the training tests."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import yaml
+
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
+from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.recipe import Recipe, check_recipe
+from hf_deepwide.training.trainer import TranslationTrainer
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_translation.py"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+MODEL = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "dropout": 0.1,
+    "max_position_embeddings": 128,
+}
+
+# What a run reports, for its card.
+RESULTS = {
+    "parameters": 7,
+    "train": {"steps": 1, "epochs": 1.0, "target_tokens": 9, "minutes": 0.1, "tokens_per_second": 5.0,
+              "precision": "float32", "processes": 1, "weights": "the last checkpoint"},
+    "machine": {"processor": "x86_64", "cores": 1, "gpus": ["H100"]},
+    "versions": {"python": "3"},
+    "test": {"bleu": 1.0, "chrf": 2.0, "sentences": 3, "signature": {"bleu": "a|b", "chrf": "c"}},
+}  # fmt: skip
+
+
+def tiny_values(output_dir: Path, family: str = "mat", model: dict | None = None, **training) -> dict:
+    """The sections of a tiny recipe; 24 steps in 3 epochs of 8."""
+    return {
+        "model": {"family": family, **MODEL, **(model or {})},
+        "data": {"format": "phrases", "source_lang": "de", "target_lang": "en", "train_size": 300, "max_length": 128},
+        "tokenizer": {"vocab_size": 200},
+        "training": {
+            "output_dir": str(output_dir),
+            "seed": 3,
+            "max_tokens": 2048,
+            "max_steps": 20,
+            "learning_rate": 2e-3,
+            "warmup_steps": 5,
+            "eval_strategy": "steps",
+            "eval_steps": 4,
+            "save_strategy": "steps",
+            "save_steps": 4,
+            "save_total_limit": 10,
+            "logging_steps": 2,
+            "disable_tqdm": True,
+            **training,
+        },
+        "evaluation": {"num_beams": 1, "max_length_factor": 0.0, "max_length_offset": 8},
+    }
+
+
+def tiny_recipe(output_dir: Path, **options) -> Recipe:
+    """`tiny_values` as a recipe."""
+    values = tiny_values(output_dir, **options)
+    return check_recipe(values, "tiny", "tiny.yaml")
+
+
+def write_recipe(folder: Path, values: dict) -> Path:
+    """A recipe file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def tiny_corpus() -> SimpleNamespace:
+    """The 300 training pairs of the phrases corpus that the recipe asks for, encoded, and their tokenizer."""
+    recipe = tiny_recipe(Path("unused"))
+    texts = load_parallel(recipe.data, "train")
+    tokenizer = train_tokenizer(training_texts(texts), TokenizerArguments(vocab_size=200))
+    return SimpleNamespace(tokenizer=tokenizer, encoded=encode(texts, tokenizer, recipe.data, filter=True))
+
+
+def tiny_trainer(
+    corpus: SimpleNamespace, output_dir: Path, family: str = "mat", model: dict | None = None, **training
+) -> TranslationTrainer:
+    """A trainer on it, in float32, which logs every step and neither saves nor, on 40 of the pairs, evaluates."""
+    training = {
+        "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "steps",
+        "save_steps": 10_000, "max_tokens": 1024, "max_steps": 8, "logging_steps": 1, **training,
+    }  # fmt: skip
+    recipe = tiny_recipe(output_dir, family=family, model=model, **training)
+    args = recipe.training_arguments()
+    start = build_model(recipe, corpus.tokenizer, args)
+    return TranslationTrainer(start, args, corpus.tokenizer, corpus.encoded, corpus.encoded.select(range(40)))
+
+
+def run_script_here(script: Path, *arguments: str) -> None:
+    """A script as `python script arguments…` would run it, in this process."""
+    with patch.object(sys, "argv", [str(script), *arguments]):
+        runpy.run_path(str(script), run_name="__main__")

@@ -1,0 +1,73 @@
+"""Parameter counts of depth-wise LSTMs beside a closed form, and what is known of two sizes that the paper prints.
+
+All other printed sizes are in benchmarks/paper_tables/depthwise_lstm.yaml, and compared by test_paper_tables.py.
+"""
+
+import pytest
+from parameter_counts import count
+
+from hf_deepwide import DepthwiseLSTMConfig, DepthwiseLSTMForConditionalGeneration
+
+VOCABULARY = 35627
+BIG = {
+    "d_model": 1024,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+}
+ONE_SET = {"share_gates": "global"}
+ATTENTIONS, NETWORK, GATES = (
+    3 * (4 * 512**2 + 2 * 512),
+    2 * 512 * 2048 + 2 * 2048 + 1024 * 512,
+    3 * (2 * 512**2 + 1024),
+)
+RELATIVE_POSITIONS = 32256  # of the settings of Li et al. (2022), which the models here do not have
+EMBEDDINGS = VOCABULARY * 512 + VOCABULARY
+
+
+def lstm(encoder_layers, decoder_layers, fields):
+    config = DepthwiseLSTMConfig(
+        vocab_size=VOCABULARY, encoder_layers=encoder_layers, decoder_layers=decoder_layers, **fields
+    )
+    return count(DepthwiseLSTMForConditionalGeneration, config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "networks", "gates"),
+    [
+        ({}, 12, 2),
+        (ONE_SET, 12, 1),
+        ({"share_gates": "none"}, 12, 12),
+        ({"share_hidden": "stack"}, 2, 2),
+        ({"share_hidden": "global"}, 1, 2),
+        ({"share_gates": "global", "share_hidden": "global"}, 1, 1),
+        ({"cell": "rnn"}, 12, 0),
+        ({"decoder_merge": "two_lstms", "share_gates": "global"}, 18, 2),
+        ({"decoder_merge": "two_lstms"}, 18, 3),
+        ({"decoder_merge": "two_lstms", "share_gates": "none", "share_hidden": "stack"}, 3, 18),
+    ],
+)
+def test_six_layers_have_so_many_networks_and_sets_of_gates(fields, networks, gates):
+    """The closed form: attentions with a norm each, and of each part as many as are not shared."""
+    expected = EMBEDDINGS + 6 * ATTENTIONS + networks * NETWORK + gates * GATES
+    assert lstm(6, 6, fields) == expected
+
+
+def test_the_settings_of_another_paper_add_its_relative_positions():
+    """Table 6, Big of 12 + 6 layers."""
+    assert (lstm(12, 6, BIG) + RELATIVE_POSITIONS) / 1e6 == pytest.approx(338.75, abs=0.01)
+
+
+def test_two_rows_are_not_explained():
+    """Two LSTMs, 100.18: in number, the model and six feed-forward sub-layers that it does not have. Table 6, Big of
+    12 + 6 layers with Eq. 5 and relative positions, 288.41: nearest is Eq. 5 in the decoder alone, and 0.03 remain.
+    """
+    two = lstm(6, 6, ONE_SET | {"decoder_merge": "two_lstms"})
+    assert two / 1e6 == pytest.approx(87.58, abs=0.01)
+    feed_forward = 2 * 512 * 2048 + 2048 + 1024  # without the output's bias, as in the vanilla rows, and its norm
+    assert (two + 6 * feed_forward) / 1e6 == pytest.approx(100.18, abs=0.01)
+    everywhere = lstm(12, 6, BIG | {"lstm_hidden": "single"}) + RELATIVE_POSITIONS
+    assert everywhere / 1e6 == pytest.approx(187.64, abs=0.01)
+    decoder_alone = lstm(12, 6, BIG | {"decoder_lstm_hidden": "single"}) + RELATIVE_POSITIONS
+    assert decoder_alone / 1e6 == pytest.approx(288.38, abs=0.01)

@@ -1,0 +1,638 @@
+"""share(): what it writes works in a process that has not got this package, and is all that it writes."""
+
+import errno
+import hashlib
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fine_tuning import fine_tune
+from huggingface_hub import ModelCard, RepoUrl
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    pipeline,
+)
+
+from hf_deepwide import export
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
+from hf_deepwide.export import MANIFEST, share, verify_folder
+from hf_deepwide.families import FAMILIES
+from hf_deepwide.loading import load_model
+from hf_deepwide.runs.averaging import average_checkpoints
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "share.py"
+TEXTS = ["two dogs run", "a man in a red coat", "who is there"]
+PROBE = [[5, 9, 7, 2]]
+CARD = "---\nlibrary_name: transformers\n---\n\n# Mine\n\n![curves](plots/curves.png) [all](../x.txt) [log](run.log)\n"
+SIZES = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 48,
+    "init_std": 0.6,
+}
+NEEDED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+ELSEWHERE = """
+import json, sys
+sys.modules["hf_deepwide"] = None
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+texts, probe, result = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2])), {}
+for folder in sys.argv[3:]:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    body = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    translate = pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
+    with torch.no_grad():
+        classes = [type(loaded) for loaded in (config, model, body, translate)]
+        result[folder] = {
+            "classes": [f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in classes],
+            "logits": model(input_ids=probe, decoder_input_ids=probe).logits.tolist(),
+            "hidden": body(input_ids=probe, decoder_input_ids=probe).last_hidden_state.tolist(),
+            "ids": AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts)["input_ids"],
+            "translations": translate(texts, batch_size=2),
+        }
+print(json.dumps(result))
+"""
+TUNE = """
+import os, sys
+sys.modules["hf_deepwide"] = None
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+sys.path.insert(0, sys.argv[1])
+from fine_tuning import fine_tune
+for source, target in zip(sys.argv[2::2], sys.argv[3::2]):
+    fine_tune(source, target)
+    if source.endswith("latent_depth"):
+        model = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=True)
+        model.save_pretrained(target + "_mlm")
+        AutoModelForMaskedLM.from_pretrained(target + "_mlm", trust_remote_code=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([*TEXTS, "the dogs sit in the red water", "a tree"] * 3, TokenizerArguments(vocab_size=70))
+
+
+def new_model(family, tokenizer):
+    torch.manual_seed(1)
+    # weighed by 1/2, the random layers of latent depth would translate all texts alike
+    whole = {"inference_selection": "hard"} if family.config.model_type == "latent_depth" else {}
+    model = family.lm(family.config(vocab_size=len(tokenizer), **SIZES, **whole)).eval()
+    model.generation_config.update(num_beams=2, max_length=9)
+    return model
+
+
+def contents(folder):
+    """The bytes of all files in a folder."""
+    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def runs(tokenizer, tmp_path_factory):
+    """A finished run per family, with the litter of training around what is to be shared."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, family in FAMILIES.items():
+        run = folder / name
+        new_model(family, tokenizer).save_pretrained(run)
+        tokenizer.save_pretrained(run)
+        for litter in ("optimizer.pt", "training_args.bin", "run.log", "checkpoint-8/optimizer.pt", "plots/other.png"):
+            (run / litter).parent.mkdir(exist_ok=True)
+            (run / litter).write_text("litter")
+        (run / "plots" / "curves.png").write_bytes(b"picture")
+        (run / "README.md").write_text(CARD)
+    (folder / "x.txt").write_text("outside")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    for name in FAMILIES:
+        assert share(runs / name, folder / name, verify=False) == str(folder / name)
+    return folder
+
+
+def run_elsewhere(modules, code, *arguments):
+    """The output of code in a process that cannot import hf_deepwide, with a cache of remote code of its own."""
+    environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def elsewhere(shared, tuned, tmp_path_factory):
+    """What such a process makes of the shared folders, and of the fine-tuned ones; one process for all."""
+    folders = [folder / name for folder in (shared, *tuned.values()) for name in FAMILIES]
+    modules = tmp_path_factory.mktemp("modules")
+    result = json.loads(run_elsewhere(modules, ELSEWHERE, json.dumps(TEXTS), json.dumps(PROBE), *folders))
+    return {
+        kind: {name: result[str(folder / name)] for name in FAMILIES}
+        for kind, folder in {"shared": shared, **tuned}.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def tuned(shared, tmp_path_factory):
+    """The shared models fine-tuned by Transformers' Trainer, in a process without this package, and in one with it."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("without", "with")}
+    pairs = [path / name for name in FAMILIES for path in (shared, folders["without"])]
+    run_elsewhere(tmp_path_factory.mktemp("modules"), TUNE, Path(__file__).parents[1] / "helpers", *pairs)
+    for name in FAMILIES:
+        fine_tune(shared / name, folders["with"] / name)
+    return folders
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub that notes what would be uploaded."""
+    calls = []
+
+    class FakeHub:
+        def __init__(self, token=None):
+            calls.append(("token", token))
+
+        def create_repo(self, repo_id, **options):
+            calls.append(("create_repo", repo_id, options))
+            return RepoUrl(f"https://huggingface.co/{repo_id}")
+
+        def upload_folder(self, *, repo_id, folder_path, allow_patterns, **options):
+            names = {*filter_repo_objects(contents(folder_path), allow_patterns=allow_patterns)}
+            calls.append(("upload_folder", repo_id, names, options))
+
+    monkeypatch.setattr(export, "HfApi", FakeHub)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return calls
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_works_without_the_package(elsewhere, runs, tokenizer, name):
+    family, found = FAMILIES[name], elsewhere["shared"][name]
+    names = [family.config.__name__, family.lm.__name__, family.model.__name__, "TranslationPipeline"]
+    assert found["classes"] == [f"transformers_modules.{cls}" for cls in names]
+    model, probe = family.lm.from_pretrained(runs / name), torch.tensor(PROBE)
+    with torch.no_grad():
+        logits = model(input_ids=probe, decoder_input_ids=probe).logits
+        hidden = model.model(input_ids=probe, decoder_input_ids=probe).last_hidden_state
+    torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(found["hidden"]), hidden, rtol=0, atol=1e-6)
+    assert found["ids"] == tokenizer(TEXTS)["input_ids"]
+    expected = []
+    for text in TEXTS:
+        ids = model.generate(tokenizer(text, return_tensors="pt")["input_ids"], num_beams=2, max_length=9)[0]
+        expected.append({"translation_text": tokenizer.decode(ids, skip_special_tokens=True)})
+    assert found["translations"] == expected
+    assert len({record["translation_text"] for record in expected}) == len(TEXTS)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_needs_no_flag_where_the_package_is_imported(shared, elsewhere, name):
+    family, folder = FAMILIES[name], shared / name
+    for auto_class, cls in (
+        (AutoConfig, family.config),
+        (AutoModel, family.model),
+        (AutoModelForSeq2SeqLM, family.lm),
+    ):
+        assert type(auto_class.from_pretrained(folder)) is cls
+    for flag in ({}, {"trust_remote_code": True}):
+        translate = pipeline("translation", model=str(folder), device="cpu", **flag)
+        assert type(translate).__module__ == "hf_deepwide.models.pipeline_translation"
+        assert translate(TEXTS) == elsewhere["shared"][name]["translations"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_only_what_is_needed(shared, runs, name):
+    folder = shared / name
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    code = {file for file in files if file.endswith(".py")}
+    assert {f"modeling_{name}.py", f"configuration_{name}.py", "pipeline_translation.py"} <= code
+    assert all((Path(export.__file__).parent / "models" / file).is_file() for file in code)
+    assert not {f"modeling_{other}.py" for other in FAMILIES if other not in ("vanilla_transformer", name)} & code
+    assert files - code == NEEDED | {"README.md", "plots/curves.png", MANIFEST}
+    assert (folder / "README.md").read_text() == CARD
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(runs / name / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize("kind", ["without", "with"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_survives_fine_tuning_elsewhere(elsewhere, shared, tuned, name, kind):
+    """What a plain Trainer saves of a shared model loads again, in every checkpoint, without this package and with."""
+    folder, found = tuned[kind] / name, elsewhere[kind][name]
+    assert {cls.partition(".")[0] for cls in found["classes"]} == {"transformers_modules"}
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert type(model) is FAMILIES[name].lm
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(PROBE), decoder_input_ids=torch.tensor(PROBE)).logits
+    torch.testing.assert_close(torch.tensor(found["logits"]), logits, rtol=0, atol=1e-6)
+    assert found["logits"] != elsewhere["shared"][name]["logits"]
+    translate = pipeline("translation", model=str(folder), device="cpu")
+    assert translate(TEXTS) == found["translations"]
+    for saved in (folder, folder / "checkpoint-1"):
+        config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+        assert config["custom_pipelines"].keys() == {"translation"}
+        for entry in [*config["auto_map"].values(), config["custom_pipelines"]["translation"]["impl"]]:
+            module = f"{entry.partition('.')[0]}.py"
+            assert (saved / module).read_bytes() == (shared / name / module).read_bytes()
+    assert {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"} <= config["auto_map"].keys()
+
+
+def test_the_masked_language_model_survives_saving_elsewhere(tuned):
+    model = AutoModelForMaskedLM.from_pretrained(tuned["without"] / "latent_depth_mlm")
+    assert type(model) is FAMILIES["latent_depth"].masked_lm
+    assert (tuned["without"] / "latent_depth_mlm" / "modeling_latent_depth_mlm.py").is_file()
+
+
+def test_sharing_marks_no_class(shared, tokenizer, tmp_path):
+    """The classes stay as they were; a model that is not from a shared folder, or that our tools load, has no code."""
+    for name, family in FAMILIES.items():
+        new_model(family, tokenizer).save_pretrained(tmp_path / name)
+        load_model(family.lm, shared / name).save_pretrained(tmp_path / f"{name}_loaded")
+        for folder in (tmp_path / name, tmp_path / f"{name}_loaded"):
+            assert not list(folder.glob("*.py"))
+            assert not {"auto_map", "custom_pipelines"} & json.loads((folder / "config.json").read_text()).keys()
+        assert family.lm._auto_class is family.config._auto_class is None
+
+
+def test_a_config_alone_keeps_its_model(shared, tmp_path):
+    """Saving a config leaves it as it was, so that the model can still be made from it."""
+    config = AutoConfig.from_pretrained(shared / "mat")
+    before = dict(config.auto_map)
+    config.save_pretrained(tmp_path)
+    assert config.auto_map == before
+    assert not hasattr(config, "custom_pipelines")
+    assert type(AutoModelForSeq2SeqLM.from_config(config)) is FAMILIES["mat"].lm
+
+
+def test_the_mean_of_fine_tuned_checkpoints_keeps_the_code(tuned, tmp_path):
+    average_checkpoints([tuned["with"] / "mat" / "checkpoint-1", tuned["with"] / "mat"], tmp_path / "mean")
+    code = {path.name for path in (tuned["with"] / "mat").glob("*.py")}
+    assert {"modeling_mat.py", "pipeline_translation.py"} <= code == {path.name for path in tmp_path.rglob("*.py")}
+
+
+def test_a_model_in_memory_and_a_minimal_card(tokenizer, tmp_path):
+    model = new_model(FAMILIES["mat"], tokenizer)
+    share(model, tmp_path / "new" / "mine", tokenizer=tokenizer, verify=False)
+    assert not {"auto_map", "custom_pipelines"} & set(model.config.to_dict())
+    card = ModelCard.load(tmp_path / "new" / "mine" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "translation")
+    assert "mat" in card.data.tags
+    assert "# mine\n" in card.text
+    assert "trust_remote_code=True" in card.text
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine"]  # nothing of the staging is left
+    again = AutoTokenizer.from_pretrained(tmp_path / "new" / "mine")
+    assert again.decode(again(TEXTS[1])["input_ids"], skip_special_tokens=True) == TEXTS[1]
+
+
+def test_the_result_is_tried_out(shared, runs, tmp_path, monkeypatch):
+    share(runs / "mat", tmp_path / "good", verify=True)
+    broken = shutil.copytree(shared / "mat", tmp_path / "broken")
+    (broken / "attention.py").unlink()
+    with pytest.raises(RuntimeError, match=r"does not load without hf_deepwide[\s\S]*attention"):
+        verify_folder(broken)
+
+    def refuse(folder):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(export, "verify_folder", refuse)
+    with pytest.raises(RuntimeError):
+        share(runs / "mat", tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good"]
+
+
+def test_overwriting_replaces_what_share_wrote(runs, shared, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    mine = {".git/config": "git", "thesis.txt": "years", "plots/mine.png": "drawn", "run/model.safetensors": "another"}
+    for name, text in mine.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match="is not empty"):
+        share(runs / "mat", folder, verify=False)
+    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert {name: (folder / name).read_text() for name in mine} == mine
+    assert not (folder / "modeling_mat.py").exists()
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is FAMILIES["vanilla_transformer"].lm
+    (tmp_path / "run").mkdir()
+    small = share(runs / "mat", tmp_path / "run" / "out", verify=False)
+    (Path(small) / "plots" / "curves.png").write_text("mine")
+    with pytest.raises(UserError, match=r"curves\.png was not written by share, or has been changed"):
+        share(runs / "mat", small, overwrite=True, verify=False)
+    assert (Path(small) / "plots" / "curves.png").read_text() == "mine"
+    assert (Path(small) / "config.json").is_file()
+
+
+def test_what_share_did_not_write_is_not_replaced(runs, shared, tuned, tmp_path):
+    for other in ("work", "a_run", "fine_tuned"):
+        if other == "fine_tuned":
+            shutil.copytree(tuned["with"] / "mat", tmp_path / other)
+            shutil.rmtree(tmp_path / other / "checkpoint-1")
+            (tmp_path / other / "training_args.bin").unlink()
+        (tmp_path / other).mkdir(exist_ok=True)
+        (tmp_path / other / "thesis.txt").write_text("years")
+        if other == "a_run":
+            shutil.copyfile(runs / "mat" / "config.json", tmp_path / other / "config.json")
+        before = contents(tmp_path / other)
+        with pytest.raises(UserError, match="was not written by share"):
+            share(runs / "mat", tmp_path / other, overwrite=True, verify=False)
+        assert contents(tmp_path / other) == before
+    folder = shutil.copytree(shared / "mat", tmp_path / "fine_tuned_in_place")
+    (folder / "model.safetensors").write_text("trained for weeks")
+    with pytest.raises(UserError, match=r"model\.safetensors was not written by share, or has been changed"):
+        share(runs / "mat", folder, overwrite=True, verify=False)
+    assert (folder / "model.safetensors").read_text() == "trained for weeks"
+
+
+def test_the_source_stays(runs, shared, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    source = shutil.copytree(runs / "mat", folder / "source")
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match="the model lies inside"):
+        share(source, folder, overwrite=True, verify=False)
+    with pytest.raises(UserError, match="is where the model is"):
+        share(folder, folder / "source" / "..", overwrite=True, verify=False)
+    assert contents(tmp_path) == before
+    before = contents(source)
+    inside = share(source, source / "to-upload", verify=False)
+    share(source, inside, overwrite=True, verify=False)
+    assert {name: data for name, data in contents(source).items() if not name.startswith("to-upload")} == before
+
+
+def test_links_in_the_target_are_not_followed(runs, shared, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "curves.png").write_bytes(b"picture")
+    shutil.rmtree(folder / "plots")
+    (folder / "plots").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="plots was not written by share"):
+        share(runs / "mat", folder, overwrite=True, verify=False)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    outside = tmp_path / "mine" / "curves.png"
+    for name in ("../mine/curves.png", str(outside), "plots/curves.png"):
+        manifest["files"][name] = [hashlib.sha256(b"picture").hexdigest()]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (runs / "no_card").mkdir()
+    for name in NEEDED:
+        shutil.copyfile(runs / "mat" / name, runs / "no_card" / name)
+    share(runs / "no_card", folder, overwrite=True, verify=False)
+    assert outside.read_bytes() == b"picture"
+
+
+def test_a_share_of_an_earlier_version(runs, shared, tmp_path):
+    """It kept no manifest: files of its own names are replaced; the card, its pictures and the rest stay."""
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    for name in (MANIFEST, "remote_code.py"):
+        (folder / name).unlink()
+    for name in ("thesis.txt", "model-00001-of-00002.safetensors"):
+        (folder / name).write_text(name)
+    (folder / "README.md").write_text("# Edited\n![](plots/curves.png)\n")
+    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert (folder / "thesis.txt").read_text() == "thesis.txt"
+    assert (folder / "README.md").read_text().startswith("# Edited")
+    assert (folder / "plots" / "curves.png").is_file()
+    assert not (folder / "modeling_mat.py").exists()
+    assert not (folder / "model-00001-of-00002.safetensors").exists()
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is FAMILIES["vanilla_transformer"].lm
+
+
+@pytest.mark.parametrize("at", ["model.safetensors", "pipeline_translation.py", "config.json"])
+def test_a_share_that_is_killed_can_be_completed(runs, shared, tmp_path, monkeypatch, at):
+    """Whatever it had come to, the folder is the old one, or no model at all, and what a person put there stays."""
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    (folder / "thesis.txt").write_text("years")
+
+    class Killed(BaseException):
+        pass
+
+    def publish(draft, final):
+        if final.name == at:
+            raise Killed
+        draft.rename(final)
+
+    monkeypatch.setattr(export, "publish", publish)
+    with pytest.raises(Killed):
+        share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert not (folder / "config.json").exists()
+    monkeypatch.undo()
+    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert (folder / "thesis.txt").read_text() == "years"
+    expected = {name: data for name, data in contents(folder).items() if name not in ("thesis.txt", MANIFEST)}
+    fresh = contents(Path(share(runs / "vanilla_transformer", tmp_path / "fresh", verify=False)))
+    assert expected == {name: data for name, data in fresh.items() if name != MANIFEST}
+
+
+def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeypatch):
+    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
+    before = contents(folder)
+
+    def full(error):
+        def fail(*_args, **_options):
+            raise error
+
+        return fail
+
+    system = OSError(errno.ENOSPC, "No space left on device")
+    tokenizers = Exception("No space left on device (os error 28)")  # as the library has it
+    for place, error in (
+        ("write_checkpoint", system), ("_write_card", system), ("_write_manifest", system),
+        ("PreTrainedTokenizerBase.save_pretrained", tokenizers),
+    ):  # fmt: skip
+        monkeypatch.setattr(f"hf_deepwide.export.{place}", full(error))
+        with pytest.raises(UserError, match="cannot be written: No space left"):
+            share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+        with pytest.raises(UserError, match="cannot be written: No space left"):
+            share(runs / "vanilla_transformer", tmp_path / "new", verify=False)
+        monkeypatch.undo()
+    assert contents(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["earlier"]
+
+
+def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path):
+    """One that was edited stays, also where there is a newer one beside the model, with the pictures it shows."""
+    for name, edited in (("edited", True), ("ours", False)):
+        folder = shutil.copytree(shared / "mat", tmp_path / name)
+        text = "# Edited\n![](plots/curves.png)\n" if edited else CARD
+        (folder / "README.md").write_text(text)
+        for model, tokens in ((new_model(FAMILIES["mat"], tokenizer), tokenizer), (runs / "mat", None)):
+            share(model, folder, tokenizer=tokens, overwrite=True, verify=False)
+            assert (folder / "README.md").read_text() == text
+            assert (folder / "plots" / "curves.png").is_file()
+
+
+def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
+    """Nothing that a source's files say of code from elsewhere comes into the shared folder, nor do its links."""
+    run, evil = shutil.copytree(runs / "mat", tmp_path / "run"), "you/evil--evil.Evil"
+    impl = {"translation": {"impl": "evil.Evil", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
+    for name, code in (
+        ("config.json", {"auto_map": {"AutoConfig": "configuration_mat.MATConfig", "AutoModelForSeq2SeqLM": evil}}),
+        ("generation_config.json", {"auto_map": {"AutoModel": evil}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [evil, evil]}}),
+    ):
+        content = json.loads((run / name).read_text()) | code | {"custom_pipelines": impl}
+        (run / name).write_text(json.dumps(content))
+    (run / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": evil}}))
+    (run / "evil.py").write_text("raise SystemExit('evil')")
+    links = ["processor_config.json", "evil.py", "./.share/../processor_config.json", f"{'x' * 5000}.png"]
+    (run / "README.md").write_text("# Mine\n" + " ".join(f"[a]({link})" for link in links))
+    folder = Path(share(run, tmp_path / "out"))
+    good = contents(share(runs / "mat", tmp_path / "good", verify=False))
+    assert contents(folder).keys() == good.keys() - {"plots/curves.png"}
+    for name, content in contents(folder).items():
+        assert b"evil" not in content or name == "README.md", name
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoModelForSeq2SeqLM"] == "modeling_mat.MATForConditionalGeneration"
+
+    (tmp_path / "secret").write_text("nobody's business")
+    (run / "README.md").unlink()
+    (run / "README.md").symlink_to(tmp_path / "secret")
+    assert "business" not in (Path(share(run, tmp_path / "linked", verify=False)) / "README.md").read_text()
+    assert "is a link to elsewhere" in caplog.text
+
+    class Own(type(tokenizer)):
+        pass
+
+    own = Own(tokenizer_object=tokenizer._tokenizer, pad_token="<pad>", eos_token="</s>")
+    with pytest.raises(UserError, match=r"test_export.Own, whose code does not come with Transformers"):
+        share(new_model(FAMILIES["mat"], tokenizer), tmp_path / "own", tokenizer=own, verify=False)
+
+
+def test_a_map_of_other_code_is_not_saved_again(shared, tmp_path):
+    """A config that names code of another class, or from another place, is one of a model without code."""
+    for number, auto_map in enumerate((
+        {"AutoConfig": "evil.Evil"},
+        {"AutoConfig": "configuration_latent_depth.LatentDepthConfig", "AutoModel": "modeling_mat.MATModel"},
+        {"AutoConfig": ["configuration_mat.MATConfig"]},
+        ["configuration_mat.MATConfig"],
+        "evil",
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        config = json.loads((shared / "mat" / "config.json").read_text()) | {"auto_map": auto_map}
+        FAMILIES["mat"].config(**config).save_pretrained(folder)
+        assert contents(folder).keys() == {"config.json"}
+        assert not {"auto_map", "custom_pipelines"} & json.loads((folder / "config.json").read_text()).keys()
+    auto_map = {"AutoConfig": "configuration_mat.MATConfig", "AutoModel": "../../evil.Evil", "AutoX": "modeling_base"}
+    AutoConfig.for_model("mat", auto_map=auto_map).save_pretrained(tmp_path / "partly")
+    assert "evil" not in (tmp_path / "partly" / "config.json").read_text()
+
+
+def test_upload(hub, runs, tmp_path):
+    url = share(runs / "mat", repo_id="me/mat", private=True, token="t", commit_message="First", verify=False)
+    assert url == "https://huggingface.co/me/mat"
+    token, create, upload = hub
+    assert token == ("token", "t")
+    assert create == ("create_repo", "me/mat", {"private": True, "exist_ok": True})
+    _, repo_id, names, options = upload
+    assert (repo_id, options["commit_message"]) == ("me/mat", "First")
+    assert NEEDED | {"README.md", "modeling_mat.py", "pipeline_translation.py", "plots/curves.png"} <= names
+    assert not [name for name in names if Path(name).suffix in (".pt", ".bin", ".log")]
+    share(runs / "mat", tmp_path / "kept", repo_id="me/mat", verify=False)
+    assert hub[-1][2] == names == contents(tmp_path / "kept").keys() - {MANIFEST}
+    (tmp_path / "kept" / "thesis.txt").write_text("private")
+    share(runs / "mat", tmp_path / "kept", repo_id="me/mat", overwrite=True, verify=False)
+    assert hub[-1][2] == names
+
+
+def test_uploads_that_fail(hub, runs, monkeypatch):
+    monkeypatch.setattr(export, "write_checkpoint", lambda *_: pytest.fail("nothing should be written before that"))
+    with pytest.raises(UserError, match="repo_id 'a/b/c'"):
+        share(runs / "mat", repo_id="a/b/c")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set.*unset it, or give only a folder"):
+        share(runs / "mat", repo_id="me/mat")
+    monkeypatch.undo()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://localhost:9")
+    with pytest.raises(UserError, match="the upload to me/mat failed: "):
+        share(runs / "mat", repo_id="me/mat", token="t", verify=False)
+
+
+def test_what_cannot_be_shared(runs, tokenizer, tmp_path):
+    small = {key: value for key, value in SIZES.items() if key.startswith(("d_model", "encoder", "decoder"))}
+    bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **small))
+    bart.save_pretrained(tmp_path / "bart")
+    run = shutil.copytree(runs / "mat", tmp_path / "incomplete")
+    weights = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**weights, "encoder_layers": 2}))
+    bare = shutil.copytree(runs / "mat", tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (bare / name).unlink()
+    damaged = shutil.copytree(runs / "mat", tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"0" * 99)
+    other = train_tokenizer(TEXTS, TokenizerArguments(vocab_size=40))
+    model = new_model(FAMILIES["mat"], other)
+    broken = new_model(FAMILIES["mat"], tokenizer)
+    with torch.no_grad():
+        broken.lm_head.weight[0, 0] = float("nan")
+    broken.save_pretrained(tmp_path / "broken")
+    tokenizer.save_pretrained(tmp_path / "broken")
+    for source, options, message in (
+        (tmp_path / "nowhere", {}, "holds no model: there is no .*config.json"),
+        (tmp_path / "bart", {}, "model_type is 'bart'; accepted: vanilla_transformer, mat.*push_to_hub"),
+        (bart, {}, "cannot share a .*BartForConditionalGeneration; accepted: a folder, or .*MATFor"),
+        (model.model, {}, "cannot share a .*MATModel"),
+        (model, {}, "pass `tokenizer=`"),
+        (model, {"tokenizer": tokenizer}, "does not fit the model"),
+        (model, {"tokenizer": "a folder"}, "the tokenizer is a builtins.str"),
+        (runs / "mat", {"license": 3}, "the licence '3'"),
+        (run, {}, "it has no weights for model.encoder.layers.1"),
+        (bare, {}, "holds no tokenizer"),
+        (damaged, {}, "damaged cannot be loaded"),
+        (broken, {"tokenizer": tokenizer}, "NaN or infinite"),
+        (tmp_path / "broken", {}, "NaN or infinite"),
+    ):
+        with pytest.raises(UserError, match=message):
+            share(source, tmp_path / "out", verify=False, **options)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="give a folder, a repo_id, or both"):
+        share(runs / "mat")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "config.json")
+    for folder, message in (("x" * 300, "too long"), ("a\0b", "NUL"), ("pipe", "was not written by share")):
+        with pytest.raises(UserError, match=message):
+            share(runs / "mat", tmp_path / folder, overwrite=True, verify=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        share(runs / "mat", tmp_path / "file")
+
+
+def test_script(runs, tmp_path, monkeypatch, capsys):
+    out = str(tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["share.py", str(runs / "mat"), out, "--no-verify"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert capsys.readouterr().out == f"{out}\n"
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    for message in ("is not empty", "HF_HUB_OFFLINE is set"):
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: share: ")
+        assert message in captured.err
+        assert captured.err.count("\n") == 1
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(sys, "argv", ["share.py", str(runs / "mat"), "--repo-id", "me/mat"])

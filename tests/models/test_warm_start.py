@@ -1,0 +1,533 @@
+"""Proximal initialisation: a result is compared with what Transformers' own model of the base computes."""
+
+import copy
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForCausalLM,
+    BartForConditionalGeneration,
+    BartModel,
+    BertConfig,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from hf_deepwide import (
+    MATConfig,
+    MATForConditionalGeneration,
+    MultiPathForConditionalGeneration,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
+from hf_deepwide.loading import load_model
+from hf_deepwide.warm_start import logit_difference
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "proximal_init.py"
+
+VOCAB, TARGET_VOCAB, LENGTH = 50, 37, 20
+SIZES = {  # all different, so that nothing can stand in for something else
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": LENGTH,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+}
+MARIAN = {"pad_token_id": 36, "decoder_start_token_id": 36, "eos_token_id": 0, "forced_eos_token_id": 0}
+NO_LAYERDROP = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+SEPARATE = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": TARGET_VOCAB}
+VANILLA = (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
+BASES = {
+    "marian": (MarianConfig, MarianMTModel, {**MARIAN, "scale_embedding": True, "activation_function": "swish"}),
+    "marian separate": (MarianConfig, MarianMTModel, {**MARIAN, **SEPARATE}),
+    "marian untied": (MarianConfig, MarianMTModel, {**MARIAN, **SEPARATE, "tie_word_embeddings": False}),
+    "bart": (BartConfig, BartForConditionalGeneration, {}),
+    "bart untied": (BartConfig, BartForConditionalGeneration, {"tie_word_embeddings": False}),
+    "mbart": (
+        MBartConfig,
+        MBartForConditionalGeneration,
+        {"scale_embedding": True, "decoder_start_token_id": 2, "activation_function": "relu"},
+    ),
+    "m2m100": (M2M100Config, M2M100ForConditionalGeneration, NO_LAYERDROP),
+    "vanilla": (*VANILLA, {}),
+    "vanilla pre-norm": (*VANILLA, {"normalize_before": True, "lm_head_bias": True}),
+    "vanilla learned": (*VANILLA, {"position_embedding_type": "learned", "scale_embedding": False}),
+    "vanilla untied": (*VANILLA, {"tie_word_embeddings": False, "layernorm_embedding": True}),
+    "vanilla separate": (*VANILLA, {**SEPARATE, "position_embedding_type": "marian"}),
+    "vanilla no bias": (*VANILLA, {"attention_bias": False, "activation_function": "gelu"}),
+    "mat": (MATConfig, MATForConditionalGeneration, {"attention_branches": 2, "ffn_branches": 2, "drop_branch": 0.0}),
+}
+
+
+def make(name: str, **fields) -> PreTrainedModel:
+    """A base all of whose weights matter: norms, biases and final logits biases are random, too."""
+    config_class, model_class, own = BASES[name]
+    model = model_class(config_class(**{**SIZES, **own, **fields}))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for key, tensor in model.state_dict(keep_vars=True).items():
+            if "embed_positions" in key and "marian" in name:  # sinusoids
+                continue
+            tensor.normal_(1 if "norm.weight" in key else 0, 0.3, generator=generator)
+    return model.eval()
+
+
+def batch(name: str) -> dict[str, torch.Tensor]:
+    """Padded sources and targets."""
+    pad = 36 if "marian" in name else 1
+    generator = torch.Generator().manual_seed(2)
+    source = torch.randint(2, 36, (3, 15), generator=generator)
+    target = torch.randint(2, 36, (3, 11), generator=generator)
+    mask = (torch.arange(15) < torch.tensor([15, 9, 4])[:, None]).long()
+    return {
+        "input_ids": source.masked_fill(mask == 0, pad),
+        "attention_mask": mask,
+        "decoder_input_ids": target,
+    }
+
+
+def off(model: PreTrainedModel, **fields) -> PreTrainedModel:
+    """`MATForConditionalGeneration.from_base` without dropping."""
+    return MATForConditionalGeneration.from_base(model, drop_branch=0.0, **fields)
+
+
+@pytest.mark.parametrize("branches", [2, 3, 4])
+@pytest.mark.parametrize("name", [name for name in BASES if name != "mat"])
+def test_logits_are_the_bases(name, branches):
+    base, inputs = make(name), batch(name)
+    wide = off(base, attention_branches=branches, ffn_branches=5 - branches)
+    assert wide.config.attention_branches == branches
+    assert wide.config.encoder_attention_heads == 2
+    assert not wide.training
+    for training in (False, True):
+        with torch.no_grad():
+            expected = base.train(training)(**inputs).logits
+            actual = wide.train(training)(**inputs).logits
+        assert expected.std() > 0.3
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+    difference, largest = logit_difference(base, wide)
+    assert difference < 1e-5 < 0.3 < largest
+
+
+@pytest.mark.parametrize("name", ["marian", "marian separate", "bart", "m2m100", "vanilla pre-norm"])
+def test_the_vanilla_family_takes_a_base_as_it_is(name):
+    base, inputs = make(name), batch(name)
+    plain = VanillaTransformerForConditionalGeneration.from_base(base)
+    assert plain.config.model_type == "vanilla_transformer"
+    assert (plain.config.attention_branches, plain.config.drop_branch) == (1, 0.0)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(**inputs).logits, base(**inputs).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        ("marian", {"bad_words_ids": [[36]]}),
+        ("bart", {"forced_bos_token_id": 7, "no_repeat_ngram_size": 2}),
+        ("mbart", {"forced_bos_token_id": 9}),
+        ("m2m100", {"forced_bos_token_id": 11}),
+        ("vanilla", {}),
+    ],
+)
+def test_beam_search_finds_what_the_base_finds(name, generation):
+    base = make(name)
+    base.generation_config.update(num_beams=3, max_length=12, length_penalty=0.6, **generation)
+    wide = MATForConditionalGeneration.from_base(base, attention_branches=3)
+    assert wide.generation_config is not base.generation_config
+    assert wide.generation_config.to_dict() == base.generation_config.to_dict()
+    inputs = batch(name)
+    del inputs["decoder_input_ids"]
+    found = [
+        model.generate(**inputs, return_dict_in_generate=True, output_scores=True, num_return_sequences=3)
+        for model in (base, wide)
+    ]
+    assert len(set(map(tuple, found[0].sequences.tolist()))) > 3
+    assert torch.equal(found[0].sequences, found[1].sequences)
+    torch.testing.assert_close(found[0].sequences_scores, found[1].sequences_scores, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["marian", "vanilla pre-norm"])
+def test_branches_are_equal_independent_copies(name):
+    base = make(name)
+    before = {key: tensor.clone() for key, tensor in base.state_dict().items()}
+    settings = copy.deepcopy((base.config.to_dict(), base.generation_config.to_dict()))
+    wide = MATForConditionalGeneration.from_base(base, attention_branches=3, ffn_branches=2)
+
+    layer, source = wide.model.decoder.layers[1], base.model.decoder.layers[1]
+    for own, theirs in ((layer.self_attn, source.self_attn), (layer.encoder_attn, source.encoder_attn)):
+        for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            wide_one, base_one = getattr(own, projection), getattr(theirs, projection)
+            columns = int(projection == "out_proj")
+            assert all(torch.equal(block, base_one.weight) for block in wide_one.weight.chunk(3, columns))
+            assert all(torch.equal(block, base_one.bias) for block in wide_one.bias.chunk(3))
+    feed_forward = source if name == "marian" else source.feed_forward
+    assert all(torch.equal(block, feed_forward.fc1.weight) for block in layer.feed_forward.fc1.weight.chunk(2, 0))
+    assert all(torch.equal(block, feed_forward.fc2.weight) for block in layer.feed_forward.fc2.weight.chunk(2, 1))
+
+    plain = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(
+            **{**SIZES, "pad_token_id": 36},
+            normalize_before=wide.config.normalize_before,
+            lm_head_bias=wide.config.lm_head_bias,
+        )
+    )
+    assert wide.state_dict().keys() == plain.state_dict().keys()
+    assert wide.lm_head.weight is wide.model.shared.weight is wide.model.encoder.embed_tokens.weight
+    attention = 4 * (24 * 24 + 24)
+    feed_forwards = 2 * (2 * 24 * 40 + 40 + 24) + 3 * (2 * 24 * 32 + 32 + 24)
+    assert wide.num_parameters() == plain.num_parameters() + 2 * (2 + 2 * 3) * attention + feed_forwards
+
+    with torch.no_grad():
+        for parameter in wide.parameters():
+            parameter.fill_(0.0)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in base.state_dict().items())
+    assert settings == (base.config.to_dict(), base.generation_config.to_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["marian", "vanilla learned"])
+def test_dtype_is_the_bases_and_folders_are_read(name, dtype, tmp_path):
+    base = make(name).to(dtype)
+    base.save_pretrained(tmp_path / "base")
+    for given in (base, tmp_path / "base", str(tmp_path / "base")):
+        wide = MATForConditionalGeneration.from_base(given, attention_branches=2)
+        assert {parameter.dtype for parameter in wide.parameters()} == {dtype}
+        query = "model.encoder.layers.0.self_attn.q_proj.weight"
+        assert torch.equal(wide.state_dict()[query], base.state_dict()[query].repeat(2, 1))
+    wide.save_pretrained(tmp_path / "wide")
+    saved = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "wide")
+    assert type(saved) is MATForConditionalGeneration
+    rounded = name == "marian" and dtype == torch.bfloat16  # the base's table of sinusoids, which is not copied
+    assert logit_difference(base.float(), saved.float())[0] < (2e-2 if rounded else 1e-5)
+
+
+def test_double_mean_divides_each_sublayer_by_n_and_says_so(caplog):
+    base, inputs = make("vanilla"), batch("vanilla")
+    wide = off(base, attention_branches=3, ffn_branches=2, branch_merge="double_mean")
+    assert "does not compute the function" in caplog.text
+    assert (
+        "`attention_branches` 3, `branch_merge` 'double_mean' multiplies what those sub-layers give by 0.333"
+        in caplog.text
+    )
+    assert "`ffn_branches` 2, `branch_merge` 'double_mean' multiplies what those sub-layers give by 0.5" in caplog.text
+    x = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(3))
+    own, theirs = wide.model.encoder.layers[0], base.model.encoder.layers[0]
+    with torch.no_grad():
+        torch.testing.assert_close(own.self_attn(x)[0], theirs.self_attn(x)[0] / 3)
+        torch.testing.assert_close(own.feed_forward(x), theirs.feed_forward(x) / 2)
+        assert (wide(**inputs).logits - base(**inputs).logits).abs().max() > 0.1
+    caplog.clear()
+    off(base, attention_branches=3)
+    off(base, attention_branches=1, branch_merge="double_mean")
+    assert not caplog.text
+
+
+def test_a_mat_is_a_base_whose_branches_are_copied_equally_often():
+    base, inputs = make("mat"), batch("mat")
+    assert off(base).config.attention_branches == MATForConditionalGeneration.from_base(base).config.ffn_branches == 2
+    base.config.drop_branch = 0.3
+    with torch.no_grad():
+        expected = base(**inputs).logits
+        for cls, overrides in (
+            (MATForConditionalGeneration, {"attention_branches": 4, "ffn_branches": 6}),
+            (MATForConditionalGeneration, {}),
+            (VanillaTransformerForConditionalGeneration, {}),
+        ):
+            wide = cls.from_base(base, **overrides)
+            torch.testing.assert_close(wide(**inputs).logits, expected, atol=1e-5, rtol=0)
+            assert wide.config.attention_branches == overrides.get("attention_branches", 2)
+            assert wide.config.drop_branch == 0.3
+    with pytest.raises(UserError, match=r"`attention_branches` cannot be 3: .* has 2, .* give a multiple of 2"):
+        off(base, attention_branches=3)
+
+
+def test_without_dropping_copies_learn_alike_and_with_it_they_part():
+    """MAT specs, quirk Q6: equal branches receive equal gradients (here up to rounding); dropping tells them apart."""
+    base, inputs = make("vanilla"), batch("vanilla")
+    for rate, alike in ((0.0, True), (0.5, False)):
+        torch.manual_seed(4)
+        wide = MATForConditionalGeneration.from_base(base, attention_branches=2, drop_branch=rate).double().train()
+        wide(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
+        first, second = torch.cat(
+            [torch.stack(p.grad.chunk(2)).flatten(1) for name, p in wide.named_parameters() if "v_proj" in name], 1
+        )
+        assert first.abs().max() > 1e-3
+        assert torch.allclose(first, second, rtol=1e-9, atol=1e-12) == alike
+
+
+def test_overrides_that_leave_the_function_alone():
+    base, inputs = make("marian"), batch("marian")
+    base.config.use_cache = False  # as Trainer saves it
+    wide = off(
+        base,
+        attention_branches=2,
+        dropout=0.3,
+        drop_unit="head",
+        max_position_embeddings=2 * LENGTH,
+        tie_word_embeddings=False,
+        share_encoder_decoder_embeddings=False,
+        d_model=24,
+        decoder_start_token_id=5,
+    )
+    assert wide.config.dropout == 0.3
+    assert wide.config.use_cache
+    assert wide.generation_config.decoder_start_token_id == 5
+    assert base.generation_config.decoder_start_token_id == 36
+    with torch.no_grad():
+        torch.testing.assert_close(wide(**inputs).logits, base(**inputs).logits, atol=1e-5, rtol=0)
+        assert wide(input_ids=torch.ones(1, 2 * LENGTH).long(), decoder_input_ids=torch.ones(1, 1).long())
+    tables = (wide.model.encoder.embed_tokens, wide.model.decoder.embed_tokens, wide.lm_head)
+    assert len({table.weight.data_ptr() for table in tables}) == 3
+    assert MATForConditionalGeneration.from_base(base).config.attention_branches == MATConfig().attention_branches
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("vanilla", {"attention_branch": 3}, "MATConfig has no field 'attention_branch'; .* 'attention_branches'"),
+        ("vanilla", {"d_model": 48}, "`d_model` cannot be 48: .* has 24, and its weights"),
+        ("marian", {"encoder_layers": 6}, "`encoder_layers` cannot be 6: the MarianMTModel has 2"),
+        ("marian", {"encoder_attention_heads": 4}, "`encoder_attention_heads` cannot be 4: .* has 2, and it was"),
+        ("bart", {"normalize_before": True}, "`normalize_before` cannot be True: .* has False"),
+        ("marian", {"activation_function": "relu"}, "`activation_function` cannot be 'relu': .* has 'swish'"),
+        ("marian", {"position_embedding_type": "sinusoidal"}, "cannot be 'sinusoidal': .* has 'marian'"),
+        ("bart", {"max_position_embeddings": 512}, "`max_position_embeddings` cannot be 512: .* has 20"),
+        ("vanilla untied", {"tie_word_embeddings": True}, "`tie_word_embeddings` cannot be True: .* has False"),
+        ("vanilla", {"vocab_size": 60}, "`vocab_size` cannot be 60"),
+        ("vanilla", {"pad_token_id": 3}, "`pad_token_id` cannot be 3"),
+        ("vanilla", {"drop_branch": 1.5}, r"`drop_branch` must be in \[0, 1\), got 1.5"),
+        ("vanilla", {"attention_branches": 0}, "`attention_branches` must be at least 1, got 0"),
+    ],
+)
+def test_overrides_that_are_refused(name, overrides, message):
+    with pytest.raises(UserError, match=message):
+        MATForConditionalGeneration.from_base(make(name), **overrides)
+
+
+def quantized() -> PreTrainedModel:
+    model = make("marian")
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    return model
+
+
+def adapted() -> PreTrainedModel:
+    model = make("vanilla")
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
+    return model
+
+
+def other_positions() -> PreTrainedModel:
+    model = make("marian")
+    model.model.decoder.embed_positions.weight.data += 0.1
+    return model
+
+
+def pruned() -> PreTrainedModel:
+    model = make("bart")
+    model.model.encoder.layers[0].fc1 = torch.nn.Linear(24, 8)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (lambda: BartModel(BartConfig(**SIZES)), "BartModel: it lacks .* language-model head; load it with"),
+        (lambda: BartForCausalLM(BartConfig(**SIZES)), "it is a decoder alone"),
+        (lambda: make("m2m100", pad_token_id=3), "counts positions .* `pad_token_id` is 3 and must be 1"),
+        (quantized, "its weights are quantised"),
+        (adapted, r"weights that a plain Transformer has not: .*lora.* \(merge"),
+        (other_positions, "the positions of its decoder are not Marian's"),
+        (pruned, r"layers.0.feed_forward.fc1.weight has the shape \[8, 24\], .* \[40, 24\] would be"),
+        (lambda: torch.nn.Linear(2, 2), "cannot start from a Linear: a base is a folder, a Hub id, or"),
+        (lambda: "/there/is/no/folder", "cannot start from '/there/is/no/folder': there is no such folder"),
+    ],
+)
+def test_bases_that_are_refused(base, message):
+    with pytest.raises(UserError, match=message) as refusal:
+        MATForConditionalGeneration.from_base(base())
+    assert "\n" not in str(refusal.value)
+
+
+def test_checkpoints_that_are_refused(tmp_path):
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message) as refusal:
+            MATForConditionalGeneration.from_base(tmp_path)
+        assert "\n" not in str(refusal.value)
+
+    refused("cannot start from")
+    BertConfig().save_pretrained(tmp_path)
+    refused("its model type is 'bert'; accepted are vanilla_transformer, mat, marian, bart, mbart, m2m_100")
+    make("bart").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = [key for key in weights if re.search(r"decoder.layers.1.encoder_attn.[qk]_proj.bias", key)]
+    save_file(
+        {key: weights[key] for key in weights if key not in lost}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    refused(f"it has no weights for {lost[0]}, {lost[1]}, which")
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    refused("cannot start from")
+
+
+def with_leftovers(name: str, folder: Path, *keys: str) -> PreTrainedModel:
+    """Save a model; its file has further matrices, which differ from the one that the config ties them to."""
+    base = make(name)
+    base.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    source = "model.shared.weight" if "model.shared.weight" in weights else "model.decoder.embed_tokens.weight"
+    for offset, key in enumerate(keys, 1):
+        weights[key] = weights[source] + offset
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return base
+
+
+LEFTOVERS = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("marian", LEFTOVERS[:1]), ("marian", LEFTOVERS[1:]), ("marian", LEFTOVERS), ("marian separate", LEFTOVERS[:1])],
+)
+def test_a_marian_whose_file_holds_two_matrices_for_one_is_tied_again(name, keys, tmp_path, caplog):
+    """transformers#45005: Transformers 4 tied them, and 5 leaves them apart."""
+    base, inputs = with_leftovers(name, tmp_path, *keys), batch(name)
+    apart = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = base(**inputs).logits
+        assert (apart(**inputs).logits - expected).abs().max() > 1, "the file would give another model"
+        for cls in (MATForConditionalGeneration, VanillaTransformerForConditionalGeneration):
+            model = cls.from_base(tmp_path)
+            torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=0)
+            assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
+        loaded = load_model(AutoModelForSeq2SeqLM, tmp_path)
+        torch.testing.assert_close(loaded(**inputs).logits, expected)
+        loaded.save_pretrained(tmp_path / "again")
+        again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
+        torch.testing.assert_close(again(**inputs).logits, expected)
+    assert "tied again" in caplog.text
+    with pytest.raises(UserError, match=r"its config ties .* and they differ"):
+        MATForConditionalGeneration.from_base(apart)
+    apart.tie_weights()
+    with torch.no_grad():
+        torch.testing.assert_close(off(apart)(**inputs).logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "m2m100", "vanilla", "vanilla separate"])
+def test_other_models_whose_file_holds_two_matrices_for_one_are_refused(name, tmp_path):
+    with_leftovers(name, tmp_path, "lm_head.weight")
+    with pytest.raises(UserError, match=r"lm_head.weight differs from .*, but the config ties them"):
+        MATForConditionalGeneration.from_base(tmp_path)
+
+
+def test_what_is_lost_is_logged(caplog):
+    MATForConditionalGeneration.from_base(make("m2m100", encoder_layerdrop=0.05))
+    assert "`encoder_layerdrop` 0.05" in caplog.text
+    assert "decoder_layerdrop" not in caplog.text
+    MATForConditionalGeneration.from_base(make("mbart", decoder_start_token_id=None))
+    assert "no `decoder_start_token_id`" in caplog.text
+    caplog.clear()
+    MATForConditionalGeneration.from_base(make("mbart", decoder_start_token_id=None), decoder_start_token_id=7)
+    assert not caplog.text
+
+
+def run(monkeypatch, *arguments) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+def test_script_writes_a_checkpoint_and_compares_it(tmp_path, monkeypatch, capsys):
+    base, output = tmp_path / "base", tmp_path / "wide"
+    tokenizer = train_tokenizer(["a dog runs", "ein Hund rennt"], TokenizerArguments(vocab_size=45))
+    make("vanilla").save_pretrained(base)
+    for arguments, message in (
+        ((base, output), "no tokenizer could be loaded"),
+        ((base, output, "--no_tokenizer", "--attention_branchs", 2), "the nearest is 'attention_branches'"),
+        ((base, base, "--no_tokenizer"), "exists already"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            run(monkeypatch, *arguments)
+        assert end.value.code == 2
+        printed = capsys.readouterr().err.strip().splitlines()[-1]
+        assert printed.startswith("error: ")
+        assert message in printed
+        assert not output.exists()
+    tokenizer.save_pretrained(base)
+    run(monkeypatch, base, output, "--attention_branches", 3, "--drop_branch=0.1", "--ffn_branches", 2)
+    printed = capsys.readouterr().out
+    assert float(re.search(r"largest difference of logits from the base's: (\S+)", printed)[1]) < 1e-5
+    model = AutoModelForSeq2SeqLM.from_pretrained(output)
+    assert isinstance(model, MATForConditionalGeneration)
+    assert (model.config.attention_branches, model.config.ffn_branches, model.config.drop_branch) == (3, 2, 0.1)
+    assert AutoTokenizer.from_pretrained(output)("ein Hund runs") == tokenizer("ein Hund runs")
+    assert {path.name for path in output.iterdir()} >= {"model.safetensors", "generation_config.json"}
+
+
+# Multi-Path: paths of the encoder are copies, as branches are
+
+AVERAGE = {"path_norm": False, "learnable_path_weights": False, "more_features": False}
+
+
+@pytest.mark.parametrize("paths", [1, 2, 3])
+@pytest.mark.parametrize(
+    "fields",
+    [AVERAGE, AVERAGE | {"learnable_path_weights": True}, AVERAGE | {"more_features": True}],
+    ids=["fixed", "learnable", "more features"],
+)
+@pytest.mark.parametrize("name", ["marian", "bart", "vanilla", "vanilla pre-norm", "vanilla no bias"])
+def test_a_multi_path_encoder_of_copies_computes_the_bases_function(name, fields, paths):
+    base, inputs = make(name), batch(name)
+    model = MultiPathForConditionalGeneration.from_base(base, encoder_paths=paths, **fields)
+    assert model.config.encoder_paths == paths
+    assert model.config.normalize_before == getattr(base.config, "normalize_before", False)  # Marian: post-norm
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, base(**inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_base_has_not_starts_as_the_paper_says():
+    model = MultiPathForConditionalGeneration.from_base(make("vanilla pre-norm"), encoder_paths=3)
+    joint = model.model.encoder.layers[1].feed_forward_paths
+    assert joint.alpha.tolist() == pytest.approx([6**-0.5] * 6)
+    assert joint.beta.tolist() == [1]
+    assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in joint.path_norms)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "joined by norms that the base does not have"),
+        ({"encoder_paths": 1}, "joined by norms that the base does not have"),
+        (AVERAGE | {"path_weight_init": 1.0}, "joined by weights that add up to 2"),
+        (AVERAGE, "`attention_dropout` is 0: nothing makes the copied attentions of a layer differ"),
+        (AVERAGE, "`activation_dropout` is 0: nothing makes the copied feed-forward networks of a layer differ"),
+    ],
+)
+def test_multi_path_copies_that_are_not_the_base_or_stay_equal_are_told_of(fields, message, caplog):
+    MultiPathForConditionalGeneration.from_base(make("vanilla pre-norm"), **{"encoder_paths": 2} | fields)
+    assert message in caplog.text
+
+
+def test_multi_path_has_no_branches_to_start_with():
+    with pytest.raises(UserError, match="`attention_branches` must be 1: the width here is `encoder_paths`"):
+        MultiPathForConditionalGeneration.from_base(make("vanilla"), attention_branches=2)

@@ -1,0 +1,352 @@
+"""The whole command: what it leaves behind, resuming bit for bit, what it refuses."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_run import SCRIPT, run_script_here, tiny_recipe, tiny_values, write_recipe
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
+
+from hf_deepwide.errors import UserError
+from hf_deepwide.runs.recipe import check_recipe, load_recipe, read_mark
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.run_folder import RunFolder
+from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem
+from hf_deepwide.training.preemption import Preemption
+from hf_deepwide.training.trainer import TokenBatchTrainer
+
+OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums come in another order on two threads, and the processes of these tests run on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A finished run of 20 steps, with dropout and dropped branches, and its results."""
+    torch.set_num_threads(1)
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    return run, run_recipe(tiny_recipe(run, **OPTIONS))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal(ours: Path, theirs: Path) -> None:
+    one, two = weights(ours), weights(theirs)
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+
+
+def test_what_a_run_leaves_behind(undisturbed):
+    run, returned = undisturbed
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert results == returned
+    assert {"bleu", "chrf", "multi_bleu", "sentences", "signature"} <= results["test"].keys()
+    assert results["test"]["sentences"] == 500
+    assert "version:" in results["test"]["signature"]["bleu"]
+    model = AutoModelForSeq2SeqLM.from_pretrained(run)
+    assert results["parameters"] == sum(p.numel() for p in model.parameters())
+    assert model.config.use_cache, "training switches the cache off, but not for those who load the model"
+    assert model.generation_config.max_length == 128
+    assert AutoTokenizer.from_pretrained(run)("ein").input_ids[-1] == model.config.eos_token_id
+    train = results["train"]
+    assert (train["steps"], round(train["epochs"], 2)) == (20, 3.33)
+    assert train["tokens_per_second"] > 100
+    assert train["peak_memory_bytes"] > 100 * 2**20
+    assert results["generation"]["sentences_per_second"] > 1
+    assert 0 < train["best_validation_loss"] < 6
+    assert results["recipe"]["training"]["max_tokens"] == 2048
+    assert results["machine"]["cores"] >= 1
+    assert {"torch", "transformers", "hf_deepwide", "sacrebleu"} <= results["versions"].keys()
+    assert len((run / "translations.txt").read_text(encoding="utf-8").splitlines()) == 500
+    assert (run / "plots" / "learning_curves.png").stat().st_size > 10_000
+
+
+def test_the_checkpoint_with_the_best_bleu_is_the_model(undisturbed):
+    run, results = undisturbed
+    scores = {entry["step"]: entry["eval_bleu"] for entry in _history(run) if "eval_bleu" in entry}
+    assert list(scores) == [4, 8, 12, 16, 20]
+    best = max(scores, key=scores.get)
+    assert scores[best] == results["train"]["best_validation_bleu"]
+    assert_equal(run, run / f"checkpoint-{best}")
+    assert results["train"]["weights"] == f"the checkpoint of step {best}, the best in validation BLEU"
+
+
+def test_the_model_card(undisturbed):
+    run, results = undisturbed
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlanguage:\n- de\n- en\n")
+    assert not [word for word in ("{{", "None", "nan") if word in card]
+    assert f"| sacreBLEU | {results['test']['bleu']:.2f} |" in card
+    assert "https://arxiv.org/abs/2006.10270" in card
+    assert "max_tokens: 2048" in card
+    rows = [line for line in card.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}, "all tables have three columns"
+
+
+def test_a_finished_run_is_left_alone(undisturbed):
+    run, _ = undisturbed
+    before = (run / "model.safetensors").stat().st_mtime_ns
+    with pytest.raises(UserError, match=r"finished run.*--overwrite"):
+        run_recipe(tiny_recipe(run))
+    assert (run / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_recipe_does_not_resume(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    recipe = tiny_recipe(run, **OPTIONS, seed=4, weight_decay=0.1)
+    with pytest.raises(UserError) as error:
+        run_recipe(recipe)
+    assert "training.seed: 3, now 4" in str(error.value)
+    assert "training.weight_decay: not set, now 0.1" in str(error.value)
+    assert "learning_rate" not in str(error.value)
+    with pytest.raises(UserError, match="holds no run"):
+        run_recipe(tiny_recipe(tmp_path), overwrite=True)
+
+
+def test_a_kept_recipe_is_of_its_run(undisturbed, tmp_path):
+    """It goes on where it lies, also if that was moved, and under the run's name; a copy is a recipe as others."""
+    run = tmp_path / "moved"
+    shutil.copytree(undisturbed[0], run)
+    for name in ("results.json", "README.md"):
+        (run / name).unlink()
+    recipe = load_recipe(run / "recipe.yaml")
+    assert (recipe.name, recipe.output_dir) == ("tiny", run)
+    assert load_recipe(run / "recipe.yaml", ["--training.output_dir", "other"]).output_dir == Path("other")
+    mark = read_mark(run) | {"attention": "another machine's"}
+    (run / "run.json").write_text(json.dumps(mark), encoding="utf-8")
+    assert run_recipe(recipe)["train"] == undisturbed[1]["train"] | {"attention": "another machine's"}
+    assert "model-index:\n- name: tiny\n" in (run / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "copy").mkdir()
+    shutil.copy(run / "recipe.yaml", tmp_path / "copy")
+    assert load_recipe(tmp_path / "copy" / "recipe.yaml").name == "recipe"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("text", ["# mine\n{}", yaml.safe_dump(tiny_values(Path("run")))])
+def test_a_recipe_in_the_output_folder_is_not_taken_for_a_runs(text, overwrite, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "translations.txt").touch()
+    recipe = tiny_recipe(tmp_path)
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite)
+    assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "translations.txt"}
+    assert (tmp_path / "recipe.yaml").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(older, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed[0], run)
+    (run / "faults" / "step-3").mkdir(parents=True)
+    (run / "damaged-checkpoint-3").mkdir()
+    for name in ("source.spm", "vocab.json", "merges.txt", "translations.de-en.txt", "runs/now/events.out.tfevents.1"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    mine = {"notes.txt", "my.model", "plots/mine.png", "runs/other/recipe.yaml", "checkpoint-old/x", "faults/notes"}
+    for name in mine:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    if older:
+        (run / "run.json").unlink()
+    recipe = tiny_recipe(run, seed=9)
+    before = {path.relative_to(run) for path in run.rglob("*")}
+    RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=True)
+    assert {path.relative_to(run) for path in run.rglob("*") if ".new" not in path.parts} == before
+    (run / ".new" / "checkpoint-4").mkdir()
+    RunFolder(run).finish_replacing()
+    left = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert left == {"run.json", "recipe.yaml", *mine}
+    assert not (run / "runs" / "now").exists()
+
+
+def unfinished(undisturbed, run: Path, **mark) -> None:
+    """A copy of the run that was stopped at step 16, with changes in its mark."""
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    shutil.rmtree(run / "checkpoint-20")
+    (run / "run.json").write_text(json.dumps(read_mark(run) | mark), encoding="utf-8")
+
+
+@pytest.mark.parametrize("mark", [{"batches_per_update": 2}, {"precision": "fp16 autocast"}, {"attention": "flash"}])
+def test_a_run_does_not_go_on_otherwise_than_it_began(mark, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    unfinished(undisturbed, run, **mark)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    recipe = tiny_recipe(run, **OPTIONS)
+    ((name, value),) = mark.items()
+    with pytest.raises(UserError, match=rf"would go on otherwise than it began \({name}: {value}, now .*\)\. Start"):
+        RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    shutil.copytree(undisturbed[0] / "checkpoint-20", run / "checkpoint-20")  # training has ended: the rest may
+    RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
+    assert read_mark(run)[name] == value
+
+
+def test_what_comes_out_the_same_may_be_written_otherwise(undisturbed, tmp_path):
+    """One process in place of two, with twice the accumulation; and what was automatic."""
+    run = tmp_path / "run"
+    unfinished(undisturbed, run, processes=2, batches_per_update=2)
+    args = tiny_recipe(run, **OPTIONS).training_arguments()
+    same = {"bf16": args.bf16, "attn_implementation": args.attn_implementation, "gradient_accumulation_steps": 2}
+    recipe = tiny_recipe(run, **OPTIONS, **same)
+    RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
+    assert [read_mark(run)[name] for name in ("processes", "batches_per_update")] == [1, 2]
+
+
+def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
+    reference, results = undisturbed
+    run = tmp_path / "run"
+    shutil.copytree(reference, run)
+    (run / "results.json").unlink()
+    (run / "model.safetensors").unlink()
+    again = run_recipe(tiny_recipe(run, **OPTIONS))
+    assert_equal(run, reference)
+    assert again["train"] == results["train"], "nothing was trained again"
+    assert again["test"] == results["test"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "remove"])
+def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog):
+    """At the end of training and when the run is taken up again; what the message says to do works."""
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    best = run / f"checkpoint-{undisturbed[1]['train']['weights'].split()[4].rstrip(',')}"
+    file = best / "model.safetensors"
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-10])
+    recipe = tiny_recipe(run, **OPTIONS)
+    told = rf"{best.name}: model\.safetensors is {'missing' if damage == 'remove' else 'damaged'}.* final model"
+    saving = SimpleNamespace(preemption=Preemption(), state=TrainerState(best_model_checkpoint=str(best)))
+    with pytest.raises(UserError, match=told):
+        TokenBatchTrainer._load_best_model(saving)
+    if best.name == "checkpoint-20":  # it is the newest as well: set aside, and the step is made again
+        assert run_recipe(recipe)["train"]["weights"] == undisturbed[1]["train"]["weights"]
+        return
+    with pytest.raises(UserError, match=told):
+        run_recipe(recipe)
+    shutil.rmtree(best)
+    assert run_recipe(recipe)["train"]["weights"] == "the last checkpoint, of step 20"
+    assert f"there is no {best.name}, which was the best; the last one takes its place" in caplog.text
+    assert_equal(run, run / "checkpoint-20")
+
+
+@pytest.mark.parametrize("newest", [16, 20])
+def test_a_run_of_an_older_version_goes_on(newest, undisturbed, tmp_path):
+    """One that did not count all that is counted now, and left no mark."""
+    run, later = tmp_path / "run", ("data_seconds", "peak_memory_bytes")
+    shutil.copytree(undisturbed[0], run)
+    (run / "results.json").unlink()
+    (run / "run.json").unlink()
+    for checkpoint in checkpoints(run):
+        file = checkpoint / "trainer_state.json"
+        state = json.loads(file.read_text(encoding="utf-8"))
+        counted = state["stateful_callbacks"]["Throughput"]["args"]
+        assert [counted.pop(name) > 0 for name in later] == [True, True]
+        file.write_text(json.dumps(state), encoding="utf-8")
+        (checkpoint / "checksums.json").unlink()
+    if newest == 16:
+        shutil.rmtree(run / "checkpoint-20")
+    results = run_recipe(tiny_recipe(run, **OPTIONS))
+    assert_equal(run, undisturbed[0])
+    expected = {**undisturbed[1]["train"]}
+    if newest == 20:
+        expected = {name: value for name, value in expected.items() if name not in ("data_share", later[1])}
+        assert results["train"] == expected
+    assert results["train"].keys() == expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", "cut"),
+        ("optimizer.pt", "cut"),
+        ("scheduler.pt", "remove"),
+        ("trainer_state.json", "cut"),
+        ("rng_state.pth", "remove"),
+        ("model.safetensors", "empty"),
+    ],
+)
+def test_damaged_checkpoints_are_set_aside(name, damage, undisturbed, tmp_path, caplog):
+    for step in (16, 20):
+        shutil.copytree(undisturbed[0] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    (tmp_path / ".saving" / "checkpoint-24").mkdir(parents=True)  # an interrupted save
+    assert last_checkpoint(tmp_path).name == "checkpoint-20"
+    file = tmp_path / "checkpoint-20" / name
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: -10 if damage == "cut" else 0])
+    assert last_checkpoint(tmp_path).name == "checkpoint-16"
+    assert name.split(".")[0].split("_")[0] in caplog.text or "random generators" in caplog.text
+    assert (tmp_path / "damaged-checkpoint-20").is_dir()
+    assert problem(tmp_path / "checkpoint-16") is None
+
+
+def test_a_split_that_is_missing_is_told_before_the_folder_is_made(tmp_path):
+    values = tiny_values(tmp_path / "run")
+    values["data"] = {"format": "text", "root": str(tmp_path), "train": "train"}
+    with pytest.raises(UserError, match=r"^tiny\.yaml: data\.validation is not set"):
+        run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_averaged_weights(tmp_path):
+    run = tmp_path / "run"
+    results = run_recipe(tiny_recipe(run, average_last=3, max_steps=16, save_total_limit=None, family="marian"))
+    kept = checkpoints(run)
+    assert [path.name for path in kept] == ["checkpoint-4", "checkpoint-8", "checkpoint-12", "checkpoint-16"]
+    last = [weights(path) for path in kept[-3:]]
+    mean = weights(run)
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, sum(each[name] for each in last) / 3, rtol=1e-6, atol=1e-7)
+    assert "8, 12, 16" in results["train"]["weights"]
+
+
+def _history(run: Path) -> list[dict]:
+    state = json.loads((checkpoints(run)[-1] / "trainer_state.json").read_text(encoding="utf-8"))
+    return state["log_history"]
+
+
+def test_mistakes_end_with_one_line(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, tiny_values(tmp_path / "run"))
+    with pytest.raises(SystemExit) as end:
+        run_script_here(SCRIPT, str(recipe), "--training.learning_rat", "3")
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"error: .*'learning_rate'", line)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_averaging_script(undisturbed, tmp_path, capsys):
+    run, _ = undisturbed
+    script = SCRIPT.with_name("average_checkpoints.py")
+    folders = [str(run / f"checkpoint-{step}") for step in (16, 20)]
+    run_script_here(script, *folders, "--output", str(tmp_path / "mean"))
+    one, two = (weights(Path(folder)) for folder in folders)
+    for name, tensor in weights(tmp_path / "mean").items():
+        torch.testing.assert_close(tensor, (one[name] + two[name]) / 2)
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "mean")
+    AutoTokenizer.from_pretrained(tmp_path / "mean")
+    with pytest.raises(SystemExit):
+        run_script_here(script, *folders, "--output", str(tmp_path / "mean"))
+    assert "exists already" in capsys.readouterr().err
