@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 from hf_deepwide.durable import remove, why_not_written, write_whole
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.averaging import average_checkpoints
+from hf_deepwide.runs.run_folder import read_id
 from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, load_history, problem, rotate
+from hf_deepwide.training.checksums import read_checksums
 
 KILLS = [
     ("in generation", 3, "resuming from checkpoint-8"),
@@ -58,9 +60,10 @@ def case(runs, tmp_path_factory):
 
 
 def assert_whole(run: Path) -> None:
-    """What has the name of a checkpoint is one."""
-    kept = checkpoints(run, "checkpoint", "interrupted")
-    assert [(path.name, why) for path in kept if (why := problem(path))] == []
+    """What has the name of a checkpoint is one, and this run's."""
+    kept, run_id = checkpoints(run, "checkpoint", "interrupted"), read_id(run)
+    assert [(path.name, why) for path in kept if (why := problem(path, run_id))] == []
+    assert {read_checksums(path)["run"] for path in kept} <= {run_id}
 
 
 @pytest.mark.parametrize(("moment", "count", "said"), KILLS)
@@ -123,6 +126,7 @@ def test_two_processes(blow, left, runs, case, tmp_path):
     assert (codes, "batches_per_update: 2, now 1" in output) == ([2], True), output
     codes, output = runs.run(recipe, processes=2)
     assert codes == [0, 0], output
+    assert_whole(run)
     assert difference(run, reference) == []
 
 

@@ -13,6 +13,7 @@ import torch
 from datasets import concatenate_datasets
 from interruptions import write_case
 from mistakes import Payload
+from safetensors.torch import load_file
 from tiny_run import tiny_corpus
 
 from hf_deepwide.data.corpora import load_parallel
@@ -32,6 +33,7 @@ from hf_deepwide.training.checkpoints import (
     problem,
     rotate,
 )
+from hf_deepwide.training.checksums import read_checksums, write_checksums
 
 SHORT = {
     "max_steps": 3,
@@ -150,6 +152,80 @@ def test_a_stream_is_known_by_its_files(finished, tmp_path):
         digests.append(data_digest(load_parallel(data, "train"), data))
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def other(finished):
+    """Another run on the same data, whose checkpoints are whole."""
+    recipe, run = write_case(finished[0].parent, "other", **SHORT, seed=4)
+    run_recipe(load_recipe(recipe))
+    return run
+
+
+def ids(run: Path) -> set[str | None]:
+    """The ids in a run's mark and checkpoints."""
+    files = [(run / "run.json", "id"), *((path, "run") for path in run.glob("checkpoint-*/checksums.json"))]
+    return {json.loads(path.read_text(encoding="utf-8")).get(key) for path, key in files}
+
+
+def test_a_checkpoint_of_another_run_is_set_aside(unfinished, finished, other, caplog):
+    recipe, run = unfinished
+    shutil.copytree(other / "checkpoint-3", run / "checkpoint-3")
+    assert problem(run / "checkpoint-3") is None
+    assert run_recipe(load_recipe(recipe))["train"]["steps"] == 3
+    (line,) = [each for each in caplog.messages if "not usable" in each]
+    assert "checkpoint-3" in line
+    assert "another run" in line
+    assert (run / "damaged-checkpoint-3").is_dir()
+    ours, left_alone = (load_file(each / "model.safetensors") for each in (run, finished[1]))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in left_alone.items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"average_last": 2},
+        {"average_last": 0, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"},
+    ],
+)
+def test_the_final_model_is_not_made_of_another_run(options, two, finished, other):
+    shutil.copyfile(finished[1] / "run.json", two / "run.json")
+    state = load_state(two / "checkpoint-2")
+    state.best_global_step = 1
+    RunFolder(two).final_checkpoints(state, SimpleNamespace(**options))
+    shutil.rmtree(two / "checkpoint-1")
+    shutil.copytree(other / "checkpoint-1", two / "checkpoint-1")
+    with pytest.raises(UserError, match=r"checkpoint-1: another run .* final model"):
+        RunFolder(two).final_checkpoints(state, SimpleNamespace(**options))
+
+
+def test_a_run_keeps_its_id_until_it_is_replaced(unfinished, other):
+    recipe, run = unfinished
+    (kept,) = ids(run)
+    assert len(kept) == 32
+    assert ids(other) not in ({kept}, {None})
+    run_recipe(load_recipe(recipe))
+    assert ids(run) == {kept}
+    assert (run / "checkpoint-3").is_dir()
+    run_recipe(load_recipe(recipe), overwrite=True)
+    assert len(ids(run)) == 1
+    assert ids(run) not in ({kept}, {None})
+
+
+def test_a_run_of_an_older_version_goes_on_without_an_id(unfinished):
+    recipe, run = unfinished
+    mark = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    del mark["id"]
+    (run / "run.json").write_text(json.dumps(mark), encoding="utf-8")
+    for checkpoint in checkpoints(run):
+        write_checksums(checkpoint, read_checksums(checkpoint)["data"])
+    assert ids(run) == {None}
+    assert run_recipe(load_recipe(recipe))["train"]["steps"] == 3
+    assert ids(run) == {None}
+    assert (run / "checkpoint-3").is_dir()
 
 
 # Files

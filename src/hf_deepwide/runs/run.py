@@ -146,6 +146,7 @@ def train_to_the_end(
     else:
         if checkpoint is not None:
             logger.info("resuming from %s", checkpoint.name)
+        trainer.saving.run_id = start.run_id
         trainer.add_callback(WarmUpFits(recipe.source))
         trainer.add_callback(Replacing(folder, process))
         with refusing_pickles(checkpoint):

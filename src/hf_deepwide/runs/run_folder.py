@@ -1,6 +1,6 @@
 """The folder of a run: whose it is, what may begin or go on in it, and how a new run replaces an older one.
 
-    run.json         says that the folder is a run's, and how the run is run
+    run.json         says that the folder is a run's, which run's (its id), and how the run is run
     recipe.yaml      what the run is
     checkpoint-*     how far the run has come
     results.json     that the run is finished; written last
@@ -12,6 +12,7 @@ process is killed, what is there tells what is left to be done.
 
 import json
 import logging
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -72,11 +73,13 @@ class Start:
         checkpoint: what it goes on from.
         ended: no training is left.
         results: what `results.json` holds, of a finished run that is only to be scored again.
+        run_id: what tells the run from others; None of a run that an older version began.
     """
 
     checkpoint: Path | None = None
     ended: bool = False
     results: dict[str, Any] | None = None
+    run_id: str | None = None
 
 
 class RunFolder:
@@ -122,14 +125,15 @@ class RunFolder:
         run = self.path
         if (run / NEW).is_dir():
             args.output_dir = str(run / NEW)
-            return Start()
+            return Start(run_id=read_id(run / NEW))
         if (run / RESULTS).is_file():
             return Start(ended=True, results=json.loads((run / RESULTS).read_text(encoding="utf-8")))
         if process.is_main_process:
-            last_checkpoint(run)  # sets damaged ones aside before the other processes look
+            last_checkpoint(run, read_id(run))  # sets damaged ones aside before the other processes look
         process.wait_for_everyone()
         checkpoint = next(reversed(checkpoints(run, REGULAR, INTERRUPTED)), None)  # it was found to be whole
-        return Start(checkpoint, checkpoint is not None and is_last(load_state(checkpoint)))
+        ended = checkpoint is not None and is_last(load_state(checkpoint))
+        return Start(checkpoint, ended, run_id=read_id(run))
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a folder that a run must not be written to, whatever the options; nothing is written yet."""
@@ -167,7 +171,7 @@ class RunFolder:
         elif finished:
             self._refuse_finished(recipe)
         elif checkpoints(run, *KINDS):
-            newest = newest_whole(run)
+            newest = newest_whole(run, read_id(run))
             ended = newest is not None and is_last(load_state(newest))
             known = newest is not None and not ended and mark.keys() >= now.keys()
             self._refuse_another_recipe(recipe, NO_DIFFERENCE | RESOLVED if known else NO_DIFFERENCE, ended)
@@ -183,6 +187,8 @@ class RunFolder:
             run.mkdir()
         elif finished:  # what is there is written anew with the scores
             return
+        run_id = uuid.uuid4().hex if mark is None or replaces else read_id(run)
+        now |= {} if run_id is None else {"id": run_id}
         write_whole(run / MARK, json.dumps(now, indent=2, ensure_ascii=False) + "\n")
         write_whole(run / RECIPE, to_yaml(recipe.values))
 
@@ -307,11 +313,11 @@ class RunFolder:
             if len(chosen) < args.average_last:
                 logger.warning("the run has %d checkpoints; average_last asks for %d", len(chosen), args.average_last)
             for checkpoint in chosen:
-                check_weights(checkpoint)
+                check_weights(checkpoint, read_id(run))
             return chosen, f"the mean of the checkpoints of steps {', '.join(_step(path) for path in chosen)}"
         best = run / f"checkpoint-{state.best_global_step}"
         if args.load_best_model_at_end and best in present:
-            check_weights(best)
+            check_weights(best, read_id(run))
             metric = "BLEU" if args.metric_for_best_model.endswith("bleu") else "loss"
             return [best], f"the checkpoint of step {_step(best)}, the best in validation {metric}"
         if args.load_best_model_at_end:  # removed by hand, or step 0 of eval_on_start
@@ -328,6 +334,12 @@ class RunFolder:
                 f"{self.path}: the results cannot be written: {writing.why}. The training has ended, and is safe. "
                 "Mend this (make room, or allow writing), and give the same command again"
             ) from writing.error
+
+
+def read_id(run: Path) -> str | None:
+    """The random id that a run draws when it begins; None of a run that an older version began."""
+    mark = read_mark(run)
+    return mark["id"] if mark and isinstance(mark.get("id"), str) else None
 
 
 def _is_within(path: Path, folder: Path) -> bool:

@@ -17,7 +17,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ..durable import STAGING, discard, remove
 from ..errors import UserError, one_line, quote
-from .checksums import UNREAD, compare, parse, read_checksums
+from .checksums import UNREAD, compare, other_run, parse, read_checksums
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def problem(checkpoint: Path) -> str | None:
-    """Why training cannot be resumed from a checkpoint, or None if it can.
+def problem(checkpoint: Path, run_id: str | None = None) -> str | None:
+    """Why a run cannot go on from a checkpoint, or None if it can; without `run_id`, any run.
 
     Each file has to be as it was saved (`checksums.json`). Of a checkpoint of an older version, which has no
     checksums, files are read as far as their kinds tell whether they are whole. The state has to be of this step.
@@ -72,7 +72,7 @@ def problem(checkpoint: Path) -> str | None:
             names = sorted(path.name for path in checkpoint.iterdir() if path.name != UNREAD and path.is_file())
             damage = next((damage for name in names if (damage := _damage(checkpoint / name))), None)
         else:
-            damage = compare(checkpoint, saved["sha256"])
+            damage = other_run(saved, run_id) or compare(checkpoint, saved["sha256"])
         return damage or _wrong_state(checkpoint)
     except ValueError as error:  # of the checksums, or of the state
         return str(error)
@@ -130,11 +130,11 @@ def _is_whole_archive(path: Path) -> bool:
         return False
 
 
-def check_weights(checkpoint: Path) -> None:
-    """See that weights of which the final model is made are as they were saved.
+def check_weights(checkpoint: Path, run_id: str | None = None) -> None:
+    """See that weights of which the final model is made are as this run saved them.
 
     Raises:
-        UserError: they are missing or damaged; it is not for us to take worse ones in their place.
+        UserError: they are missing, damaged or another run's; it is not for us to take worse ones in their place.
     """
     path = checkpoint / WEIGHTS
     try:
@@ -143,12 +143,14 @@ def check_weights(checkpoint: Path) -> None:
             damage = f"{WEIGHTS} is missing"
         else:
             damage = _damage(path) if saved is None else compare(checkpoint, saved["sha256"], [WEIGHTS])
+        damage = other_run(saved, run_id) or damage
     except ValueError as error:
         damage = str(error)
     if damage:
         raise UserError(
-            f"{checkpoint}: {damage}, and the final model is made of this checkpoint. Put the file back from a copy; "
-            "or remove the folder and give the same command again: the final model is then made without it"
+            f"{checkpoint}: {damage}, and the final model is made of this checkpoint. Put back what the run saved, "
+            "from a copy; or remove the folder and give the same command again: the final model is then made without "
+            "it"
         )
 
 
@@ -159,17 +161,18 @@ def best_checkpoint(run: Path, state: TrainerState) -> Path | None:
     return next((known[name] for name in names if name in known), None)
 
 
-def newest_whole(run: Path) -> Path | None:
+def newest_whole(run: Path, run_id: str | None = None) -> Path | None:
     """The newest checkpoint from which training can be resumed exactly, or None; nothing is set aside."""
-    return next((path for path in reversed(checkpoints(run, REGULAR, INTERRUPTED)) if problem(path) is None), None)
+    newest_first = reversed(checkpoints(run, REGULAR, INTERRUPTED))
+    return next((path for path in newest_first if problem(path, run_id) is None), None)
 
 
-def last_checkpoint(run: Path) -> Path | None:
+def last_checkpoint(run: Path, run_id: str | None = None) -> Path | None:
     """As `newest_whole`, and the folder is tidied.
 
-    A newer checkpoint that is damaged is set aside as `damaged-checkpoint-…`, with a warning that says what is wrong.
-    So it takes no part in the rotation of old checkpoints. Anything else with a checkpoint's name, such as a link, is
-    set aside, too. What an interrupted save has left is removed, with a warning as well.
+    A newer checkpoint that is damaged, or another run's, is set aside as `damaged-checkpoint-…`. A warning says what
+    is wrong. So it takes no part in the rotation of old checkpoints. Anything else with a checkpoint's name, such as
+    a link, is set aside, too. What an interrupted save has left is removed, with a warning as well.
     """
     for draft in checkpoints(run / STAGING, REGULAR, INTERRUPTED):
         logger.warning("%s was being saved when the run was interrupted; what there is of it is removed", draft.name)
@@ -178,7 +181,7 @@ def last_checkpoint(run: Path) -> Path | None:
     for path in [path for path in found if not _is_folder(path)]:
         _set_aside(path, problem(path))
     for checkpoint in reversed(checkpoints(run, REGULAR, INTERRUPTED)):
-        reason = problem(checkpoint)
+        reason = problem(checkpoint, run_id)
         if reason is None:
             return checkpoint
         _set_aside(checkpoint, reason)

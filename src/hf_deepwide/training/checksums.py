@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: the digest of each of its files, and of the data that training was on.
+"""What a checkpoint says of itself: its run, and the digests of its files and of the data that training was on.
 
 The file is written last into a checkpoint, and read when a run goes on. `sha256sum` of a file gives the same number.
 """
@@ -17,15 +17,16 @@ UNREAD = "training_args.bin"  # the Trainer leaves it for people to look at
 READ = (".pt", ".pth", ".safetensors", ".distcp", ".index.json", ".metadata")
 
 
-def write_checksums(checkpoint: Path, data: dict[str, str]) -> None:
-    """Write the digests of all files of a checkpoint, and of the `data`, by split."""
+def write_checksums(checkpoint: Path, data: dict[str, str], run_id: str | None = None) -> None:
+    """Write the digests of all files of a checkpoint, and of the `data`, by split; and the id of the run, if any."""
     files = {name: sha256(path) for name, path in _files(checkpoint).items()}
-    content = {"data": data, "sha256": files, "check": _check(data, files)}
+    known = {} if run_id is None else {"run": run_id}
+    content = {**known, "data": data, "sha256": files, "check": _check(data, files, run_id)}
     write_whole(checkpoint / CHECKSUMS, json.dumps(content, indent=2) + "\n")
 
 
-def read_checksums(checkpoint: Path) -> dict[str, dict[str, str]] | None:
-    """`data` and `sha256`, or None of a checkpoint that an older version of this library saved.
+def read_checksums(checkpoint: Path) -> dict[str, Any] | None:
+    """`data`, `sha256` and perhaps `run`, or None of a checkpoint that an older version of this library saved.
 
     Raises:
         ValueError: the file is damaged.
@@ -35,14 +36,27 @@ def read_checksums(checkpoint: Path) -> dict[str, dict[str, str]] | None:
         return None
     content: Any = parse(path)
     parts = [content.get(key) for key in ("data", "sha256")] if isinstance(content, dict) else []
-    if not parts or not all(isinstance(part, dict) for part in parts) or content.get("check") != _check(*parts):
+    if (
+        not parts
+        or not all(isinstance(part, dict) for part in parts)
+        or content.get("check") != _check(*parts, content.get("run"))
+    ):
         raise ValueError(f"{CHECKSUMS} is damaged")
     return content
 
 
-def _check(data: dict[str, str], files: dict[str, str]) -> str:
+def _check(data: dict[str, str], files: dict[str, str], run_id: str | None) -> str:
     """A digest of the digests, as the file that holds them can be damaged, too."""
-    return hashlib.sha256(json.dumps([data, files], sort_keys=True).encode()).hexdigest()
+    checked = [data, files] if run_id is None else [data, files, run_id]  # older versions knew no runs
+    return hashlib.sha256(json.dumps(checked, sort_keys=True).encode()).hexdigest()
+
+
+def other_run(saved: dict[str, Any] | None, run_id: str | None) -> str | None:
+    """Say that another run saved a checkpoint with these checksums; None where one of the two has no id."""
+    theirs = None if saved is None else saved.get("run")
+    if None in (theirs, run_id) or theirs == run_id:
+        return None
+    return f"another run saved it (`run` in {CHECKSUMS} is not the `id` of this run)"
 
 
 def parse(path: Path) -> Any:

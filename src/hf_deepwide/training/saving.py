@@ -43,6 +43,7 @@ class Saving:
     def __init__(self, trainer: Trainer, preemption: Preemption) -> None:
         self.trainer, self.preemption = trainer, preemption
         self.draft_folder: str | None = None  # where a checkpoint is being written, and None else
+        self.run_id: str | None = None  # of the run that the checkpoints belong to, if any; whoever runs it says so
         self._digests: dict[str, str] = {}
 
     def take_digests(self, train_dataset: Any, eval_dataset: Any, data: Places) -> None:
@@ -112,7 +113,7 @@ class Saving:
                 state.best_model_checkpoint = str(folder)
             if main:
                 state.save_to_json(str(draft / TRAINER_STATE_NAME))
-                write_checksums(draft, self._digests)
+                write_checksums(draft, self._digests, self.run_id)
                 if final.is_dir():  # of an earlier attempt
                     remove(final)
                 publish(draft, final)

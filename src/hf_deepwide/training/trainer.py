@@ -356,7 +356,7 @@ class TokenBatchTrainer(Trainer):
         """The best weights at the end of training, if it is the end."""
         if self.preemption.agreed:  # the run goes on later, and there may be little time
             return
-        check_weights(Path(self.state.best_model_checkpoint))
+        check_weights(Path(self.state.best_model_checkpoint), self.saving.run_id)
         super()._load_best_model()
 
     # Data
