@@ -22,6 +22,7 @@ COMMANDS = {
     "prune": "make a plain model of the layers that latent depth has chosen",
     "average": "average the weights of checkpoints",
     "share": "write a folder for the Hugging Face Hub, or upload it",
+    "demo": "show a page that translates with models side by side",
     "plot": "draw learning curves, layer utilisation or path weights",
     "replay": "compute a step again whose loss or gradient was not finite",
     "recipes": "list, show or copy the packaged recipes",

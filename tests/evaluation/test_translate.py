@@ -11,7 +11,7 @@ import torch
 from word_models import WORDS, tiny_model, tiny_tokenizer
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.translate import EvaluationArguments, _batches, generate_ids, translate
+from hf_deepwide.evaluation.translate import EvaluationArguments, _batches, generate_beams, generate_ids, translate
 
 QUICK = EvaluationArguments(num_beams=3, max_length_factor=1.0, max_length_offset=4)
 
@@ -59,6 +59,24 @@ def test_order_and_batches_do_not_matter(model, tokenizer, sources, max_tokens):
     order = random.Random(1).sample(range(len(sources)), len(sources))
     expected = translate(model, tokenizer, sources, QUICK)
     assert translate(model, tokenizer, [sources[i] for i in order], args) == [expected[i] for i in order]
+
+
+def test_beams_have_the_scores_that_the_model_gives_them(model, tokenizer, sources):
+    sources = [*sources[:3], ""]
+    args = replace(QUICK, num_beams=3, length_penalty=1.0)
+    found = generate_beams(model, tokenizer, sources, args)
+    assert [beams[0].ids if beams else [] for beams in found] == generate_ids(model, tokenizer, sources, args)
+    assert [len(beams) for beams in found] == [3, 3, 3, 0]
+    for source, beams in zip(sources, found, strict=True):
+        assert [beam.score for beam in beams] == sorted((beam.score for beam in beams), reverse=True)
+        for beam in beams:
+            labels = torch.tensor([beam.ids])
+            logits = model(**tokenizer(source, return_tensors="pt"), labels=labels).logits
+            likely = logits.log_softmax(-1).gather(-1, labels[..., None]).mean().item()
+            assert beam.score == pytest.approx(likely, abs=1e-4)
+    assert [beam.score for beam in generate_beams(model, tokenizer, sources[:1], replace(args, num_beams=1))[0]] == [
+        None
+    ]
 
 
 def test_batches_hold_each_sentence_once_within_max_tokens():

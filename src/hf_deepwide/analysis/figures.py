@@ -1,9 +1,12 @@
 """Figures without a screen."""
 
+import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -45,6 +48,25 @@ def save(figure: Figure, path: Path) -> Path:
         UserError: the file's ending is no kind of image.
     """
     path = image_path(path)
+    _show_as_it_is(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as draft:
+        figure.savefig(draft, dpi=120)
+    return path
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure as SVG whose text stays text: a browser has letters that Matplotlib's own font lacks."""
+    _show_as_it_is(figure)
+    image = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(image, format="svg", metadata={"Date": None})
+    return image.getvalue()
+
+
+def _show_as_it_is(figure: Figure) -> None:
+    """Let no text of a figure be a formula but the numbers that Matplotlib itself puts on an axis."""
     numbers = {
         label
         for axes in figure.axes
@@ -54,10 +76,6 @@ def save(figure: Figure, path: Path) -> Path:
     }
     for text in figure.findobj(Text):
         text.set_parse_math(text in numbers)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as draft:
-        figure.savefig(draft, dpi=120)
-    return path
 
 
 def run_labels(folders: Sequence[Path]) -> list[str]:

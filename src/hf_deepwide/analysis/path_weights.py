@@ -4,6 +4,7 @@ import math
 import statistics
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import nn
 
@@ -46,6 +47,11 @@ def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:
     Raises:
         ValueError: the model has no learnable path weights.
     """
+    return save(draw_path_weights(model, title), path)
+
+
+def draw_path_weights(model: nn.Module, title: str = "") -> Figure:
+    """As `plot_path_weights`, but the figure itself."""
     weights = path_weights(model)
     if not weights:
         raise ValueError("the model has no learnable path weights")
@@ -69,4 +75,4 @@ def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:
     axes[1][0].set_ylabel("α")
     axes[1][-1].legend(frameon=False, fontsize="small")
     figure.suptitle(title)
-    return save(figure, path)
+    return figure

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -91,6 +92,16 @@ class EvaluationArguments:
         build_metrics(self.metrics, tokenize=self.tokenize)
 
 
+class Hypothesis(NamedTuple):
+    """A translation as token ids, without the decoder's start token and the padding after the end.
+
+    `score` is log-probability / length**length_penalty; None where the search keeps no scores (greedy search).
+    """
+
+    ids: list[int]
+    score: float | None
+
+
 def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -123,10 +134,15 @@ def translate(
     """
     translations = []
     for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang):
-        # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
-        text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        translations.append(" ".join(text.splitlines()).strip())
+        translations.append(as_line(tokenizer, ids))
     return translations
+
+
+def as_line(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """A translation's token ids as one line of text."""
+    # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return " ".join(text.splitlines()).strip()
 
 
 def generate_ids(
@@ -139,6 +155,34 @@ def generate_ids(
     target_lang: str | None = None,
 ) -> list[list[int]]:
     """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
+    searched = _search(model, tokenizer, sources, args, device, source_lang, target_lang)
+    return [hypotheses[0].ids if hypotheses else [] for hypotheses in searched]
+
+
+def generate_beams(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    args: EvaluationArguments,
+    device: torch.device | str | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> list[list[Hypothesis]]:
+    """As `translate`, but the `num_beams` best hypotheses of each source, best first; none of an empty source."""
+    return _search(model, tokenizer, sources, args, device, source_lang, target_lang, count=args.num_beams)
+
+
+def _search(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    args: EvaluationArguments,
+    device: torch.device | str | None,
+    source_lang: str | None,
+    target_lang: str | None,
+    count: int = 1,
+) -> list[list[Hypothesis]]:
+    """The `count` best hypotheses of each source, with scores where there are several."""
     sources = _checked(sources)
     if device is not None:
         model.to(device)
@@ -151,14 +195,14 @@ def generate_ids(
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
-    outputs: list[list[int]] = [[] for _ in sources]
+    outputs: list[list[Hypothesis]] = [[] for _ in sources]
     full = [i for i, source in enumerate(encoded) if not source.is_empty]
     lengths = [len(encoded[i].ids) for i in full]
     limits = [_length_limit(model, length, args) for length in lengths]
     bars, start = shows_bars(), time.perf_counter()
     with (
         _evaluating(model),
-        _generation_settings(model, args, choice) as settings,
+        _generation_settings(model, args, choice, count) as settings,
         torch.no_grad(),
         _autocast(model.device, args.precision),
         tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not bars) as progress,
@@ -176,9 +220,13 @@ def generate_ids(
                 inputs["posteriors"] = torch.full((len(batch),), choice.posterior)
             generated = model.generate(
                 **{name: tensor.to(model.device) for name, tensor in inputs.items()}
-            )  # [batch, 1 + target]
-            for place, row in zip(batch, generated[:, 1:].tolist(), strict=True):
-                outputs[full[place]] = _strip_padding(row, pad_id)
+            )  # [batch * count, 1 + target], or that with scores
+            ids, scores = (generated, None) if count == 1 else (generated.sequences, generated.sequences_scores)
+            found = [Hypothesis(_strip_padding(row, pad_id), None) for row in ids[:, 1:].tolist()]
+            if scores is not None:
+                found = [Hypothesis(ids, score) for (ids, _), score in zip(found, scores.tolist(), strict=True)]
+            for number, place in enumerate(batch):
+                outputs[full[place]] = found[number * count : (number + 1) * count]
             progress.update(len(batch))
     if not bars:
         logger.info("translated %d sentences in %.0f s", len(encoded), time.perf_counter() - start)
@@ -262,7 +310,9 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _generation_settings(model: PreTrainedModel, args: EvaluationArguments, choice: Choice) -> Iterator:
+def _generation_settings(
+    model: PreTrainedModel, args: EvaluationArguments, choice: Choice, count: int = 1
+) -> Iterator:
     """Put a generation config with our search settings in place of the model's own for a while.
 
     A language pair may have its own first tokens for the decoder.
@@ -278,8 +328,9 @@ def _generation_settings(model: PreTrainedModel, args: EvaluationArguments, choi
         early_stopping=args.early_stopping if args.num_beams > 1 else None,
         max_length=None,
         do_sample=False,
-        num_return_sequences=1,
-        return_dict_in_generate=False,
+        num_return_sequences=count,
+        return_dict_in_generate=count > 1,
+        output_scores=count > 1,  # without them there are no scores of hypotheses either
         use_cache=True,
     )
     for name in TARGET_CODE:

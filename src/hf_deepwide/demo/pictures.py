@@ -1,0 +1,70 @@
+"""Pictures of what an architecture did, as HTML that holds the images themselves."""
+
+import base64
+import html
+from collections.abc import Iterator
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ..analysis.figures import as_svg
+from ..analysis.inside import draw_attention, draw_gates, draw_selection
+from ..analysis.layer_utilization import layer_selections, posterior_names
+from ..analysis.path_weights import draw_path_weights, path_weights
+from .systems import Seen
+
+MOST_TOKENS = 80  # on an axis of a heat map: more cannot be read
+
+
+def pictures(model: Any, seen: Seen | None, layer: int | None) -> str:
+    """Everything that there is to see of one line in one model.
+
+    Args:
+        model: the model; None of a system without one.
+        seen: what was seen; None where the system does not show it.
+        layer: the decoder layer whose attention is drawn; None or a layer that did not run: the last that ran.
+    """
+    drawn = [*_of_architecture(model, seen), *_of_attention(seen, layer)]
+    if not drawn:
+        return "<p>This system does not show what it does inside.</p>"
+    return "".join(_embed(figure, caption) for figure, caption in drawn)
+
+
+def _of_attention(seen: Seen | None, layer: int | None) -> Iterator[tuple[Figure, str]]:
+    if seen is None or not seen.inside.attention:
+        return
+    attention = seen.inside.attention
+    layer = layer if layer in attention else max(attention)
+    weights = attention[layer][:, :MOST_TOKENS, :MOST_TOKENS]
+    branches = len(weights)
+    heads = "the mean of its heads" if branches == 1 else f"{branches} branches, each the mean of its heads"
+    where = f"decoder layer {layer}" if layer else "the last decoder layer"
+    cut = f"; the first {MOST_TOKENS} tokens" if max(attention[layer].shape) > MOST_TOKENS else ""
+    yield (
+        draw_attention(weights, seen.source[:MOST_TOKENS], seen.target[:MOST_TOKENS]),
+        f"Attention to the source in {where}: {heads}{cut}. A row is a token of the translation, a column a token "
+        "of the source.",
+    )
+
+
+def _of_architecture(model: Any, seen: Seen | None) -> Iterator[tuple[Figure, str]]:
+    """What a family has that others do not have."""
+    if model is not None and layer_selections(model):
+        posterior = seen.posterior if seen else 0
+        language = f" for {posterior_names(model.config)[posterior]}" if model.config.num_posteriors > 1 else ""
+        yield draw_selection(model, posterior), f"Layers that latent depth uses{language}. Grey layers are skipped."
+    if model is not None and path_weights(model):
+        yield draw_path_weights(model), "What the model has learnt to weigh its encoder paths by, for any sentence."
+    if seen and seen.inside.gates:
+        yield draw_gates(seen.inside.gates), "How far the gates of the depth-wise LSTMs were open for this sentence."
+
+
+def _embed(figure: Figure, caption: str) -> str:
+    """An image inside the page; no text of it can become part of the page."""
+    width = figure.get_size_inches()[0]
+    data = base64.b64encode(as_svg(figure).encode()).decode()
+    text = html.escape(caption)
+    return (
+        f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{text}" style="width: {width:.1f}in">'
+        f"<figcaption>{text}</figcaption></figure>"
+    )

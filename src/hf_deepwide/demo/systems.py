@@ -1,0 +1,310 @@
+"""Systems that translate for the page: checkpoints, and folders that were exported to CTranslate2."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..analysis.figures import run_labels
+from ..analysis.inside import Inside, look_inside
+from ..errors import UserError, one_line
+from ..evaluation.checkpoint import device_of, load_translator
+from ..evaluation.translate import EvaluationArguments, as_line, generate_beams
+from ..loading import load_tokenizer
+from ..models.language_pairs import Choice, Languages
+from ..models.plain_text import Source, encode_sources, source_limit
+
+ENGINE_FILE = "model.bin"  # of CTranslate2
+WARM_UP = "1"
+
+
+class Request(NamedTuple):
+    """What a reader of the page asks for. A language is None where the reader has left it open."""
+
+    lines: tuple[str, ...]
+    beams: int
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+
+class Beam(NamedTuple):
+    """One translation of a line: its text, its tokens, and its score.
+
+    `score` is the log-probability per token; None where the search keeps no scores (one beam).
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    score: float | None
+
+
+class Answer(NamedTuple):
+    """What a system made of a request.
+
+    Attributes:
+        beams: of each line its translations, best first; none of an empty line.
+        seconds: how long the system took for all lines.
+        notes: what a reader should know, such as a line that was cut.
+    """
+
+    beams: tuple[tuple[Beam, ...], ...]
+    seconds: float
+    notes: tuple[str, ...]
+
+
+class Seen(NamedTuple):
+    """What a system did with one line: what was seen inside, and the tokens that the attention is between."""
+
+    inside: Inside
+    source: list[str]
+    target: list[str]
+    posterior: int
+
+
+class System(Protocol):
+    """Something that translates."""
+
+    name: str
+    facts: str  # about the system, in a line
+    model: Any  # None where only an engine's files are there
+    languages: Languages
+
+    def translate(self, request: Request) -> Answer:
+        """Translate the lines of a request."""
+
+    def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
+        """See what the system does with a line and its translation; None where it does not show."""
+
+
+def load_systems(models: Sequence[str | os.PathLike]) -> list[System]:
+    """Load each model and let it translate once, so that the first reader need not wait.
+
+    Args:
+        models: folders of runs, checkpoints, or CTranslate2's; or Hub ids.
+
+    Raises:
+        UserError: one cannot be loaded, or is given twice.
+    """
+    if not models:
+        raise UserError("demo: name at least one model")
+    paths = [Path(model) for model in models]
+    names = run_labels(paths) if all(path.is_dir() for path in paths) else [os.fspath(model) for model in models]
+    systems: list[System] = []
+    for model, path, name in zip(models, paths, names, strict=True):
+        exported = (path / ENGINE_FILE).is_file()
+        systems.append(ExportedSystem(path, name) if exported else CheckpointSystem(os.fspath(model), name))
+    for system in systems:
+        source_lang, target_lang = start_languages(system.languages)
+        try:
+            system.translate(Request((WARM_UP,), 2, source_lang, target_lang))
+        except (ValueError, RuntimeError, LookupError) as error:
+            raise UserError(f"{system.name} cannot translate: {one_line(error)}") from error
+    return systems
+
+
+class CheckpointSystem:
+    """A model that Transformers runs."""
+
+    def __init__(self, checkpoint: str, name: str) -> None:
+        self.name = name
+        self.model, self.tokenizer = load_translator(checkpoint)
+        self.model.to(device_of(None)).eval()
+        self.languages = Languages(self.model.config, self.model.generation_config, self.tokenizer)
+        self.facts = _facts(self.model)
+
+    def translate(self, request: Request) -> Answer:
+        """By beam search."""
+        settings = EvaluationArguments(num_beams=request.beams)
+        languages = _languages(self, request)
+        start = time.perf_counter()
+        found = generate_beams(
+            self.model, self.tokenizer, request.lines, settings, source_lang=languages[0], target_lang=languages[1]
+        )
+        seconds = time.perf_counter() - start
+        beams = tuple(
+            tuple(Beam(as_line(self.tokenizer, beam.ids), tuple(beam.ids), beam.score) for beam in line)
+            for line in found
+        )
+        _, sources = self._encode(request)
+        return Answer(beams, seconds, _notes(self, request, sources))
+
+    def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
+        """One more pass over the line and its translation."""
+        choice, sources = self._encode(request)
+        source_ids = sources[line].ids
+        generation = self.model.generation_config
+        starts = (choice.settings, vars(generation), vars(self.model.config))
+        start = next(
+            found["decoder_start_token_id"] for found in starts if found.get("decoder_start_token_id") is not None
+        )
+        posteriors = {} if choice.posterior is None else {"posteriors": torch.tensor([choice.posterior])}
+        inside = look_inside(
+            self.model,
+            source_ids,
+            [start, *beam.ids],
+            **{name: ids.to(self.model.device) for name, ids in posteriors.items()},
+        )
+        source, target = words(self.tokenizer, source_ids), words(self.tokenizer, beam.ids)
+        return Seen(inside, source, target, choice.posterior or 0)
+
+    def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
+        choice = self.languages.choose(*_languages(self, request))
+        limit = source_limit(self.model.config, self.tokenizer)
+        return choice, encode_sources(self.languages, choice, request.lines, limit)
+
+
+class ExportedSystem:
+    """A folder that CTranslate2 runs, with the files of its tokenizer beside it.
+
+    Raises:
+        UserError: ctranslate2 is not installed, or the folder is damaged.
+    """
+
+    model = None
+
+    def __init__(self, folder: Path, name: str) -> None:
+        try:
+            import ctranslate2
+        except ImportError as error:
+            raise UserError(
+                f"{folder} is a model of CTranslate2's: pip install hf_deepwide[ctranslate2] ({one_line(error)})"
+            ) from error
+        self.name, self.folder = name, folder
+        self.tokenizer = load_tokenizer(folder)
+        device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
+        try:
+            self.engine = ctranslate2.Translator(str(folder), device=device)
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UserError(f"{folder} cannot be loaded by CTranslate2: {one_line(error)}") from error
+        self.starts_from_target = config.get("decoder_start_token", "") is None
+        self.languages = Languages(SimpleNamespace(), SimpleNamespace(), self.tokenizer)
+        megabytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
+        self.facts = f"CTranslate2, {self.engine.compute_type}, {megabytes:,.0f} MB"
+
+    def translate(self, request: Request) -> Answer:
+        """By the engine's own beam search."""
+        start = time.perf_counter()
+        choice, sources = self._encode(request)
+        full = [index for index, source in enumerate(sources) if not source.is_empty]
+        results = self._search(request, choice, [sources[index].ids for index in full])
+        seconds = time.perf_counter() - start
+        beams: list[tuple[Beam, ...]] = [() for _ in sources]
+        for index, result in zip(full, results, strict=True):
+            ids = [self.tokenizer.convert_tokens_to_ids(tokens) for tokens in result.hypotheses]
+            scores = result.scores if request.beams > 1 else [None] * len(ids)
+            beams[index] = tuple(
+                Beam(as_line(self.tokenizer, row), tuple(row), score) for row, score in zip(ids, scores, strict=True)
+            )
+        return Answer(tuple(beams), seconds, _notes(self, request, sources))
+
+    def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
+        """Search again for this line, with the attention that the engine reports: of its last layer, of all heads."""
+        choice, sources = self._encode(request)
+        (result,) = self._search(request, choice, [sources[line].ids], return_attention=True)
+        tokens = self.tokenizer.convert_ids_to_tokens(list(beam.ids))
+        place = next((place for place, found in enumerate(result.hypotheses) if found == tokens), None)
+        if place is None or not result.attention[place]:
+            return None
+        weights = torch.tensor(result.attention[place])[: len(tokens)]  # [T, S]
+        source = words(self.tokenizer, sources[line].ids[: weights.shape[1]])
+        inside = Inside({0: weights[None]}, {})
+        return Seen(inside, source, words(self.tokenizer, beam.ids)[: len(weights)], 0)
+
+    def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
+        choice = self.languages.choose(*_languages(self, request))
+        limit = source_limit(SimpleNamespace(), self.tokenizer)
+        return choice, encode_sources(self.languages, choice, request.lines, limit)
+
+    def _search(self, request: Request, choice: Choice, rows: list[list[int]], **options: Any) -> list[Any]:
+        settings = EvaluationArguments()
+        longest = max(map(len, rows), default=0)
+        prefix = [choice.settings[name] for name in ("decoder_start_token_id", "forced_bos_token_id")
+                  if choice.settings.get(name) is not None]  # fmt: skip
+        if self.starts_from_target and choice.tag_id is not None:
+            prefix = [choice.tag_id]
+        return self.engine.translate_batch(
+            [self.tokenizer.convert_ids_to_tokens(row) for row in rows],
+            target_prefix=[self.tokenizer.convert_ids_to_tokens(prefix) for _ in rows] if prefix else None,
+            beam_size=request.beams,
+            num_hypotheses=request.beams,
+            length_penalty=settings.length_penalty,
+            max_decoding_length=math.ceil(settings.max_length_factor * longest) + settings.max_length_offset,
+            return_scores=True,
+            **options,
+        )
+
+
+def language_choices(languages: Languages) -> tuple[list[str], list[str]]:
+    """The source and the target languages that a model can be asked for; empty where it need not be told."""
+    if languages.codes:
+        return sorted(languages.codes), sorted(languages.codes)
+    if languages.tags:
+        return [], sorted(languages.tags)
+    sides = list(zip(*(languages.pairs or languages.tasks), strict=True)) or [(), ()]
+    return sorted(set(sides[0])), sorted(set(sides[1]))
+
+
+def start_languages(languages: Languages) -> tuple[str | None, str | None]:
+    """A pair to begin with: None where the model knows by itself, else the first one that it can translate."""
+    try:
+        languages.choose()
+    except ValueError:
+        sources, targets = language_choices(languages)
+        if pairs := languages.pairs or languages.tasks:
+            source, target = next(iter(pairs))
+            return source, target
+        return next(iter(sources), None), next(iter(targets), None)
+    if languages.tags:
+        return None, min(languages.tags)
+    return None, None
+
+
+def words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Each token as a reader knows it; the vocabulary's own spelling where a token is no whole character."""
+    spelt = []
+    for token_id, token in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+        text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False).strip()
+        spelt.append(text if text and "�" not in text else str(token))
+    return spelt
+
+
+def _languages(system: System, request: Request) -> tuple[str | None, str | None]:
+    """The languages of a request, so far as the system can be asked for them."""
+    sources, targets = language_choices(system.languages)
+    return request.source_lang if sources else None, request.target_lang if targets else None
+
+
+def _notes(system: System, request: Request, sources: Sequence[Source]) -> tuple[str, ...]:
+    """Lines that were cut, and languages that do not apply."""
+    notes = [
+        f"Line {number} has {source.length:,} tokens; the model read the first {len(source.ids):,}."
+        for number, source in enumerate(sources, start=1)
+        if source.length > len(source.ids)
+    ]
+    if not system.languages.several and (request.source_lang or request.target_lang):
+        notes.append("This model translates one language pair; the chosen languages do not apply.")
+    return tuple(notes)
+
+
+def _facts(model: Any) -> str:
+    """Family, sizes and languages of a model, in a line."""
+    config = model.config
+    facts = [config.model_type.replace("_", " "), f"{model.num_parameters() / 1e6:.1f} M parameters"]
+    layers = [getattr(config, f"{stack}_layers", None) for stack in ("encoder", "decoder")]
+    if None not in layers:
+        facts.append("{} + {} layers".format(*layers))
+    for name, what in (("attention_branches", "attention branches"), ("encoder_paths", "paths")):
+        if (count := getattr(config, name, 1)) > 1:
+            facts.append(f"{count} {what}")
+    pair = getattr(config, "source_lang", None), getattr(config, "target_lang", None)
+    if None not in pair:
+        facts.append("{} → {}".format(*pair))
+    return " · ".join(facts)

@@ -1,0 +1,25 @@
+"""Show a page that translates with one or several models side by side, and what each architecture did.
+
+    hf-deepwide demo runs/quickstart
+    hf-deepwide demo runs/vanilla runs/mat exported-int8 --port 8000
+
+A model is the folder of a run, a checkpoint, a folder that was exported to CTranslate2, or a Hub id. The page shows
+translations, all beams with their scores, times, and pictures: attention of each branch, layers that latent depth
+uses, weights of paths, gates of depth-wise LSTMs. It is served by this machine alone, and sends nothing anywhere.
+"""
+
+import argparse
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a folder or a Hub id")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--port", type=int, help="default: the first free port from 7860 on")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load the models, serve the page until it is interrupted."""
+    from hf_deepwide.demo import serve
+
+    serve(args.models, args.host, args.port)

@@ -1,0 +1,234 @@
+"""The demo without a browser: what it translates, shows and refuses."""
+
+import base64
+import html
+import importlib.util
+import re
+import sys
+
+import httpx
+import pytest
+import torch
+from coded_languages import KINDS
+from demo_models import TEXTS, build, save
+from paired_languages import build as build_pairs
+
+from hf_deepwide.analysis.inside import Inside
+from hf_deepwide.demo.page import (
+    FAILURES,
+    MOST_CHARACTERS,
+    MOST_LINES,
+    POLICY,
+    build_page,
+    launch,
+    read_request,
+    show_beams,
+    show_inside,
+    show_problem,
+    show_time,
+)
+from hf_deepwide.demo.pictures import pictures
+from hf_deepwide.demo.systems import (
+    Answer,
+    Beam,
+    CheckpointSystem,
+    Request,
+    Seen,
+    language_choices,
+    load_systems,
+    start_languages,
+    words,
+)
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.models.language_pairs import Languages
+from hf_deepwide_cli import main
+
+EVIL = "<script>alert(1)</script> & \"<b>'"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("mat"), "mat", attention_branches=2)
+
+
+@pytest.fixture(scope="module")
+def system(folder):
+    (system,) = load_systems([folder])
+    return system
+
+
+def images(shown):
+    """The SVG images inside a piece of HTML."""
+    return [base64.b64decode(data).decode() for data in re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', shown)]
+
+
+def test_translations_are_those_of_translate(system):
+    request = read_request("\n".join([TEXTS[0], "", TEXTS[1]]), 3)
+    answer = system.translate(request)
+    expected = translate(system.model, system.tokenizer, request.lines, EvaluationArguments(num_beams=3))
+    assert [beams[0].text if beams else "" for beams in answer.beams] == expected
+    assert [len(beams) for beams in answer.beams] == [3, 0, 3]
+    assert answer.seconds > 0
+    assert "2 lines, 3 beams" in show_time(answer, request)
+    assert show_beams(answer).count("<tr") == 1 + 6
+
+
+def test_each_branch_is_a_panel(system):
+    request = read_request(TEXTS[0], 2)
+    answer = system.translate(request)
+    (image,) = images(show_inside(system, request, answer, 0, layer=1))
+    assert "branch 2" in image
+    assert "branch 3" not in image
+    assert "decoder layer 1" in show_inside(system, request, answer, 0, layer=1)
+    assert "decoder layer 2" in show_inside(system, request, answer, 0, layer=None)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        ("latent_depth", {"inference_selection": "hard"}, "latent depth"),
+        ("multipath_transformer", {"encoder_paths": 2}, "paths"),
+        ("depthwise_lstm", {}, "gates"),
+    ],
+)
+def test_a_family_shows_what_is_its_own(family, fields, said, tmp_path):
+    (system,) = load_systems([save(tmp_path, family, **fields)])
+    request = read_request(TEXTS[2], 2)
+    shown = show_inside(system, request, system.translate(request), 0, None)
+    assert len(images(shown)) == 2
+    assert said in shown
+
+
+def test_text_is_shown_as_text(system):
+    beam = Beam(EVIL, (1,), -0.5)
+    shown = show_beams(Answer(((beam,),), 0.1, (EVIL,))) + show_time(Answer((), 0.1, (EVIL,)), Request((EVIL,), 1))
+    shown += show_problem(UserError(EVIL + "\nmore"))
+    assert "<script" not in shown
+    assert "<b>" not in shown
+    assert shown.count(html.escape(EVIL)) == 3
+    seen = Seen(Inside({1: torch.rand(1, 1, 1)}, {}), [EVIL], [EVIL], 0)
+    (image,) = images(pictures(None, seen, None))
+    assert "<script" not in image
+
+
+def test_problems_are_one_line():
+    assert "\n" not in show_problem(RuntimeError("a\nb\nc"))
+    assert "MemoryError" in show_problem(MemoryError())
+
+
+@pytest.mark.parametrize(
+    ("text", "beams", "said"),
+    [
+        ("", 2, "Write"),
+        (" \n ", 2, "Write"),
+        (None, 2, "Write"),
+        ("x" * (MOST_CHARACTERS + 1), 2, "characters"),
+        ("a\n" * (MOST_LINES + 1), 2, "lines"),
+        ("a", 0, "beams"),
+        ("a", 10**9, "beams"),
+    ],
+)
+def test_what_is_too_much_is_refused(text, beams, said):
+    with pytest.raises(UserError, match=said):
+        read_request(text, beams)
+
+
+def test_a_bad_text_is_a_problem_of_this_text_alone(system):
+    with pytest.raises(FAILURES, match="surrogate"):
+        system.translate(Request(("\ud800",), 2))
+    assert system.translate(Request((TEXTS[0],), 2)).beams[0]
+
+
+def test_a_line_that_is_cut_is_noted(system):
+    answer = system.translate(read_request(TEXTS[0] + "\n" + "dogs " * 60, 1))
+    (note,) = answer.notes
+    assert note.startswith("Line 2")
+    assert "48" in note
+
+
+@pytest.mark.parametrize("family", ["vanilla_transformer", "latent_depth"])
+def test_languages_are_chosen_on_the_page(family, tmp_path):
+    model, tokenizer = build_pairs(family, "source", posteriors="target" if family == "latent_depth" else "none")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (system,) = load_systems([tmp_path])
+    assert language_choices(system.languages) == (["en"], ["de", "fr"])
+    assert start_languages(system.languages) == ("en", "de")
+    german, french = (system.translate(Request(tuple(TEXTS), 2, "en", target)).beams for target in ("de", "fr"))
+    assert german != french
+    request = Request(tuple(TEXTS), 2, "en", "fr")
+    assert "<figure>" in show_inside(system, request, system.translate(request), 0, None)
+    with pytest.raises(FAILURES, match="target language"):
+        system.translate(Request(tuple(TEXTS), 2))
+
+
+def test_codes_are_offered(tmp_path):
+    make, *_, source, target, _ = KINDS["nllb"]
+    languages = Languages(None, None, make(tmp_path))
+    sources, targets = language_choices(languages)
+    assert source in sources
+    assert target in targets
+    assert language_choices(Languages(None, None, build("mat")[1])) == ([], [])
+
+
+def test_a_model_of_one_pair_says_that_languages_do_not_apply(system):
+    assert system.translate(Request((TEXTS[0],), 1, "en", "fr")).notes
+    assert not system.translate(Request((TEXTS[0],), 1)).notes
+
+
+def test_tokens_are_spelt_for_a_reader(system):
+    ids = system.tokenizer("two dogs")["input_ids"]
+    assert "".join(words(system.tokenizer, ids)).replace("▁", "") == "twodogs</s>"
+
+
+def test_systems_of_one_name_are_told_apart(tmp_path):
+    folders = [save(tmp_path / name / "run", "vanilla_transformer") for name in "ab"]
+    assert [system.name for system in load_systems(folders)] == ["a/run", "b/run"]
+    with pytest.raises(UserError, match="twice"):
+        load_systems([folders[0], folders[0]])
+
+
+def test_the_page_is_served_by_this_machine_alone(folder):
+    page = build_page([folder])
+    url = launch(page)
+    try:
+        answer = httpx.get(url, trust_env=False)
+        config = httpx.get(f"{url}config", trust_env=False).json()
+        theme = httpx.get(f"{url}theme.css", trust_env=False)
+    finally:
+        page.close()
+    assert url.startswith("http://127.0.0.1:")
+    assert answer.status_code == 200
+    assert answer.headers["content-security-policy"] == POLICY
+    assert "https:" not in POLICY
+    assert config["analytics_enabled"] is False
+    assert not re.search(r"url\(.?http", theme.text)
+    assert all(dependency["api_visibility"] == "private" for dependency in config["dependencies"])
+
+
+def test_a_missing_extra_is_one_line(folder, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "gradio" else find(name, *rest)
+    )
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", "demo", str(folder)])
+    with pytest.raises(SystemExit):
+        main()
+    error = capsys.readouterr().err
+    assert "pip install hf_deepwide[demo]" in error
+    assert error.count("\n") == 1
+
+
+def test_a_checkpoint_that_is_none_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", "demo", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_facts_name_family_and_size(system):
+    assert isinstance(system, CheckpointSystem)
+    assert system.facts.startswith("mat · ")
+    assert "2 attention branches" in system.facts
