@@ -30,7 +30,15 @@ from .vanilla_form import SHARED, Tensors, as_vanilla, load_base, name_of, own_f
 logger = logging.getLogger(__name__)
 
 # What an override may change without changing the base's function …
-BRANCHING = ("attention_branches", "ffn_branches", "drop_branch", "drop_unit", "branch_merge")
+BRANCHING = (
+    "attention_branches",
+    "ffn_branches",
+    "drop_branch",
+    "ffn_drop_branch",
+    "drop_granularity",
+    "drop_unit",
+    "branch_merge",
+)
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 DROPPING = ("dropout", "attention_dropout", "activation_dropout", "layer_drop")
 FREE = {*BRANCHING, *TOKEN_IDS, *DROPPING, "init_std", "use_cache"}
@@ -145,7 +153,7 @@ def target_config(
     """
     known, start = own_fields(config_class), start_of(config_class)
     fields = {field: getattr(base, field) for field in own_fields(DeepWideConfig)}
-    if base.attention_branches == base.ffn_branches == 1 and not base.drop_branch:
+    if base.attention_branches == base.ffn_branches == 1 and not (base.drop_branch or base.ffn_drop_branch):
         fields = {field: value for field, value in fields.items() if field not in BRANCHING}
     for field, value in overrides.items():
         if field not in known:

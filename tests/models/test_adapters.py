@@ -47,11 +47,12 @@ def test_merging_an_adapter_changes_nothing(targets, family):
     torch.testing.assert_close(merged, unmerged, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("granularity", ["batch", "sentence"])
 @pytest.mark.parametrize("drop_unit", ["branch", "head"])
 @pytest.mark.parametrize("targets", TARGETS)
-def test_an_adapted_model_drops_as_a_merged_one(targets, drop_unit):
+def test_an_adapted_model_drops_as_a_merged_one(targets, drop_unit, granularity):
     """Adapted branches are weighed by 0 or 1, merged ones left out: with one seed the losses are the same."""
-    options = {"drop_branch": 0.4, "drop_unit": drop_unit}
+    options = {"drop_branch": 0.4, "drop_unit": drop_unit, "drop_granularity": granularity}
     one, two = adapted(targets, **options).train(), adapted(targets, **options).merge_and_unload().train()
     losses = set()
     for seed in range(3):

@@ -43,13 +43,14 @@ REFUSED = [
     # a rate
     *(
         ({name: value}, [f"`{name}`", "[0, 1)", f"got {value}"])
-        for name in ("dropout", "attention_dropout", "activation_dropout", "drop_branch")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "drop_branch", "ffn_drop_branch")
         for value in (-0.1, 1, 1.5, float("nan"))
     ),
     ({"init_std": -0.02}, ["`init_std`", "at least 0", "got -0.02"]),
     # a name
     ({"position_embedding_type": "rotary"}, ["`position_embedding_type`", "sinusoidal, marian, learned", "'rotary'"]),
     ({"drop_unit": "layer"}, ["`drop_unit`", "branch, head", "'layer'"]),
+    ({"drop_granularity": "token"}, ["`drop_granularity`", "batch, sentence", "'token'"]),
     ({"branch_merge": "sum"}, ["`branch_merge`", "mean, double_mean", "'sum'"]),
     ({"activation_function": "reluu"}, ["`activation_function`", "relu", "'reluu'"]),
     # a vocabulary
@@ -116,6 +117,7 @@ def test_defaults_are_those_of_the_papers():
         assert config.position_embedding_type == "sinusoidal"
         assert config.branch_merge == "mean"
         assert config.drop_unit == "branch"
+        assert (config.drop_granularity, config.ffn_drop_branch) == ("batch", None)
         assert config.attention_bias
         assert config.share_encoder_decoder_embeddings
         assert config.tie_word_embeddings

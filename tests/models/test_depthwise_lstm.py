@@ -365,6 +365,7 @@ def test_a_few_steps_of_training_lower_the_loss():
         ({"share_hidden": "global", "decoder_ffn_dim": 20}, "to be equal, got 24 and 20"),
         ({"decoder_merge": "two_lstms", "cross_query": "residual"}, "`cross_query` must be 'self'"),
         ({"normalize_before": False}, "`normalize_before` must be True"),
+        ({"ffn_drop_branch": 0.1}, "`ffn_drop_branch` must be None: there is no feed-forward sub-layer, got 0.1"),
         ({"ffn_branches": 2}, "`ffn_branches` must be 1: there is no feed-forward sub-layer, got 2"),
     ],
 )

@@ -60,14 +60,18 @@ def test_two_constant_branches_have_four_outcomes_in_the_right_proportions(merge
     assert total / draws == pytest.approx(3 / divisor, abs=0.04 / divisor)
 
 
+@pytest.mark.parametrize("granularity", ["batch", "sentence"])
 @pytest.mark.parametrize("drop_unit", ["branch", "head"])
-def test_the_mean_over_draws_is_the_undropped_output(drop_unit):
+def test_the_mean_over_draws_is_the_undropped_output(drop_unit, granularity):
     """Eq. 5-6 and 9 are unbiased, biases included: training sees on average what inference computes."""
-    layer = attention_layer(drop_branch=0.4, drop_unit=drop_unit)
+    layer = attention_layer(drop_branch=0.4, drop_unit=drop_unit, drop_granularity=granularity)
     x, draws = inputs(shape=(1, 2, 8)), 5_000
     torch.manual_seed(1)
     with torch.no_grad():
-        samples = torch.stack([layer(x)[0] for _ in range(draws)])
+        if granularity == "sentence":
+            samples = layer(x.expand(draws, -1, -1))[0][:, None]
+        else:
+            samples = torch.stack([layer(x)[0] for _ in range(draws)])
         expected = layer.eval()(x)[0]
     error = (samples.mean(0) - expected) / (samples.std(0) / draws**0.5)
     assert error.abs().max() < 4
@@ -197,6 +201,49 @@ def test_a_dropped_branch_is_not_computed(implementation, monkeypatch):
         assert costs == [costs[1] * n for n in range(4)]
 
 
+@pytest.mark.parametrize("ffn_branches", [1, 3])
+def test_each_sentence_has_branches_of_its_own(ffn_branches):
+    """What a sentence is given is what a batch of it alone is given by the same gates; sentences differ."""
+    torch.manual_seed(0)
+    fields = {"drop_branch": 0.5, "drop_granularity": "sentence", "ffn_branches": ffn_branches}
+    ffn, x = feed_forward_layer(**fields), inputs(shape=(1, 4, 8)).expand(300, -1, -1)
+    with torch.no_grad():
+        outputs = ffn(x)
+        blocks = ffn.fc2.weight.split(12, dim=1), ffn.fc2.bias.split(8)
+        inner = ffn.activation(ffn.fc1(x[0])).split(12, dim=-1)
+        branches = [inner[i] @ w.T + b for i, (w, b) in enumerate(zip(*blocks, strict=True))]
+    patterns = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * ffn_branches).view(-1, ffn_branches)
+    counts = []
+    for pattern in patterns:
+        expected = sum(gate * branch for gate, branch in zip(pattern, branches, strict=True)) / ffn_branches / 0.5
+        counts.append(sum(torch.allclose(output, expected, atol=1e-5) for output in outputs))
+    assert sum(counts) == 300
+    assert min(counts) > 0.7 * 300 / len(patterns) - 10
+
+
+def test_feed_forward_branches_have_a_rate_of_their_own():
+    """Rate 0 is the ablation of section 4.2: attention drops alone. None is the rate of attention."""
+    torch.manual_seed(0)
+    alone = feed_forward_layer(drop_branch=0.9, ffn_drop_branch=0.0)
+    x = inputs()
+    with torch.no_grad():
+        assert torch.equal(alone(x), alone.eval()(x))
+        quarter = feed_forward_layer(drop_branch=0.0, ffn_drop_branch=0.25)
+        dropped = sum(bool((quarter(x) == 0).all()) for _ in range(400))
+    assert dropped / 400 == pytest.approx(0.25, abs=0.08)
+    assert feed_forward_layer(drop_branch=0.4).drop_branch == 0.4
+    layer = attention_layer(drop_branch=0.0, ffn_drop_branch=0.9)
+    with torch.no_grad():
+        assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+def test_sentences_keep_the_type_of_autocast():
+    layer = attention_layer(drop_branch=0.5, drop_granularity="sentence", attn_implementation="sdpa")
+    with torch.autocast("cpu", torch.bfloat16):
+        output, _ = layer(inputs())
+    assert output.dtype == torch.bfloat16
+
+
 def test_evaluation_and_rate_zero_draw_nothing(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("drew a random number")
@@ -204,19 +251,20 @@ def test_evaluation_and_rate_zero_draw_nothing(monkeypatch):
     monkeypatch.setattr(torch, "rand", refuse)
     layer = attention_layer(drop_branch=0.5, drop_unit="head").eval()
     layer(inputs())
+    attention_layer(drop_branch=0.5, drop_granularity="sentence").eval()(inputs())
     attention_layer(drop_branch=0.0)(inputs())
     feed_forward_layer(drop_branch=0.5).eval()(inputs())
     feed_forward_layer(drop_branch=0.0)(inputs())
 
 
+@pytest.mark.parametrize("granularity", ["batch", "sentence"])
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing_drops_the_same_branches_again(use_reentrant):
+def test_gradient_checkpointing_drops_the_same_branches_again(use_reentrant, granularity):
     """Recomputation replays the random numbers: the same loss and gradients as without it, dropout and all."""
     results = []
     for checkpoint in (False, True):
-        model = build(
-            "mat-3", drop_branch=0.4, dropout=0.2, attention_dropout=0.1, activation_dropout=0.1, ffn_branches=2
-        ).train()
+        dropout = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
+        model = build("mat-3", drop_branch=0.4, drop_granularity=granularity, ffn_branches=2, **dropout).train()
         if checkpoint:
             model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
             assert model.model.encoder.layers[0].gradient_checkpointing
@@ -227,8 +275,9 @@ def test_gradient_checkpointing_drops_the_same_branches_again(use_reentrant):
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_dropping_differs_between_calls_and_repeats_with_the_seed():
-    model = build("mat-3", drop_branch=0.5).train()
+@pytest.mark.parametrize("granularity", ["batch", "sentence"])
+def test_dropping_differs_between_calls_and_repeats_with_the_seed(granularity):
+    model = build("mat-3", drop_branch=0.5, drop_granularity=granularity).train()
     with torch.no_grad():
         torch.manual_seed(0)
         one, two = model(**pair()).loss, model(**pair()).loss

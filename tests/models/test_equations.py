@@ -84,28 +84,36 @@ def test_dropout_stands_where_the_papers_have_it(case, monkeypatch):
 
 @pytest.mark.parametrize("use_cache", [False, True], ids=["", "cached"])
 @pytest.mark.parametrize("drop_unit", ["branch", "head"])
+@pytest.mark.parametrize("granularity", ["batch", "sentence"])
 @pytest.mark.parametrize("case", ["mat-1", "mat-3", "mat-2-prenorm", "mat-3-two-vocabularies"])
-def test_training_with_drop_branch_is_the_equations_and_so_are_its_gradients(case, drop_unit, use_cache, draws):
+def test_training_with_drop_branch_is_the_equations_and_so_are_its_gradients(
+    case, granularity, drop_unit, use_cache, draws
+):
     """Eq. 5-10, given the U's: what is dropped, how the rest is scaled, and what that does to every gradient.
 
     With a cache, which must hold all branches, they are computed and weighed by 0 instead of being left out.
     """
-    model = build(case, **SMALL, drop_branch=0.5, drop_unit=drop_unit).double().train()
+    fields = {"drop_branch": 0.5, "drop_unit": drop_unit, "drop_granularity": granularity}
+    model = build(case, **SMALL, **fields).double().train()
     batch = pair((4, 3), (3, 2))
     drawn = draws(model, seed=4)
     got = model(**batch, use_cache=use_cache).logits
     assert len(drawn) == 2 * 2 + 2 * 3
+    rows = 2 if granularity == "sentence" else 1  # draws in a forward pass
+    drawn = {name: u.view(rows, -1) for name, u in drawn.items()}
     if drop_unit == "head":  # one number for each head of each branch
         heads = {name: 2 if "encoder.layers" in name else 4 for name in drawn if "attn" in name}
-        drawn |= {name: drawn[name].view(model.config.attention_branches, count) for name, count in heads.items()}
-
-    kept = {int((u >= 0.5).flatten(1).any(1).sum()) if u.dim() > 1 else int((u >= 0.5).sum()) for u in drawn.values()}
-    assert {0, 1} <= kept if drop_unit == "branch" else kept
+        branches = model.config.attention_branches
+        drawn |= {name: drawn[name].view(rows, branches, count) for name, count in heads.items()}
+    else:
+        assert {0, 1} <= {int((u >= 0.5).sum()) for draws in drawn.values() for u in draws}
+    assert (rows == 1) == all(torch.equal(u[0], u[-1]) for u in drawn.values())
 
     weights = leaves(model)
     loss = expected_loss = 0
     for row, (source, target) in enumerate(sentences(batch)):
-        expected = naive_logits(weights, model.config, source, target, drawn.__getitem__)
+        uniform = {name: u[row % rows] for name, u in drawn.items()}
+        expected = naive_logits(weights, model.config, source, target, uniform.__getitem__)
         here = got[row, : len(target)]
         torch.testing.assert_close(here, expected, atol=1e-10, rtol=1e-10)
         direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(row))

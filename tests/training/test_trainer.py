@@ -176,9 +176,11 @@ def test_workers_are_asked_as_the_recipe_says(make):
         assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
 
 
-def test_evaluation_does_not_change_training(make):
+@pytest.mark.parametrize("granularity", ["batch", "sentence"])
+def test_evaluation_does_not_change_training(make, granularity):
     """Dropout's random numbers, and with them the weights, are the same however often validation is looked at."""
-    noisy = {"model": {"dropout": 0.2, "drop_branch": 0.3}, "max_steps": 6, "max_tokens": 1024}
+    model = {"dropout": 0.2, "drop_branch": 0.3, "drop_granularity": granularity}
+    noisy = {"model": model, "max_steps": 6, "max_tokens": 1024}
     weights = []
     for evaluating in ({}, {"eval_strategy": "steps", "eval_steps": 2, "predict_with_generate": True}):
         trainer = make("mat", **noisy, **evaluating)

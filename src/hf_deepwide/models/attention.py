@@ -11,7 +11,16 @@ from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .branches import BranchDrop, BranchInput, BranchSum, draw_branches, merge_scale, no_branch, project_together
+from .branches import (
+    BranchDrop,
+    BranchInput,
+    BranchSum,
+    draw_branches,
+    draw_gates,
+    merge_scale,
+    no_branch,
+    project_together,
+)
 
 
 def eager_attention(
@@ -70,6 +79,7 @@ class MultiBranchAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.drop_branch = config.drop_branch
         self.drop_unit = config.drop_unit
+        self.by_sentence = config.drop_granularity == "sentence"
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
 
         shape = (self.branches, config.d_model, config.d_model)
@@ -94,27 +104,30 @@ class MultiBranchAttention(nn.Module):
         """
         drop, by_head = BranchDrop(self.merge_scale), self.drop_unit == "head"
         if self.training and self.drop_branch > 0:
-            shape = self.branches, self.num_heads if by_head else 1
-            kept = draw_branches(math.prod(shape), self.drop_branch)
-            skip = self._can_skip(past_key_values, kwargs)
-            if skip and not kept:
-                return no_branch(self, hidden_states, encoder_hidden_states), None
+            shape, device = (self.branches, self.num_heads if by_head else 1), hidden_states.device
             scale = self.merge_scale if by_head else self.merge_scale / (1 - self.drop_branch)
-            drop = BranchDrop.of(scale, kept, shape, skip, hidden_states.device)
+            if self.by_sentence:
+                drop = BranchDrop(scale, gates=draw_gates(len(hidden_states), shape, self.drop_branch, device))
+            else:
+                kept = draw_branches(math.prod(shape), self.drop_branch)
+                skip = self._can_skip(past_key_values, kwargs)
+                if skip and not kept:
+                    return no_branch(self, hidden_states, encoder_hidden_states), None
+                drop = BranchDrop.of(scale, kept, shape, skip, device)
 
         context, weights = self.attend(
             hidden_states, attention_mask, encoder_hidden_states, past_key_values, drop.kept, **kwargs
         )
         if drop.gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
-            gates = drop.gates.expand(-1, self.num_heads).flatten()
-            context = context * gates[:, None].to(context.dtype)
+            gates = drop.gates.expand(*drop.gates.shape[:-1], self.num_heads).flatten(-2)  # [heads] or [B, heads]
+            context = context * gates[..., None, :, None].to(context.dtype)
         if by_head and self.training and self.drop_branch > 0:
             context = context / (1 - self.drop_branch)  # the bias of the output belongs to no head: it is not scaled
         context = context.reshape(*hidden_states.shape[:-1], -1)
         if drop.kept is not None:
             output = self.out_proj(context, kept=drop.kept)
         elif drop.gates is not None and not by_head:
-            output = self.out_proj(context, gates=drop.gates[:, 0])
+            output = self.out_proj(context, gates=drop.gates[..., 0])
         else:
             output = self.out_proj(context)
         if drop.scale != 1:

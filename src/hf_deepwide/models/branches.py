@@ -25,13 +25,23 @@ def draw_branches(units: int, drop_rate: float) -> list[int]:
     return [i for i, u in enumerate(torch.rand(units, device="cpu").tolist()) if u >= drop_rate]
 
 
+def draw_gates(sentences: int, shape: tuple[int, int], drop_rate: float, device: torch.device) -> torch.Tensor:
+    """Draw 1 for a kept and 0 for a dropped unit, `[sentences, N, units of a branch]` (MAT, Eq. 5 and 9).
+
+    Each sentence has its own U for each unit. One forward pass thus averages over as many draws as it has sentences.
+    The released code makes one draw a forward pass, and its WMT command averages 128 forward passes in an update.
+    """
+    return (torch.rand(sentences, *shape, device=device) >= drop_rate).float()
+
+
 class BranchDrop(NamedTuple):
     """What drop-branch decides for one forward pass of a sub-layer.
 
     Attributes:
         scale: the factor of the sub-layer's output: 1/N, and in training 1 / (1 - rho) where whole branches drop.
         kept: the branches to compute. None: all.
-        gates: 1 for a kept and 0 for a dropped unit, `[N, units of a branch]`. None: nothing that is computed drops.
+        gates: 1 for a kept and 0 for a dropped unit, `[N, units of a branch]`, or `[B, N, units of a branch]` where
+            each sentence has its own. None: nothing that is computed drops.
     """
 
     scale: float
@@ -115,7 +125,10 @@ class BranchSum(nn.Linear):
     def forward(
         self, x: torch.Tensor, kept: Sequence[int] | None = None, gates: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum over all branches, or only over those in `kept`; `gates` `[N]` weighs the biases as `x` was weighed."""
+        """Sum over all branches, or only over those in `kept`.
+
+        `gates` `[N]`, or `[batch, N]`, weighs the biases as `x` was weighed.
+        """
         weight, bias = self.weight, self.bias
         if kept is not None:
             weights = weight.chunk(self.branches, dim=1)
@@ -125,8 +138,11 @@ class BranchSum(nn.Linear):
             if kept is not None:
                 bias = bias[list(kept)]
             elif gates is not None:
-                bias = bias * gates.to(bias.dtype)[:, None]
-            bias = bias.sum(0)
+                bias = bias * gates.to(bias.dtype)[..., None]
+            bias = bias.sum(-2)
+            if bias.dim() > 1:  # [batch, out]: each sentence has its own
+                output = nn.functional.linear(x, weight)
+                return output + bias[:, None].to(output.dtype)
         return nn.functional.linear(x, weight, bias)
 
 

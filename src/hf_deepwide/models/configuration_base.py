@@ -1,9 +1,9 @@
 """The fields that every family shares, and how they are checked.
 
 Names follow Marian's configuration. Two axes are kept apart. *Width* is what one sub-layer computes
-(`attention_branches`, `ffn_branches`, `drop_branch`, `drop_unit`, `branch_merge`). *Depth* is how layers are joined
-(`normalize_before`, and what a family adds). At their defaults both axes are at rest, and the model is the Transformer
-of Vaswani et al. (2017).
+(`attention_branches`, `ffn_branches`, `drop_branch`, `ffn_drop_branch`, `drop_granularity`, `drop_unit`,
+`branch_merge`). *Depth* is how layers are joined (`normalize_before`, and what a family adds). At their defaults both
+axes are at rest, and the model is the Transformer of Vaswani et al. (2017).
 """
 
 import dataclasses
@@ -95,6 +95,10 @@ class DeepWideConfig(PreTrainedConfig):
         attention_branches: N_a, parallel attentions in each attention sub-layer (MAT, Eq. 4).
         ffn_branches: N_f, parallel feed-forward networks in each such sub-layer (MAT, Eq. 8).
         drop_branch: rho, the probability of dropping a branch in training (MAT, Eq. 5-8).
+        ffn_drop_branch: the same for feed-forward branches, where it differs; None means `drop_branch`. 0 is the
+            paper's ablation without drop-branch at the FFN layers (section 4.2).
+        drop_granularity: `"batch"` makes one draw of U (Eq. 5) for all sentences of a forward pass, as the released
+            code does, and does not compute what drops. `"sentence"` makes one draw for each sentence.
         drop_unit: `"branch"` drops whole attention branches (Eq. 5), `"head"` their heads one by one (Eq. 9).
         branch_merge: `"mean"` is the paper's 1/N; `"double_mean"` the released code's 1/N**2.
 
@@ -135,6 +139,8 @@ class DeepWideConfig(PreTrainedConfig):
     attention_branches: int = 1
     ffn_branches: int = 1
     drop_branch: float | int = 0.0
+    ffn_drop_branch: float | int | None = None
+    drop_granularity: Literal["batch", "sentence"] = "batch"
     drop_unit: Literal["branch", "head"] = "branch"
     branch_merge: Literal["mean", "double_mean"] = "mean"
     bos_token_id: int | None = 0
@@ -223,7 +229,7 @@ class DeepWideConfig(PreTrainedConfig):
 
     def validate_probabilities(self) -> None:
         """Rates lie in [0, 1)."""
-        check_rates(self, "dropout", "attention_dropout", "activation_dropout", "drop_branch")
+        check_rates(self, "dropout", "attention_dropout", "activation_dropout", "drop_branch", "ffn_drop_branch")
         check_bounds(self, 0, WEIGHT, "init_std")
 
     def validate_activation(self) -> None:
@@ -275,8 +281,8 @@ def check_bounds(config: PreTrainedConfig, least: float, most: float, *names: st
 
 
 def check_rates(config: PreTrainedConfig, *names: str) -> None:
-    """Refuse fields that are no rate, which is 0 or more and less than 1."""
+    """Refuse fields that are no rate, which is 0 or more and less than 1; None is accepted."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not 0 <= value < 1:
+        if isinstance(value, bool) or not (value is None or 0 <= value < 1):
             raise ValueError(f"`{name}` must be in [0, 1), got {quote(value)}")

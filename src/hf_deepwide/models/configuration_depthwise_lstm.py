@@ -120,5 +120,9 @@ class DepthwiseLSTMConfig(DeepWideConfig):
                 "`normalize_before` must be True: there is no residual connection to normalise behind; "
                 "`attn_input_norm=False` takes the norms before the attentions away"
             )
+        if self.ffn_drop_branch is not None:
+            raise ValueError(
+                f"`ffn_drop_branch` must be None: there is no feed-forward sub-layer, got {self.ffn_drop_branch}"
+            )
         if self.ffn_branches != 1:
             raise ValueError(f"`ffn_branches` must be 1: there is no feed-forward sub-layer, got {self.ffn_branches}")

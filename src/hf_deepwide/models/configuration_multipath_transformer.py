@@ -67,5 +67,6 @@ class MultiPathConfig(DeepWideConfig):
         for name in ("attention_branches", "ffn_branches"):
             if getattr(self, name) != 1:
                 raise ValueError(f"`{name}` must be 1: the width here is `encoder_paths`, got {getattr(self, name)}")
-        if self.drop_branch:
-            raise ValueError(f"`drop_branch` must be 0: paths are never dropped, got {self.drop_branch}")
+        for name in ("drop_branch", "ffn_drop_branch"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` must be 0: paths are never dropped, got {getattr(self, name)}")
