@@ -1,6 +1,7 @@
 """Encoding, batching and padding, against what the text and the lengths say by hand."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -171,6 +172,24 @@ def test_largest_batches_are_split_for_the_multiple():
     assert [len(batch) for batch in sampler] == [16, 16, 16, 16, 32, 4]
     tiny = TokenBatchSampler([8] * 5, [8] * 5, 256, seed=0, batch_multiple=5)
     assert [len(batch) for batch in tiny] == [1] * 5
+
+
+@pytest.mark.parametrize("length_multiple", [1, 8])
+def test_batches_by_real_tokens_hold_as_many_as_fit(encoded, length_multiple):
+    """Padding does not count, and no batch has room for as many more sentences as its number is a multiple of."""
+    source, target = encoded["source_length"], encoded["target_length"]
+    fields = {"max_tokens": 700, "shuffle": False, "length_multiple": length_multiple}
+    batches = list(sampler_of(encoded, **fields, batch_by="real"))
+    assert sorted(row for batch in batches for row in batch) == list(range(len(encoded)))
+    for batch, after in pairwise(batches):
+        assert len(batch) % length_multiple == 0
+        for side in (source, target):
+            assert sum(side[row] for row in batch) <= 700
+        more = batch + after[:length_multiple]
+        if len(after) >= length_multiple:
+            assert max(sum(side[row] for row in more) for side in (source, target)) > 700
+    if length_multiple == 8:
+        assert len(batches) < len(sampler_of(encoded, **fields))
 
 
 def test_sampler_mistakes():

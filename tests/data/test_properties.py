@@ -91,10 +91,19 @@ lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1
 
 
 @quick
-@given(lengths, st.integers(128, 700), st.integers(1, 8), st.sampled_from([1, 4, 8]), st.integers(0, 9))
-def test_sampler(pairs, max_tokens, batch_multiple, length_multiple, seed):
+@given(
+    lengths,
+    st.integers(128, 700),
+    st.integers(1, 8),
+    st.sampled_from([1, 4, 8]),
+    st.integers(0, 9),
+    st.sampled_from(["padded", "real"]),
+)
+def test_sampler(pairs, max_tokens, batch_multiple, length_multiple, seed, batch_by):
     source, target = zip(*pairs, strict=True)
-    fields = {"seed": seed, "batch_multiple": batch_multiple, "length_multiple": length_multiple}
+    fields = {
+        "seed": seed, "batch_multiple": batch_multiple, "length_multiple": length_multiple, "batch_by": batch_by,
+    }  # fmt: skip
     sampler = TokenBatchSampler(source, target, max_tokens, **fields)
     twin = TokenBatchSampler(list(source), np.array(target), max_tokens, **fields)
 
@@ -111,7 +120,10 @@ def test_sampler(pairs, max_tokens, batch_multiple, length_multiple, seed):
         assert len(batches) == len(sampler)
         assert len(batches) % batch_multiple == 0
         shapes = Counter((len(batch), padded(source, batch), padded(target, batch)) for batch in batches)
-        assert all(sentences * max(lengths) <= max_tokens for sentences, *lengths in shapes)
+        if batch_by == "padded":
+            assert all(sentences * max(lengths) <= max_tokens for sentences, *lengths in shapes)
+        else:
+            assert all(sum(side[row] for row in batch) <= max_tokens for batch in batches for side in (source, target))
         all_shapes.append(shapes)
     assert all_shapes[0] == all_shapes[1] == all_shapes[2]
 

@@ -248,7 +248,8 @@ def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
 
 def test_pairs_that_no_batch_could_hold_are_told_before_the_first_step(corpus, tmp_path):
     """Not when one turns up in the stream; lengths are as padded."""
-    values = tiny_values(tmp_path / "run", max_tokens=96, eval_strategy="no", load_best_model_at_end=False)
+    padding = {"pad_to_multiple_of": 8}
+    values = tiny_values(tmp_path / "run", max_tokens=96, eval_strategy="no", load_best_model_at_end=False, **padding)
     values["data"] = {"root": str(corpus), "train": "train", "streaming": True, "max_length": 97}
     with pytest.raises(UserError, match=r"data.max_length 97 tokens, 104 when padded .* training.max_tokens 96"):
         run_recipe(check_recipe(values, "tiny", "tiny.yaml"))

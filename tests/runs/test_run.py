@@ -184,7 +184,9 @@ def unfinished(undisturbed, run: Path, **mark) -> None:
     (run / "run.json").write_text(json.dumps(read_mark(run) | mark), encoding="utf-8")
 
 
-@pytest.mark.parametrize("mark", [{"batches_per_update": 2}, {"precision": "fp16 autocast"}, {"attention": "flash"}])
+@pytest.mark.parametrize(
+    "mark", [{"batches_per_update": 2}, {"precision": "fp16 autocast"}, {"attention": "flash"}, {"padding": 64}]
+)
 def test_a_run_does_not_go_on_otherwise_than_it_began(mark, undisturbed, tmp_path):
     run = tmp_path / "run"
     unfinished(undisturbed, run, **mark)
@@ -197,6 +199,19 @@ def test_a_run_does_not_go_on_otherwise_than_it_began(mark, undisturbed, tmp_pat
     shutil.copytree(undisturbed[0] / "checkpoint-20", run / "checkpoint-20")  # training has ended: the rest may
     RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
     assert read_mark(run)[name] == value
+
+
+def test_a_run_of_an_older_version_goes_on_with_the_padding_of_its_time(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    unfinished(undisturbed, run)
+    mark = read_mark(run)
+    del mark["padding"]
+    (run / "run.json").write_text(json.dumps(mark), encoding="utf-8")
+    otherwise, as_then = (tiny_recipe(run, **OPTIONS, pad_to_multiple_of=multiple) for multiple in (16, 8))
+    with pytest.raises(UserError, match="padding: 8, now 16"):
+        RunFolder(run).open(otherwise, otherwise.training_arguments(), overwrite=False)
+    RunFolder(run).open(as_then, as_then.training_arguments(), overwrite=False)
+    assert read_mark(run)["padding"] == 8
 
 
 def test_what_comes_out_the_same_may_be_written_otherwise(undisturbed, tmp_path):

@@ -2,16 +2,15 @@
 
 Shape legend: [sentences, source] and [sentences, target], lengths in tokens with `</s>`.
 
-Lengths are rounded up to a multiple of 8 and the number of sentences in a batch follows from them alone, so
-that a corpus needs a few dozen distinct shapes: CPU libraries compile a kernel for each shape they meet, and
-tensor cores want multiples of 8 anyway.
+Lengths are rounded up to a multiple: 8 where tensor cores want it, 1 or 2 on processors, where padding costs more than
+it saves. `training.arguments` chooses. The number of sentences in a batch is rounded down to the same multiple.
 """
 
 import heapq
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from .sampling import Repeats
 
 logger = logging.getLogger(__name__)
 
+BatchBy = Literal["padded", "real"]
 ENCODED = Features(
     {
         "input_ids": List(Value("int32")),
@@ -162,13 +162,14 @@ class LengthFilter:
 class TokenBatchSampler:
     """Batches of pairs of similar length with at most `max_tokens` tokens, for `DataLoader(batch_sampler=…)`.
 
-    As the papers count, a batch has sentences × max(longest source, longest target) tokens, padding included.
+    As the papers count, a batch has sentences × max(longest source, longest target) tokens, padding included. With
+    `batch_by="real"` padding does not count: neither all sources nor all targets of a batch exceed `max_tokens`.
     Every pair occurs exactly once an epoch, unless `copies` asks for more.
 
     Pairs are sorted once, longest first, and cut into batches as large as fit. In each epoch a pair changes places
-    only with pairs of the same rounded lengths. So `set_epoch` changes which pairs share a batch, and the order of
-    batches. It never changes the number of batches or their shapes. All of it follows from `seed` and the epoch, and
-    is the same on every rank; accelerate deals the batches out to the ranks.
+    only with pairs of the same lengths, as they are counted. So `set_epoch` changes which pairs share a batch, and the
+    order of batches. It never changes the number of batches or their shapes. All of it follows from `seed` and the
+    epoch, and is the same on every rank; accelerate deals the batches out to the ranks.
 
     Args:
         source_lengths, target_lengths: tokens of each pair, `</s>` included.
@@ -178,6 +179,7 @@ class TokenBatchSampler:
             optimizer step has the same number. The largest batches are halved until it is: nothing is
             repeated or dropped.
         length_multiple: lengths are rounded up to it, as `TranslationCollator` pads.
+        batch_by: what `max_tokens` counts: "padded" or "real" tokens.
         shuffle: False gives the same batches each epoch, longest first.
         copies: how often each pair is seen in an epoch on average, 1 or more; None: once. Of 1.3, all pairs are seen
             once, and three in ten, others each epoch, once more.
@@ -199,21 +201,24 @@ class TokenBatchSampler:
         seed: int,
         batch_multiple: int = 1,
         length_multiple: int = 8,
+        batch_by: BatchBy = "padded",
         shuffle: bool = True,
         copies: Sequence[float] | None = None,
     ):
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
-        source = round_up(np.asarray(source_lengths, dtype=np.int64), length_multiple)
-        target = round_up(np.asarray(target_lengths, dtype=np.int64), length_multiple)
+        multiple = counted_multiple(length_multiple, batch_by)
+        source = round_up(np.asarray(source_lengths, dtype=np.int64), multiple)
+        target = round_up(np.asarray(target_lengths, dtype=np.int64), multiple)
         width = np.maximum(source, target)
         if width.max() > max_tokens:
             row = int(width.argmax())
+            longest = max(source_lengths[row], target_lengths[row])
+            padded = f", {width[row]} when padded to a multiple of {multiple}" if width[row] > longest else ""
             raise UserError(
-                f"the longest pair has {source_lengths[row]} source and {target_lengths[row]} target tokens, "
-                f"{width[row]} when padded to a multiple of {length_multiple}: more than training.max_tokens "
-                f"{max_tokens}. Raise max_tokens or lower data.max_length"
+                f"the longest pair has {source_lengths[row]} source and {target_lengths[row]} target tokens{padded}: "
+                f"more than training.max_tokens {max_tokens}. Raise max_tokens or lower data.max_length"
             )
         # Longest first, and within one width along the line from long source to long target, so that
         # neighbours differ in one side at a time and few batches mix lengths.
@@ -222,8 +227,10 @@ class TokenBatchSampler:
         if copies is not None:
             self._repeats = Repeats(np.stack([source, target], axis=1), np.asarray(copies, dtype=np.float64))
             self._order = self._repeats.extend(self._order)
-        self._cells = _runs(np.stack([source, target], axis=1)[self._order])
-        self._batches = _cut(width[self._order], max_tokens, batch_multiple)
+        source, target = source[self._order], target[self._order]
+        self._cells = _runs(np.stack([source, target], axis=1))
+        full = _full_by_padded if batch_by == "padded" else _full_by_real
+        self._batches = _cut(full(source, target, max_tokens), batch_multiple, length_multiple)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -250,6 +257,30 @@ def round_up(lengths: np.ndarray | int, multiple: int) -> np.ndarray | int:
     return -(-lengths // multiple) * multiple
 
 
+def counted_multiple(length_multiple: int, batch_by: BatchBy) -> int:
+    """The multiple that lengths are rounded up to before they are counted."""
+    return length_multiple if batch_by == "padded" else 1
+
+
+def _full_by_padded(source: np.ndarray, target: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Where a full batch ends that begins at each pair; of falling max(source, target)."""
+    return np.arange(len(source)) + max_tokens // np.maximum(source, target)
+
+
+def _full_by_real(source: np.ndarray, target: np.ndarray, max_tokens: int) -> np.ndarray:
+    """The same where padding does not count: the first pair with which one side exceeds `max_tokens`.
+
+    Behind the last pair the shortest sentences are thought to go on.
+    """
+    ends = []
+    for lengths in (source, target):
+        sums = np.cumsum(lengths)
+        end = np.searchsorted(sums, sums - lengths + max_tokens, side="right")
+        room = sums - lengths + max_tokens - sums[-1]
+        ends.append(end + np.maximum(room, 0) // lengths[-1])
+    return np.minimum(*ends)
+
+
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
     """Start and end of each run of equal rows."""
     cuts = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
@@ -257,32 +288,32 @@ def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def _cut(width: np.ndarray, max_tokens: int, batch_multiple: int) -> list[tuple[int, int]]:
-    """Cut falling widths into stretches (start, end) of at most `max_tokens`; see the class for the rest."""
-    batches, start = [], 0
-    while start < len(width):
-        end = min(start + _eights(max_tokens // int(width[start])), len(width))
+def _cut(full: np.ndarray, batch_multiple: int, sentence_multiple: int) -> list[tuple[int, int]]:
+    """Cut pairs into stretches (start, end), given where a full one ends; see the class for the rest."""
+    pairs, batches, start = len(full), [], 0
+    while start < pairs:
+        end = min(start + _round_down(int(full[start]) - start, sentence_multiple), pairs)
         batches.append((start, end))
         start = end
     missing = -len(batches) % batch_multiple
-    if len(batches) + missing > len(width):
+    if len(batches) + missing > pairs:
         raise UserError(
-            f"{len(width)} pair{'s' * (len(width) > 1)} cannot make a multiple of {batch_multiple} batches, one for "
+            f"{pairs} pair{'s' * (pairs > 1)} cannot make a multiple of {batch_multiple} batches, one for "
             "each process and accumulation step; give more data, or use fewer of these"
         )
     heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences
     heapq.heapify(heap)
     for _ in range(missing):
         _, start, end = heapq.heappop(heap)
-        middle = start + _eights((end - start) // 2)
+        middle = start + _round_down((end - start) // 2, sentence_multiple)
         heapq.heappush(heap, (start - middle, start, middle))
         heapq.heappush(heap, (middle - end, middle, end))
     return sorted((start, end) for _, start, end in heap)
 
 
-def _eights(sentences: int) -> int:
-    """Round down to a multiple of 8, except below it."""
-    return sentences - sentences % 8 if sentences > 8 else sentences
+def _round_down(sentences: int, multiple: int) -> int:
+    """Round down to a multiple, except below it."""
+    return sentences - sentences % multiple if sentences > multiple else sentences
 
 
 class TranslationCollator:

@@ -10,7 +10,7 @@ import torch
 from datasets import IterableDataset
 
 from ..errors import UserError
-from .batches import TokenBatchSampler, round_up
+from .batches import BatchBy, TokenBatchSampler, counted_multiple, round_up
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class StreamBatches(torch.utils.data.IterableDataset):
 
     Args:
         dataset: what `encode` made of a stream.
-        max_tokens, seed, length_multiple: as for `TokenBatchSampler`.
+        max_tokens, seed, length_multiple, batch_by: as for `TokenBatchSampler`.
         buffer_size: pairs that are held and sorted at a time.
         rank, world_size: this process and how many there are.
         max_length: tokens of the longest side that `dataset` lets through, where that is known.
@@ -47,21 +47,24 @@ class StreamBatches(torch.utils.data.IterableDataset):
         seed: int,
         buffer_size: int = 20_000,
         length_multiple: int = 8,
+        batch_by: BatchBy = "padded",
         rank: int = 0,
         world_size: int = 1,
         max_length: int | None = None,
     ):
-        if max_length is not None and (width := round_up(max_length, length_multiple)) > max_tokens:
+        multiple = counted_multiple(length_multiple, batch_by)
+        if max_length is not None and (width := round_up(max_length, multiple)) > max_tokens:
+            padded = f", {width} when padded to a multiple of {multiple}" if width > max_length else ""
             raise UserError(
-                f"data.streaming: a pair can have data.max_length {max_length} tokens, {width} when padded to a "
-                f"multiple of {length_multiple}: more than training.max_tokens {max_tokens}. Raise max_tokens or "
-                "lower max_length"
+                f"data.streaming: a pair can have data.max_length {max_length} tokens{padded}: more than "
+                f"training.max_tokens {max_tokens}. Raise max_tokens or lower max_length"
             )
         self.dataset = dataset
         self.max_tokens = max_tokens
         self.seed = seed
         self.buffer_size = buffer_size
         self.length_multiple = length_multiple
+        self.batch_by = batch_by
         self.rank = rank
         self.world_size = world_size
         self.epoch = 0
@@ -116,6 +119,7 @@ class StreamBatches(torch.utils.data.IterableDataset):
             seed=self.seed,
             batch_multiple=batch_multiple,
             length_multiple=self.length_multiple,
+            batch_by=self.batch_by,
         )
 
 

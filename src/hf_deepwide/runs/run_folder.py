@@ -62,7 +62,8 @@ DRAFTS = (LOCK, f".{MARK}", f".{RECIPE}")  # what the folder of a run may hold b
 KINDS = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
 SHOWN = 3  # differences of two recipes in a message
 # Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).
-RESOLVED = {"gradient_accumulation_steps", "bf16", "fp16", "attn_implementation"}
+RESOLVED = {"gradient_accumulation_steps", "bf16", "fp16", "attn_implementation", "pad_to_multiple_of"}
+EARLIER = {"padding": 8}  # what marks of older versions leave out, as it was always the same
 
 
 @dataclass
@@ -165,6 +166,7 @@ class RunFolder:
         run.mkdir(parents=True, exist_ok=True)
         self.finish_replacing()
         mark, now = read_mark(run), {**resolved(args), "name": recipe.name}
+        mark = mark and EARLIER | mark
         replaces, finished = mark is not None and overwrite, (run / RESULTS).is_file()
         if replaces:
             logger.info("%s stays as it is until the new run has its first checkpoint", run)
@@ -261,14 +263,15 @@ class RunFolder:
                 (run / name).unlink(missing_ok=True)
 
     def _refuse_another_start(self, mark: dict[str, Any], now: dict[str, Any]) -> None:
-        """Refuse to resume with another effective batch size, precision or attention implementation."""
-        compared = ("batches_per_update", "precision", "attention")
+        """Refuse to resume with another effective batch size, precision, attention implementation or padding."""
+        compared = ("batches_per_update", "precision", "attention", "padding")
         if changes := [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]:
             raise UserError(
                 f"{self.path} holds an unfinished run that would go on otherwise than it began "
                 f"({'; '.join(changes)}). "
-                "Start as many processes, or set training.gradient_accumulation_steps, bf16 and attn_implementation "
-                "such that nothing changes; or give another training.output_dir, or --overwrite to start afresh"
+                "Start as many processes, or set training.gradient_accumulation_steps, bf16, attn_implementation and "
+                "pad_to_multiple_of such that nothing changes; or give another training.output_dir, or --overwrite to "
+                "start afresh"
             )
 
     def finish_replacing(self) -> None:
@@ -370,6 +373,7 @@ def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
         "batches_per_update": args.world_size * args.gradient_accumulation_steps,
         "precision": f"{args.mixed_precision} autocast" if args.mixed_precision != "no" else "float32",
         "attention": args.attn_implementation,
+        "padding": args.pad_to_multiple_of,
     }
 
 

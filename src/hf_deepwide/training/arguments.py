@@ -77,8 +77,20 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
 
     max_tokens: int = field(
         default=4096,
+        metadata={"help": "Most tokens in a batch, per device, counted as batch_by says."},
+    )
+    batch_by: str = field(
+        default="padded",
         metadata={
-            "help": "Tokens in a batch, per device, padding included: sentences * max(longest source, longest target)."
+            "help": "How max_tokens counts. padded: sentences * max(longest source, longest target). real: all tokens "
+            "of the side that has more, without padding."
+        },
+    )
+    pad_to_multiple_of: int | str = field(
+        default="auto",
+        metadata={
+            "help": "Lengths in a batch are padded to a multiple of this number. auto: 8 on a GPU; on a processor 2 "
+            "under bf16, else 1."
         },
     )
     average_last: int = field(
@@ -137,6 +149,10 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
             raise ValueError(f"bf16 is {quote(self.bf16)}; accepted: true, false, auto")
         if self.fp16 and on_cpu:
             raise ValueError("fp16 needs a GPU; on a CPU set bf16: auto, or neither")
+        if self.pad_to_multiple_of == "auto":
+            self.pad_to_multiple_of = (2 if self.bf16 else 1) if on_cpu else 8
+        if not isinstance(self.pad_to_multiple_of, int):
+            raise ValueError(f"pad_to_multiple_of is {quote(self.pad_to_multiple_of)}; accepted: a number, or auto")
         if self.attn_implementation == "auto":
             self.attn_implementation = "eager" if on_cpu and self.bf16 else "sdpa"
         if self.save_total_limit is None:

@@ -39,7 +39,7 @@ class MaskedLMTrainer(TokenBatchTrainer):
         *,
         data: MonolingualArguments,
     ) -> None:
-        collator = MaskingCollator(tokenizer, data.mask_probability, args.seed)
+        collator = MaskingCollator(tokenizer, data.mask_probability, args.seed, args.pad_to_multiple_of)
         super().__init__(model, args, tokenizer, train_dataset, eval_dataset, data=data, data_collator=collator)
 
     def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:

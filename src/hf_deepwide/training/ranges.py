@@ -1,6 +1,7 @@
 """Values of training arguments that Transformers takes as they come, and which fail late or train nonsense."""
 
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -9,10 +10,12 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_liger_kernel_available
 from transformers.utils.logging import get_log_levels_dict
 
+from ..data.batches import BatchBy
 from ..errors import one_line, quote
 from ..limits import Range
 from ..reading import what_is
 
+BATCH_BY = get_args(BatchBy)
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 WANTS_MODEL = ("galore", "apollo", "lomo", "adalomo")  # optimizers that cannot be made without a model
 SEEDS = 2**32  # how many there are for NumPy
@@ -23,6 +26,7 @@ COUNT, STEPS, RATE = 1_000_000, 10**12, 1_000_000  # limits that no training com
 # Every argument that is a number and that a recipe may set.
 RANGES = {
     "max_tokens": Range(1, 10**9),
+    "pad_to_multiple_of": Range(1, 1024),
     "average_last": Range(0, COUNT),
     "early_stopping_patience": Range(0, COUNT),
     "generation_every": Range(1, COUNT),
@@ -78,6 +82,8 @@ def check_names(args: Seq2SeqTrainingArguments) -> None:
     """
     if args.max_steps == 0:
         raise ValueError(f"max_steps is {args.max_steps}; accepted: 1 or more, or -1 for num_train_epochs epochs")
+    if args.batch_by not in BATCH_BY:
+        raise ValueError(f"batch_by is {quote(args.batch_by)}; accepted: {', '.join(BATCH_BY)}")
     if args.attn_implementation not in ATTENTION:
         raise ValueError(
             f"attn_implementation is {quote(args.attn_implementation)}; accepted: auto, {', '.join(ATTENTION)}"

@@ -363,13 +363,16 @@ class TokenBatchTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches by tokens; accelerate deals them out to the processes."""
-        args = self.args
+        args, multiple = self.args, self.data_collator.pad_to_multiple_of
+        logger.info("lengths in a batch are padded to multiples of %d (training.pad_to_multiple_of)", multiple)
         if isinstance(self.train_dataset, IterableDataset):
             stream = StreamBatches(
                 self.train_dataset,
                 args.max_tokens,
                 seed=self._data_seed,
                 buffer_size=self.data.shuffle_buffer,
+                length_multiple=multiple,
+                batch_by=args.batch_by,
                 rank=args.process_index,
                 world_size=args.world_size,
                 max_length=self.data.max_length,
@@ -427,6 +430,7 @@ class TokenBatchTrainer(Trainer):
             seed=self._data_seed,
             batch_multiple=batch_multiple,
             length_multiple=self.data_collator.pad_to_multiple_of,
+            batch_by=self.args.batch_by,
             shuffle=shuffle,
             copies=copies,
         )
@@ -471,6 +475,9 @@ class TranslationTrainer(TokenBatchTrainer):
         data: DataArguments | None = None,
         data_collator: TranslationCollator | None = None,
     ) -> None:
+        if data_collator is None:
+            start, multiple = model.config.decoder_start_token_id, args.pad_to_multiple_of
+            data_collator = TranslationCollator(tokenizer, start, multiple)
         super().__init__(
             model,
             args,
@@ -478,7 +485,7 @@ class TranslationTrainer(TokenBatchTrainer):
             train_dataset,
             eval_dataset,
             data=data or DataArguments(),
-            data_collator=data_collator or TranslationCollator(tokenizer, model.config.decoder_start_token_id),
+            data_collator=data_collator,
         )
         self.eval_texts = eval_texts
         self.evaluation = dataclasses.replace(

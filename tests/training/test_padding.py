@@ -1,0 +1,60 @@
+"""How far sentences are padded in training, and what a batch's tokens are."""
+
+import pytest
+import torch
+from tiny_run import tiny_corpus, tiny_trainer
+
+from hf_deepwide.training.arguments import TranslationTrainingArguments
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return tiny_corpus()
+
+
+@pytest.mark.parametrize(
+    ("fields", "multiple"),
+    [({"bf16": False}, 1), ({"bf16": True}, 2), ({"bf16": True, "pad_to_multiple_of": 8}, 8)],
+)
+def test_choose_the_multiple_by_device_and_precision(fields, multiple, tmp_path):
+    assert TranslationTrainingArguments(str(tmp_path), use_cpu=True, **fields).pad_to_multiple_of == multiple
+
+
+def test_choose_eight_on_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: False)
+    assert TranslationTrainingArguments(str(tmp_path), bf16=False).pad_to_multiple_of == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "accepted"),
+    [
+        ({"pad_to_multiple_of": "all"}, "a number, or auto"),
+        ({"pad_to_multiple_of": 0}, "1 or more"),
+        ({"batch_by": "words"}, "padded, real"),
+    ],
+)
+def test_refuse_another_way_to_pad_or_count(fields, accepted, tmp_path):
+    with pytest.raises(ValueError, match=accepted):
+        TranslationTrainingArguments(str(tmp_path), **fields)
+
+
+@pytest.mark.parametrize("multiple", [1, 3])
+def test_pad_batches_to_the_multiple_and_log_it(multiple, corpus, tmp_path, caplog):
+    trainer = tiny_trainer(corpus, tmp_path, pad_to_multiple_of=multiple)
+    with caplog.at_level("INFO"):
+        batches = list(trainer.get_train_dataloader())
+    assert f"multiples of {multiple} " in caplog.text
+    for batch in batches:
+        for mask in (batch["attention_mask"] > 0, batch["labels"] >= 0):
+            longest = int(mask.sum(1).max())
+            assert mask.shape[1] == -(-longest // multiple) * multiple
+
+
+def test_count_real_tokens_in_training(corpus, tmp_path):
+    padded, real = (
+        list(tiny_trainer(corpus, tmp_path, batch_by=by, pad_to_multiple_of=8, max_tokens=512).get_train_dataloader())
+        for by in ("padded", "real")
+    )
+    assert len(real) < len(padded)
+    assert all(int((batch["labels"] >= 0).sum()) <= 512 for batch in real)
