@@ -1,9 +1,12 @@
 """Deep and wide Transformers for machine translation, as Hugging Face model families.
 
-Importing the package registers the families with the Auto classes, and `pipeline("translation")`.
+Importing the package registers the families with the Auto classes and with CTranslate2's converter, and
+`pipeline("translation")`.
 """
 
 from .export import share
+from .exporting.ctranslate2_folder import export_ctranslate2
+from .exporting.ctranslate2_loaders import register_loaders
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
@@ -23,6 +26,7 @@ from .prune import prune
 from .registration import register
 
 register()
+register_loaders()
 
 __version__ = "0.1.0"
 
@@ -44,6 +48,7 @@ __all__ = [
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
+    "export_ctranslate2",
     "prune",
     "share",
 ]

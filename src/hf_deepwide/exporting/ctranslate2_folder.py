@@ -1,0 +1,220 @@
+"""Export to CTranslate2, an engine for translation on processors and GPUs, with weights of eight bits if need be.
+
+    export_ctranslate2("runs/mat", "exported")                          # float32
+    export_ctranslate2("runs/mat", "exported-int8", quantization="int8")
+
+The folder holds the model, its tokenizer, and a README whose lines translate. They need ctranslate2 and transformers,
+but not this package.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..card_text import literal
+from ..durable import check_output, saving, whole_folder
+from ..errors import UserError, quote
+from ..models.language_pairs import Languages, speaking, target_settings
+from .opening import open_model, require
+
+logger = logging.getLogger(__name__)
+
+EXACT = "float32"
+QUANTIZATIONS = (
+    "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", EXACT,
+)  # fmt: skip
+TOLERANCE = 1e-3  # of a log-probability, relative to the largest or to 1, in float32
+
+
+def export_ctranslate2(
+    model: str | os.PathLike | PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    quantization: str = EXACT,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    language: int | str | None = None,
+) -> str:
+    """Write a folder that CTranslate2's `Translator` loads and that computes what the model computes.
+
+    Branches and paths become one wide attention and one wide feed-forward network. Before the folder gets its name,
+    the engine scores random sentences with the weights in float32, and the scores are compared with the model's.
+
+    Args:
+        model: a folder, a Hub id, or a loaded model of one of our families. It is not changed.
+        folder: where to write; new or empty.
+        quantization: the type of the weights: float32 computes exactly the same; float16 and bfloat16 halve the
+            folder; int8 quarters it and is the fastest on a processor; int8_float16 and its like say what is computed
+            with beside it. The names are CTranslate2's.
+        tokenizer: None: the one beside the model; required for a loaded model.
+        language: name or index of the posterior of a latent-depth model that has several: each is a folder of its own.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: ctranslate2 is not installed; the engine cannot compute what the model computes; the folder is in
+            use; `quantization` is unknown; and what loading a model can raise.
+        RuntimeError: the engine computes something else; nothing is left in `folder` then.
+    """
+    if quantization not in QUANTIZATIONS:
+        raise UserError(f"quantization is {quote(quantization)}; accepted: {', '.join(QUANTIZATIONS)}")
+    require("ctranslate2", "ctranslate2")
+    target = Path(folder)
+    check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
+    opened = open_model(model, tokenizer, language)
+    with saving(target), whole_folder(target) as draft:
+        if quantization == EXACT:
+            _write_engine(opened.model, opened.tokenizer, draft, EXACT)
+            difference = _check_scores(draft, *opened)
+        else:
+            with tempfile.TemporaryDirectory(dir=draft.parent) as exact:
+                _write_engine(opened.model, opened.tokenizer, Path(exact), EXACT)
+                difference = _check_scores(Path(exact), *opened)
+            _write_engine(opened.model, opened.tokenizer, draft, quantization)
+        opened.tokenizer.save_pretrained(draft)
+        (draft / "README.md").write_text(readme(opened.model, opened.tokenizer), encoding="utf-8")
+    logger.info("%s: in float32 its scores differ from the model's by up to %.2g", target, difference)
+    return str(target)
+
+
+def _write_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, quantization: str) -> None:
+    """Write the engine's model, its config and its vocabularies."""
+    from .ctranslate2_spec import specification
+
+    spec = specification(model, tokenizer)
+    spec.validate()
+    spec.optimize(quantization)
+    spec.save(str(folder))
+
+
+def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The folder's README: lines of Python that translate as the model's generation config says.
+
+    The engine's beam search ends as `generate` with `early_stopping=True` does.
+    """
+    config, settings = model.config, model.generation_config
+    languages = Languages(config, settings, tokenizer)
+    spoken, before, first, others = _languages(languages, tokenizer)
+    longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
+    options: dict[str, Any] = {
+        "beam_size": settings.num_beams or 1,
+        "length_penalty": settings.length_penalty if settings.length_penalty not in (None, 1) else None,
+        "repetition_penalty": settings.repetition_penalty if settings.repetition_penalty not in (None, 1) else None,
+        "no_repeat_ngram_size": settings.no_repeat_ngram_size or None,
+        "suppress_sequences": [tokenizer.convert_ids_to_tokens(ids) for ids in settings.bad_words_ids or []] or None,
+        "max_input_length": config.max_position_embeddings,
+        "max_decoding_length": min(longest, config.max_position_embeddings - 1),
+        "min_decoding_length": settings.min_new_tokens or max((settings.min_length or 0) - 1, 0),  # its default is 1
+    }
+    if isinstance(config.eos_token_id, list):
+        options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)
+    given = "".join(f"    {name}={_python(value)},\n" for name, value in options.items() if value is not None)
+    prefix = f"    target_prefix=[[{literal(first)}]] * len(sources),\n" if first else ""
+    tag = f"[{literal(before)}] + " if before else ""
+    code = f"""import ctranslate2
+from transformers import AutoTokenizer
+
+texts = ["One sentence each, in the source language."]
+translator = ctranslate2.Translator(".")  # this folder
+tokenizer = AutoTokenizer.from_pretrained("."{spoken})
+sources = [{tag}tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
+options = dict(
+{given}{prefix})
+for result in translator.translate_batch(sources, **options):
+    ids = tokenizer.convert_tokens_to_ids(result.hypotheses[0])
+    print(tokenizer.decode(ids, skip_special_tokens=True))
+"""
+    return (
+        "# A translation model for CTranslate2\n\n"
+        f"A `{config.model_type}`, exported by hf_deepwide. It needs `pip install ctranslate2 transformers`.\n\n"
+        f"```python\n{code}```\n{others}"
+    )
+
+
+def _python(value: Any) -> str:
+    """A value as Python writes it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _languages(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str, str]:
+    """What the README's lines say of languages.
+
+    Returns:
+        Arguments of the tokenizer; the token before the source; the first token of the target; and a sentence on the
+        other languages. Each can be empty.
+    """
+    if languages.pairs:
+        (pair, settings), *_ = languages.pairs.items()
+        start = settings.get("decoder_start_token_id")
+        listed = "".join(f"- {'-'.join(pair)}: {_marks(of, tokenizer)}\n" for pair, of in languages.pairs.items())
+        first = "" if start is None else tokenizer.convert_ids_to_tokens(start)
+        return (
+            "",
+            settings.get("tag") or "",
+            first,
+            f"\nThese lines translate {'-'.join(pair)}. The pairs:\n\n{listed}",
+        )
+    if languages.codes:
+        known = sorted(languages.codes)
+        source, target = tokenizer.src_lang or known[0], tokenizer.tgt_lang or known[-1]
+        with speaking(tokenizer, source, target):
+            (first,) = {i for i in target_settings(tokenizer).values() if i is not None}
+        told = f"\nThese lines translate from {source}. The languages: {', '.join(known)}.\n"
+        return f", src_lang={literal(source)}", "", tokenizer.convert_ids_to_tokens(first), told
+    if languages.tags:
+        tag_id = next(iter(languages.tags.values()))
+        listed = ", ".join(tokenizer.convert_ids_to_tokens(list(languages.tags.values())))
+        return "", tokenizer.convert_ids_to_tokens(tag_id), "", f"\nThe tags of the target languages: {listed}.\n"
+    return "", "", "", ""
+
+
+def _marks(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    """The tokens by which a language pair is asked for."""
+    tag, start = settings.get("tag"), settings.get("decoder_start_token_id")
+    marks = [f"`{tag}` before the source"] if tag else []
+    marks += [] if start is None else [f"`{tokenizer.convert_ids_to_tokens(start)}` as the target's prefix"]
+    return ", ".join(marks) or "no mark"
+
+
+@torch.no_grad()
+def _check_scores(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
+    """Let the engine and the model score the same random sentences; the largest difference of log-probabilities."""
+    import ctranslate2
+
+    from .ctranslate2_spec import start_tokens, vocabulary
+
+    config = model.config
+    vocabularies = [vocabulary(tokenizer, size) for size in (config.vocab_size, config.decoder_vocab_size)]
+    starts = sorted(start_tokens(config, tokenizer))
+    generator = torch.Generator().manual_seed(0)
+    longest = min(24, config.max_position_embeddings - 1)
+    engine = ctranslate2.Translator(str(folder), compute_type=EXACT)
+    worst, largest = 0.0, 1.0
+    for length, start in zip((longest, -(-longest // 2), 1), (starts * 3)[:3], strict=True):
+        source = torch.randint(config.vocab_size, (1, length), generator=generator)
+        target = torch.randint(config.decoder_vocab_size, (1, length), generator=generator)
+        decoder_input = torch.cat([torch.tensor([[start]]), target], dim=1)
+        was_training = model.training
+        logits = model.eval()(source.to(model.device), decoder_input_ids=decoder_input.to(model.device)).logits
+        model.train(was_training)
+        expected = logits[0, :length].float().cpu().log_softmax(-1).gather(-1, target[0, :, None])[:, 0]
+        words = [
+            [tokens[i] for i in ids[0].tolist()] for tokens, ids in zip(vocabularies, (source, target), strict=True)
+        ]
+        if len(starts) > 1:
+            words[1].insert(0, vocabularies[1][start])
+        scores = engine.score_batch([words[0]], [words[1]])[0].log_probs[:length]
+        worst = max(worst, (torch.tensor(scores) - expected).abs().max().item())
+        largest = max(largest, expected.abs().max().item())
+    if not worst <= TOLERANCE * largest:
+        raise RuntimeError(
+            f"CTranslate2 does not compute the model's function: log-probabilities differ by up to {worst:.2g}; "
+            "please report this"
+        )
+    return worst

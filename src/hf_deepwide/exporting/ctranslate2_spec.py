@@ -1,0 +1,290 @@
+"""A model of ours as a CTranslate2 specification: the same function in the engine's own layers.
+
+The engine knows one wide attention and one wide feed-forward network a sub-layer. So what stands side by side here is
+joined: N branches of M heads are N * M heads, scaled as one branch's heads are, the weight of each branch goes into
+its output projection, and the branches' biases are summed. This module imports ctranslate2; `ctranslate2_folder` does
+so only when it is asked to export.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from ctranslate2.converters import utils
+from ctranslate2.specs import TransformerSpec, common_spec, transformer_spec
+from ctranslate2.specs.model_spec import LayerSpec
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import UserError, quote
+from ..models.branches import BranchInput, BranchSum
+from ..models.configuration_depthwise_lstm import DepthwiseLSTMConfig
+from ..models.configuration_multipath_transformer import MultiPathConfig
+from ..models.embeddings import Embeddings
+from ..models.language_pairs import language_ids, target_settings
+from ..models.modeling_multipath_transformer import MultiPathEncoderLayer, PathSum
+
+Activation = common_spec.Activation
+ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
+    "gelu_new": Activation.GELUTanh,
+    "gelu_fast": Activation.GELUTanh,
+    "gelu_accurate": Activation.GELUTanh,
+    "gelu_pytorch_tanh": Activation.GELUTanh,
+    "gelu_python_tanh": Activation.GELUTanh,
+    "quick_gelu": Activation.GELUSigmoid,
+    "silu": Activation.SWISH,
+    "swish": Activation.SWISH,
+    "tanh": Activation.Tanh,
+    "sigmoid": Activation.Sigmoid,
+}
+INSTEAD = "use `generate`, or export it to ONNX (--to onnx), which takes all families"
+
+
+def check_expressible(model: PreTrainedModel) -> None:
+    """See that the engine has every part of a model.
+
+    Raises:
+        UserError: it lacks one; the message says which, and what to do instead.
+    """
+    if reasons := list(_inexpressible(model)):
+        raise UserError(f"CTranslate2 cannot run this {model.config.model_type}: {'; '.join(reasons)}; {INSTEAD}")
+
+
+def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
+    """Reasons why the engine cannot compute what a model computes."""
+    config = model.config
+    if isinstance(config, DepthwiseLSTMConfig):
+        yield "its layers are joined by an LSTM, and the engine only adds a sub-layer to its input"
+        return
+    if getattr(config, "residual", "add") != "add":
+        yield "`residual` is 'rezero', and the engine neither weighs sub-layers nor leaves out their LayerNorms"
+    if getattr(config, "layer_aggregation", None) is not None:
+        yield "`layer_aggregation` is 'dlcl', and the engine's layers read the layer before them alone"
+    if config.activation_function not in ACTIVATIONS:
+        yield (f"it has no `activation_function` {quote(config.activation_function)}; it has {', '.join(ACTIVATIONS)}")
+    if isinstance(config, MultiPathConfig):
+        yield from _inexpressible_paths(model, config)
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        kind = {"fc1": BranchInput, "fc2": BranchSum, "out_proj": BranchSum, "lm_head": nn.Linear}.get(
+            last, BranchInput if last in ("q_proj", "k_proj", "v_proj") else None
+        )
+        if kind is not None and type(module) is not kind:
+            yield f"{name} is a {type(module).__name__}; merge adapters (`merge_and_unload()`), or undo quantisation"
+            return
+
+
+def _inexpressible_paths(model: PreTrainedModel, config: MultiPathConfig) -> Iterator[str]:
+    if config.path_norm and config.encoder_paths > 1:
+        yield (
+            f"it normalises each of its {config.encoder_paths} paths (`path_norm`), and the engine has one norm a "
+            "sub-layer"
+        )
+    elif config.path_norm and not config.normalize_before:
+        yield "`path_norm` is a second norm of its post-norm sub-layers, which the engine has of pre-norm ones alone"
+    if any(paths.beta is not None and not paths.beta > 0 for paths in _path_sums(model)):
+        yield "a `beta`, the weight of a sub-layer's input, is 0 or less"
+
+
+def _path_sums(model: PreTrainedModel) -> Iterator[PathSum]:
+    """The sums of paths in the encoder, in the order in which they are computed."""
+    for layer in model.model.encoder.layers:
+        yield layer.self_attn_paths
+        yield layer.feed_forward_paths
+
+
+@torch.no_grad()
+def specification(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TransformerSpec:
+    """The engine's specification of a model: weights in float32, vocabularies, special tokens.
+
+    Args:
+        model: of ours, but not of latent depth, which is pruned before; it shares memory with the result.
+        tokenizer: the model's.
+
+    Raises:
+        UserError: the engine cannot compute what the model computes.
+    """
+    check_expressible(model)
+    config = model.config
+    branches = getattr(config, "encoder_paths", config.attention_branches)
+    common = {
+        "pre_norm": config.normalize_before,
+        "activation": ACTIVATIONS[config.activation_function],
+        "layernorm_embedding": config.layernorm_embedding,
+    }
+    spec = TransformerSpec(
+        transformer_spec.TransformerEncoderSpec(
+            config.encoder_layers,
+            branches * config.encoder_attention_heads,
+            pre_post_layer_norm=getattr(config, "path_norm", False),
+            **common,
+        ),
+        transformer_spec.TransformerDecoderSpec(
+            config.decoder_layers, config.attention_branches * config.decoder_attention_heads, **common
+        ),
+    )
+    _set_encoder(spec.encoder, model.model.encoder)
+    _set_decoder(spec.decoder, model.model.decoder)
+    _set_linear(spec.decoder.projection, model.lm_head.weight, model.lm_head.bias)
+
+    source, target = (vocabulary(tokenizer, size) for size in (config.vocab_size, config.decoder_vocab_size))
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(target)
+    spec.config.unk_token = tokenizer.unk_token or target[config.pad_token_id]
+    spec.config.eos_token = tokenizer.eos_token  # the tokenizer writes it behind the source; the engine need not
+    spec.config.bos_token = tokenizer.bos_token or tokenizer.eos_token
+    starts = start_tokens(config, tokenizer)
+    # Of several, the caller writes one as the first token of the target's prefix.
+    spec.config.decoder_start_token = target[starts.pop()] if len(starts) == 1 else None
+    spec.config.layer_norm_epsilon = 1e-5  # of every norm in the models
+    return spec
+
+
+def start_tokens(config: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids with which a decoder begins: one, or one for each target language."""
+    default = config.decoder_start_token_id
+    pairs = (getattr(config, "translation_pairs", None) or {}).values()
+    if pairs:
+        return {pair.get("decoder_start_token_id", default) for pair in pairs}
+    codes = language_ids(tokenizer)
+    by_code = codes and "decoder_start_token_id" in target_settings(tokenizer)  # as in mBART
+    return set(codes.values()) if by_code else {default}
+
+
+def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
+    """The tokens of the ids 0 to `size` - 1, each once.
+
+    An id that no text becomes has a name of its own: the model may have more embeddings than the tokenizer entries.
+    """
+    entries = tokenizer.get_vocab()
+    tokens: list[str | None] = [None] * size
+    for token, token_id in entries.items():
+        if token_id < size:
+            tokens[token_id] = token
+    names = (name for i in range(len(entries) + size) if (name := f"<unused{i}>") not in entries)
+    return [next(names) if token is None else token for token in tokens]
+
+
+def _set_encoder(spec: LayerSpec, encoder: Any) -> None:
+    """Set the encoder.
+
+    A learned weight of a sub-layer's input (Multi-Path's beta) is a scale of the residual stream, which the next norm
+    undoes, but for its epsilon. So the stream is kept without the scale, and what is added to it is divided by it.
+    """
+    _set_embeddings(spec, spec.embeddings[0], encoder)
+    scale = 1.0
+    for layer_spec, layer in zip(spec.layer, encoder.layers, strict=True):
+        multipath = isinstance(layer, MultiPathEncoderLayer)
+        sublayers = (
+            ("attention", layer_spec.self_attention, layer.self_attn, layer.self_attn_layer_norm),
+            ("feedforward", layer_spec.ffn, layer.feed_forward, layer.final_layer_norm),
+        )
+        for name, sub_spec, sublayer, norm in sublayers:
+            if multipath:
+                paths = layer.self_attn_paths if name == "attention" else layer.feed_forward_paths
+                beta = 1.0 if paths.beta is None else paths.beta.item()
+                scale = scale * beta if layer.normalize_before else beta
+                weights = [weight / scale for weight in _path_weights(paths)]
+            else:
+                paths, weights = None, [sublayer.merge_scale] * sublayer.branches
+            if paths is not None and paths.path_norms:  # of a single path: x + PathNorm(F(LN(x)))
+                before, after = _norms_around(layer_spec, name)
+                _set_norm(before, norm)
+                _set_norm(after, paths.path_norms[0], weights[0])
+                weights = [1.0]
+            else:
+                _set_norm(sub_spec.layer_norm, norm)
+            if name == "attention":
+                _set_attention(sub_spec, sublayer, weights, fused=3)
+            else:
+                _set_feed_forward(sub_spec, sublayer, weights)
+    if hasattr(spec, "layer_norm"):
+        _set_norm(spec.layer_norm, encoder.layer_norm)
+
+
+def _norms_around(spec: LayerSpec, sublayer: str) -> tuple[LayerSpec, LayerSpec]:
+    """The norms before and behind a sub-layer, `"attention"` or `"feedforward"`, of an engine's layer with both."""
+    before = spec.input_layer_norm if sublayer == "attention" else spec.pre_feedforward_layer_norm
+    return before, getattr(spec, f"post_{sublayer}_layer_norm")
+
+
+def _path_weights(paths: PathSum) -> list[float]:
+    """The weight of each path's raw feature."""
+    if paths.path_norms:
+        return [paths.initial_weight] if paths.alpha is None else paths.alpha.tolist()
+    if paths.alpha is None:
+        return [paths.initial_weight * paths.features / paths.paths] * paths.paths
+    return paths._path_weights().tolist()
+
+
+def _set_decoder(spec: LayerSpec, decoder: Any) -> None:
+    _set_embeddings(spec, spec.embeddings, decoder)
+    for layer_spec, layer in zip(spec.layer, decoder.layers, strict=True):
+        attentions = (
+            (layer_spec.self_attention, layer.self_attn, layer.self_attn_layer_norm, 3),
+            (layer_spec.attention, layer.encoder_attn, layer.encoder_attn_layer_norm, 1),
+        )
+        for sub_spec, attention, norm, fused in attentions:
+            _set_attention(sub_spec, attention, [attention.merge_scale] * attention.branches, fused)
+            _set_norm(sub_spec.layer_norm, norm)
+        network = layer.feed_forward
+        _set_feed_forward(layer_spec.ffn, network, [network.merge_scale] * network.branches)
+        _set_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
+    if hasattr(spec, "layer_norm"):
+        _set_norm(spec.layer_norm, decoder.layer_norm)
+
+
+def _set_embeddings(spec: LayerSpec, token_spec: LayerSpec, stack: Any) -> None:
+    """Set tokens, their scale, positions and the norm behind them; `stack` is the encoder or the decoder."""
+    embeddings: Embeddings = stack.embeddings
+    token_spec.weight = stack.embed_tokens.weight.float()
+    spec.scale_embeddings = float(embeddings.scale)
+    positions = embeddings.positions
+    spec.position_encodings.encodings = (
+        positions.weight if isinstance(positions, nn.Embedding) else positions.table
+    ).float()
+    if embeddings.layer_norm is not None:
+        _set_norm(spec.layernorm_embedding, embeddings.layer_norm)
+
+
+def _set_attention(spec: LayerSpec, attention: Any, weights: Sequence[float], fused: int) -> None:
+    """Set an attention; `fused` of its three input projections are one, the others another."""
+    # The engine's own scale is that of heads which share the model's width among them, as those of one branch do.
+    spec.queries_scale = float(attention.scaling)
+    inputs = []
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        inputs.append(common_spec.LinearSpec())
+        _set_linear(inputs[-1], projection.weight, projection.bias)
+    utils.fuse_linear(spec.linear[0], inputs[:fused])
+    if inputs[fused:]:
+        utils.fuse_linear(spec.linear[1], inputs[fused:])
+    _set_sum(spec.linear[-1], attention.out_proj, weights)
+
+
+def _set_feed_forward(spec: LayerSpec, network: Any, weights: Sequence[float]) -> None:
+    _set_linear(spec.linear_0, network.fc1.weight, network.fc1.bias)
+    _set_sum(spec.linear_1, network.fc2, weights)
+
+
+def _set_sum(spec: LayerSpec, projection: BranchSum, weights: Sequence[float]) -> None:
+    """Set what computes sum_i w_i (x_i W_i + b_i) for the branches' outputs x_i side by side."""
+    factors = torch.tensor(weights, dtype=torch.float64, device=projection.weight.device)
+    blocks = projection.weight.double().unflatten(1, (len(weights), -1))  # [out, N, in]
+    bias: torch.Tensor | None = projection.bias
+    if bias is not None:
+        bias = (bias.double().view(len(weights), -1) * factors[:, None]).sum(0)
+    _set_linear(spec, (blocks * factors[:, None]).flatten(1), bias)
+
+
+def _set_linear(spec: LayerSpec, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    spec.weight = weight.float()
+    if bias is not None:
+        spec.bias = bias.float()
+
+
+def _set_norm(spec: LayerSpec, norm: nn.LayerNorm, weight: float = 1.0) -> None:
+    """Set a norm whose output is weighed."""
+    spec.gamma, spec.beta = norm.weight.float() * weight, norm.bias.float() * weight

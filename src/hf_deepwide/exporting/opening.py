@@ -1,0 +1,66 @@
+"""What is exported: a model of ours that needs no posterior, with its tokenizer."""
+
+import importlib.util
+import os
+from typing import NamedTuple
+
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.tokenizer import check_tokenizer
+from ..errors import UserError, quote
+from ..families import FAMILIES
+from ..loading import load_model, load_tokenizer
+from ..prune import is_prunable, prune
+
+
+class Exported(NamedTuple):
+    """A model to export, in its own dtype, and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def open_model(
+    model: str | os.PathLike | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    language: int | str | None = None,
+) -> Exported:
+    """The model and the tokenizer to export. Latent depth is pruned. A model that is passed is not changed.
+
+    Args:
+        model: a folder, a Hub id, or a loaded model of one of our families.
+        tokenizer: None: the one beside the model.
+        language: name or index of the posterior, of a latent-depth model that has several.
+
+    Raises:
+        UserError: nothing can be loaded; the model is none of ours; there is no tokenizer, or it does not fit; a
+            posterior is missing or unknown.
+    """
+    if isinstance(model, str | os.PathLike):
+        told = f"cannot export {quote(os.fspath(model))}"
+        loaded = load_model(AutoModelForSeq2SeqLM, model, told, dtype="auto")
+        tokenizer = load_tokenizer(model, told) if tokenizer is None else tokenizer
+    else:
+        loaded, told = model, f"cannot export the {type(model).__name__}"
+    family = FAMILIES.get(getattr(getattr(loaded, "config", None), "model_type", None))
+    if family is None or type(loaded) is not family.lm:
+        accepted = ", ".join(family.lm.__name__ for family in FAMILIES.values())
+        raise UserError(f"{told}: it is a {type(loaded).__name__}; accepted: hf_deepwide's {accepted}")
+    if tokenizer is None:
+        raise UserError(f"{told}: it was given without its tokenizer; pass `tokenizer=`")
+    if is_prunable(loaded):
+        loaded = prune(loaded, language)
+    elif language is not None:
+        raise UserError(f"{told}: it has no posteriors, so `language` {quote(language)} chooses nothing; leave it out")
+    check_tokenizer(tokenizer, loaded.config)
+    return Exported(loaded, tokenizer)
+
+
+def require(extra: str, *packages: str) -> None:
+    """See that the packages of an optional part of this package are installed.
+
+    Raises:
+        UserError: one is not; the message says what to install.
+    """
+    if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
+        raise UserError(f"this export needs {', '.join(missing)}; install it by: pip install 'hf_deepwide[{extra}]'")

@@ -1,0 +1,260 @@
+"""CTranslate2 computes what the model computes: scores, greedy and beam search, of all that its engine can express."""
+
+import copy
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+from model_cases import build, source, tokens
+
+import hf_deepwide
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
+from hf_deepwide.exporting import ctranslate2_folder
+from hf_deepwide.exporting.ctranslate2_spec import vocabulary
+
+TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
+RAW = {"path_norm": False}
+UNEQUAL = {"d_model": 20, "encoder_ffn_dim": 22}  # widths that are no multiple of the vectors of a processor
+EXPRESSIBLE = {
+    "post-norm, sinusoids": ("vanilla", {}),
+    "pre-norm, learned positions, norm of embeddings": ("vanilla-prenorm", {}),
+    "bias on logits, untied": ("mat-2-prenorm", {"ffn_branches": 1, "attention_branches": 1}),
+    "gelu of tanh": ("vanilla", {"activation_function": "gelu_new"}),
+    "quick gelu": ("vanilla", {"activation_function": "quick_gelu"}),
+    "swish": ("vanilla", {"activation_function": "silu", "position_embedding_type": "marian"}),
+    "MAT": ("mat-3", {}),
+    "MAT, branches of networks, Marian's sinusoids": ("mat-2-prenorm", {}),
+    "MAT, two vocabularies, 1/N^2, no biases, no scale": ("mat-3-two-vocabularies", {}),
+    "MAT, odd widths": ("mat-3", UNEQUAL),
+    "paths": ("multipath-2", RAW),
+    "paths, more features": ("multipath-3-more", RAW),
+    "paths, post-norm": ("multipath-4-postnorm", {}),
+    "paths, fixed weights": ("multipath-4-postnorm", {"learnable_path_weights": False}),
+    "one path with its norm": ("multipath-2", {"encoder_paths": 1}),
+    "latent depth, tempered, over branches": ("latent-decoder-hard", {"inference_selection": "tempered"}),
+    "latent depth, hard": ("latent-both", {"inference_selection": "hard"}),
+}
+REFUSED = {
+    "rezero": ("vanilla-rezero", {}, "rezero"),
+    "combined layers": ("vanilla-dlcl", {}, "dlcl"),
+    "norms of several paths": ("multipath-2", {}, "path_norm"),
+    "a norm behind a post-norm path": ("multipath-2", {"encoder_paths": 1, "normalize_before": False}, "path_norm"),
+    "lstm": ("lstm", {}, "LSTM"),
+    "activation": ("vanilla", {"activation_function": "mish"}, "mish"),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS * 3, TokenizerArguments(vocab_size=36))
+
+
+def model_of(case):
+    """A scrambled model of a row, whose learned weights of paths are positive."""
+    name, fields = case[:2]
+    model = build(name, **fields)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(".beta"):
+                parameter.copy_(parameter.abs() + 0.3)
+    return model
+
+
+def words(ids, names):
+    """Tokens of rows of ids, without padding."""
+    return [[names[i] for i in row if i != 1] for row in ids]
+
+
+def until_end(ids):
+    """The ids of a translation between the first token and `</s>`."""
+    return list(itertools.takewhile(lambda i: i != 2, ids[1:]))
+
+
+def run_readme(folder, monkeypatch, capsys):
+    """What the code in the README of a folder prints."""
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    exec(compile(code, "README.md", "exec"), {})
+    return capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("case", EXPRESSIBLE)
+def test_the_engine_scores_and_translates_as_the_model_does(case, tokenizer, tmp_path):
+    model = model_of(EXPRESSIBLE[case])
+    folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    engine = ctranslate2.Translator(folder, compute_type="float32")
+    names, target_names = (
+        vocabulary(tokenizer, n) for n in (model.config.vocab_size, model.config.decoder_vocab_size)
+    )
+
+    batch, (target, mask) = source((9, 4, 6)), tokens((5, 7, 3), seed=9)
+    sources = words(batch["input_ids"].tolist(), names)
+    shifted = torch.cat([torch.full((3, 1), 2), target[:, :-1]], dim=1)
+    with torch.no_grad():
+        logits = model(**batch, decoder_input_ids=shifted).logits
+    expected = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
+    without_end = [row[:-1] for row in words(target.tolist(), target_names)]  # the engine adds </s>
+    for scored, row, length in zip(engine.score_batch(sources, without_end), expected, mask.sum(1), strict=True):
+        torch.testing.assert_close(torch.tensor(scored.log_probs), row[:length], rtol=0, atol=1e-4)
+
+    for beams, early in ((1, None), (5, True)):
+        found = model.generate(**batch, num_beams=beams, early_stopping=early, max_new_tokens=12, eos_token_id=2)
+        results = engine.translate_batch(sources, beam_size=beams, min_decoding_length=0, max_decoding_length=12)
+        assert [result.hypotheses[0] for result in results] == [
+            [target_names[i] for i in until_end(row)] for row in found.tolist()
+        ]
+
+
+def test_heads_of_branches_keep_the_scale_of_one_branch(tokenizer, tmp_path):
+    """Without `queries_scale` the engine divides by the wrong root and nothing complains."""
+    model = build("mat-3", encoder_attention_heads=2, decoder_attention_heads=4)
+    hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    stored = (tmp_path / "out" / "model.bin").read_bytes()
+    assert stored.count(b"queries_scale\0") == 2 + 2 * 3  # encoder; decoder, self and cross
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int16", "float16", "bfloat16"])
+def test_smaller_weights_score_about_the_same(quantization, tokenizer, tmp_path):
+    model = build("mat-3", **UNEQUAL)
+    exact = hf_deepwide.export_ctranslate2(model, tmp_path / "exact", tokenizer=tokenizer)
+    small = hf_deepwide.export_ctranslate2(model, tmp_path / "small", tokenizer=tokenizer, quantization=quantization)
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("exact", "small")]
+    assert sizes[1] < 0.75 * sizes[0]
+    scores = [
+        torch.tensor(ctranslate2.Translator(folder).score_batch([["a", "</s>"]], [["a", "e", "o"]])[0].log_probs)
+        for folder in (exact, small)
+    ]
+    assert 0 < (scores[0] - scores[1]).abs().max() < 0.5
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_engine_cannot_express_is_refused(case, tokenizer, tmp_path):
+    with pytest.raises(UserError, match=REFUSED[case][2]) as error:
+        hf_deepwide.export_ctranslate2(model_of(REFUSED[case]), tmp_path / "out", tokenizer=tokenizer)
+    assert "onnx" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_posterior_is_chosen_by_its_name(tokenizer, tmp_path):
+    fields = {"num_posteriors": 2, "posterior_names": ["de", "fr"], "inference_selection": "tempered"}
+    model = build("latent-both", **fields)
+    with pytest.raises(UserError, match="de, fr"):
+        hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    scores = []
+    for language in ("de", "fr"):
+        folder = hf_deepwide.export_ctranslate2(model, tmp_path / language, tokenizer=tokenizer, language=language)
+        scores.append(ctranslate2.Translator(folder).score_batch([["a", "</s>"]], [["a", "e"]])[0].log_probs)
+    assert scores[0] != scores[1]
+
+
+def test_a_folder_that_computes_something_else_is_not_left_behind(tokenizer, tmp_path):
+    model = build("mat-3")
+    model.model.encoder.layers[0].self_attn.register_forward_hook(lambda module, inputs, output: (2 * output[0], None))
+    with pytest.raises(RuntimeError, match="does not compute"):
+        hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    assert not list(tmp_path.iterdir())
+
+
+TEXT = "One sentence each, in the source language."  # the README's
+
+
+def test_the_readme_translates_as_printed(tokenizer, tmp_path, monkeypatch, capsys):
+    model = build("vanilla", seed=1)
+    model.generation_config.update(num_beams=3, max_length=12)
+    folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    printed = run_readme(Path(folder), monkeypatch, capsys)
+    ids = model.generate(**tokenizer(TEXT, return_tensors="pt"), eos_token_id=2, early_stopping=True)
+    assert printed == tokenizer.decode(ids[0], skip_special_tokens=True).strip() != ""
+
+
+def test_the_readme_has_the_options_of_the_generation_config(tokenizer, tmp_path):
+    model = build("vanilla")
+    model.config.eos_token_id = [2, 7]
+    model.generation_config.update(
+        num_beams=3, length_penalty=0.6, bad_words_ids=[[1]], no_repeat_ngram_size=2, min_new_tokens=3
+    )
+    readme = ctranslate2_folder.readme(model, tokenizer)
+    ends = tokenizer.convert_ids_to_tokens([2, 7])
+    for option in (
+        "beam_size=3", "length_penalty=0.6", 'suppress_sequences=[["<pad>"]]', "no_repeat_ngram_size=2",
+        "min_decoding_length=3", "max_input_length=40", "max_decoding_length=39", f'end_token=["</s>", "{ends[1]}"]',
+    ):  # fmt: skip
+        assert f"    {option},\n" in readme
+
+
+PAIRS = {
+    "tags": {"en-de": {"tag": "<2de>"}, "en-fr": {"tag": "<2fr>"}},
+    "starts": {"en-de": {"decoder_start_token_id": 36}, "en-fr": {"decoder_start_token_id": 37}},
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_the_readme_asks_for_a_language(kind, tokenizer, tmp_path, monkeypatch, capsys):
+    model = build("vanilla", seed=7)
+    model.config.translation_pairs = PAIRS[kind]
+    model.generation_config.update(max_length=9)
+    tagged = copy.deepcopy(tokenizer)
+    tagged.add_special_tokens({"additional_special_tokens": ["<2de>", "<2fr>"]})
+    folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tagged)
+    assert "en-fr" in (tmp_path / "out" / "README.md").read_text()
+    printed = run_readme(Path(folder), monkeypatch, capsys)
+    source_ids = ([36] if kind == "tags" else []) + tagged(TEXT)["input_ids"]
+    start = PAIRS[kind]["en-de"].get("decoder_start_token_id", 2)
+    ids = model.generate(torch.tensor([source_ids]), eos_token_id=2, decoder_start_token_id=start)
+    assert printed == tagged.decode(ids[0], skip_special_tokens=True).strip() != ""
+
+
+def test_every_id_has_a_token_of_its_own(tokenizer):
+    names = vocabulary(tokenizer, 50)
+    assert len(set(names)) == 50
+    assert names[: len(tokenizer)] == tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+
+
+CONVERT = """
+import sys
+import hf_deepwide
+assert "ctranslate2" not in sys.modules
+from ctranslate2.converters import TransformersConverter
+from ctranslate2.converters.transformers import _MODEL_LOADERS
+assert "M2M100Config" in _MODEL_LOADERS
+TransformersConverter(sys.argv[1]).convert(sys.argv[2])
+"""
+
+
+def test_its_own_converter_takes_our_folders(tokenizer, tmp_path):
+    model = build("mat-3")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    subprocess.run([sys.executable, "-c", CONVERT, tmp_path / "model", tmp_path / "theirs"], check=True)
+    hf_deepwide.export_ctranslate2(tmp_path / "model", tmp_path / "ours")
+    for name in ("model.bin", "config.json", "shared_vocabulary.json"):
+        assert (tmp_path / "theirs" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
+
+
+def test_a_missing_engine_is_one_line(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(UserError, match=r"hf_deepwide\[ctranslate2\]"):
+        hf_deepwide.export_ctranslate2(build("vanilla"), tmp_path / "out", tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [({"quantization": "int4"}, "int4"), ({"language": "de"}, "de"), ({"tokenizer": None}, "tokenizer")],
+)
+def test_a_mistake_names_itself(arguments, key, tokenizer, tmp_path):
+    with pytest.raises(UserError, match=key):
+        hf_deepwide.export_ctranslate2(build("vanilla"), tmp_path / "out", **{"tokenizer": tokenizer, **arguments})
+
+
+def test_the_names_of_quantizations_are_the_engines():
+    from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
+
+    assert set(ctranslate2_folder.QUANTIZATIONS) == set(ACCEPTED_MODEL_TYPES)
