@@ -77,9 +77,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     The draft is made anew, so that nobody's link is followed. A link at `path` is replaced, not followed.
 
     Raises:
-        UserError: `path` is a device or a pipe.
+        UserError: `path` is a device or a pipe, or its folder is missing.
     """
     _refuse_special(path)
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
     draft = path.with_name(f".{path.name}")
     draft.unlink(missing_ok=True)  # what an interrupted process left
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -34,6 +34,12 @@ def test_an_input_is_never_the_output(tmp_path, spelling):
         check_output(tmp_path / spelling, inputs=[tmp_path / "other", source], overwrite=True)
 
 
+def test_a_file_in_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no folder .*/no/where"):
+        write_whole(tmp_path / "no" / "where" / "recipe.yaml", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_draft_follows_no_link(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("kept")
