@@ -2,6 +2,7 @@
 # make test         environment, then the tests
 # make pages        environment, then the tests of README and docs: their commands, code and links
 # make check        environment, then style, types of the public surface, and which package imports which
+# make browser      environment, then the demo's page in a real browser: /usr/bin/chromium, or what CHROMIUM names
 # make hf-tests     environment, then Hugging Face's own model tests on every family (ARGS="-k mat" chooses)
 # make test-oldest  an environment of its own with the oldest versions that pyproject.toml allows, then the tests
 # make bench        environment, then the speed benchmarks (minutes; close other programs)
@@ -11,11 +12,11 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 OLDEST := $(VENV)-oldest
 ARGS ?=
-# Pages and Hugging Face's tests have targets of their own.
-SUITE := --numprocesses 2 --dist loadfile --ignore tests/pages --ignore tests/hf_common
+# Pages, the browser and Hugging Face's tests have targets of their own.
+SUITE := --numprocesses 2 --dist loadfile --ignore tests/pages --ignore tests/browser --ignore tests/hf_common
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup quickstart test pages check bench hf-tests test-oldest
+.PHONY: setup quickstart test pages browser check bench hf-tests test-oldest
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -34,6 +35,9 @@ test: setup
 
 pages: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/pages $(ARGS)
+
+browser: setup
+	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/browser $(ARGS)
 
 check: setup
 	$(RUN) -m ruff check .

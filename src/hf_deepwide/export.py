@@ -36,8 +36,9 @@ from .data.tokenizer import check_tokenizer
 from .durable import Writing, publish, write_whole
 from .errors import UserError, one_line, quote
 from .families import FAMILIES, Family
-from .loading import check_finite, load_model, load_tokenizer
+from .loading import check_finite, load_config, load_model, load_tokenizer
 from .models import remote_code
+from .space import MODEL, write_space
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,12 @@ pairs = getattr(translator.model.config, "translation_pairs", None)
 languages = dict(zip(("src_lang", "tgt_lang"), next(iter(pairs)).split("-"))) if pairs else {}
 translator("1", **languages, max_length=4, num_beams=1)
 """
+USE_SPACE = """
+import pathlib, sys
+from hf_deepwide.demo import systems
+assert pathlib.Path(systems.__file__).is_relative_to(pathlib.Path.cwd()), systems.__file__
+systems.load_systems([sys.argv[1]])
+"""
 
 
 def share(
@@ -74,12 +81,13 @@ def share(
     overwrite: bool = False,
     verify: bool = True,
     license: str | None = None,
+    space: bool = False,
 ) -> str:
     """Write a folder that loads without this package, upload it, or both.
 
     Args:
         model: a folder with a model of one of our families and its tokenizer (a finished run, a checkpoint), or the
-            model itself, together with `tokenizer`.
+            model itself, together with `tokenizer`. For a Space also a Hub id.
         folder: where to write; None only together with `repo_id`.
         tokenizer: None: the one in `model`'s folder.
         repo_id: repository on the Hub, made if it does not exist.
@@ -89,6 +97,8 @@ def share(
         overwrite: replace an earlier result of `share` in `folder`. Files of anybody else stay, and are not uploaded.
         verify: load the result and translate with it in a process that cannot import this package (some seconds).
         license: the Hub's name of the model's licence, such as apache-2.0, for the card; None: what the card says.
+        space: write a Hugging Face Space instead, which shows the model on the page of `hf_deepwide.demo`. A model
+            from a folder lies in the Space's folder `model`. A model on the Hub stays there, and the Space names it.
 
     Returns:
         The folder, or the URL of the repository.
@@ -107,21 +117,37 @@ def share(
     if license is not None:
         card_text.check_license(license)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None
+    hub_model = os.fspath(model) if space and source is not None and not source.exists() else None
+    source = source if hub_model is None else None
     folder = None if folder is None else Path(folder)
     if "\0" in f"{source}{folder}":
         raise UserError("share: a path holds a NUL character; no folder has such a name")
     with _telling(folder):
         earlier = {} if folder is None else _check_folder(folder, source, overwrite)
-    model, family = _own(model) if source is None else _load(source)
-    tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
-    _check_origin(tokenizer)
-    check_tokenizer(tokenizer, model.config)
+    if hub_model is not None:
+        load_config(hub_model, f"share: {hub_model} is neither a folder nor a model on the Hub")
+    else:
+        model, family = _own(model) if source is None else _load(source)
+        tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
+        _check_origin(tokenizer)
+        check_tokenizer(tokenizer, model.config)
 
     with _telling(folder), _staging(folder) as staged:
-        write_checkpoint(model, family, tokenizer, staged)
-        _write_card(staged, source, folder, earlier, model, repo_id, license)
-        if verify:
-            verify_folder(staged)
+        place = staged / MODEL if space else staged
+        if hub_model is None:
+            place.mkdir(exist_ok=True)
+            write_checkpoint(model, family, tokenizer, place)
+            if space:
+                _write_card(place, source, None, {}, model, None, license)
+            else:
+                _write_card(place, source, folder, earlier, model, repo_id, license)
+            if verify:
+                verify_folder(place)
+        if space:
+            name = repo_id or hub_model or (source or folder or staged).resolve().as_posix()
+            write_space(staged, name.rpartition("/")[2], hub_model, license)
+            if verify:
+                verify_space(staged, hub_model)
         names = _files(staged)
         location = str(folder)
         if folder is not None:
@@ -130,7 +156,8 @@ def share(
         if repo_id is not None:
             place = folder or staged
             names |= {CARD, *_linked(place / CARD)}
-            location = _upload(place, names, repo_id, private, token, commit_message or f"Share {repo_id}")
+            kind = "space" if space else None
+            location = _upload(place, names, repo_id, private, token, commit_message or f"Share {repo_id}", kind)
             logger.info("uploaded to %s", location)
     return location
 
@@ -181,6 +208,20 @@ def verify_folder(folder: str | os.PathLike) -> None:
         )  # fmt: skip
     if process.returncode:
         raise RuntimeError(f"the shared folder does not load without hf_deepwide:\n{process.stderr[-3000:]}")
+
+
+def verify_space(folder: Path, hub_model: str | None) -> None:
+    """Let the code in a Space's folder load its model and translate, in a process of its own.
+
+    Raises:
+        RuntimeError: that failed; the message ends with the process's own.
+    """
+    process = subprocess.run(
+        [sys.executable, "-B", "-c", USE_SPACE, hub_model or MODEL],
+        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if process.returncode:
+        raise RuntimeError(f"the Space does not load its model:\n{process.stderr[-3000:]}")
 
 
 def _own(model: Any) -> tuple[PreTrainedModel, Family]:
@@ -440,8 +481,9 @@ def _replace(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> None:
     for name in new:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     _write_manifest(folder, {name: earlier.get(name, []) + new.get(name, []) for name in sorted({*earlier, *new})})
-    (folder / CONFIG).unlink(missing_ok=True)
-    for name in sorted(new, key=lambda name: name == CONFIG):
+    for name in filter(_is_config, {*earlier, *new}):
+        (folder / name).unlink(missing_ok=True)
+    for name in sorted(new, key=_is_config):
         publish(staged / name, folder / name)
     for name in earlier.keys() - new.keys():
         (folder / name).unlink(missing_ok=True)
@@ -449,6 +491,11 @@ def _replace(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> None:
             if not any((folder / parent).iterdir()):
                 (folder / parent).rmdir()
     _write_manifest(folder, new)
+
+
+def _is_config(name: str) -> bool:
+    """True of the file without which a model cannot be loaded, also of the model in a Space."""
+    return Path(name).name == CONFIG
 
 
 def _check_way(folder: Path, name: str, earlier: dict[str, list[str]]) -> None:
@@ -478,17 +525,26 @@ def _check_upload(repo_id: str) -> None:
 
 
 def _upload(
-    folder: Path, names: set[str], repo_id: str, private: bool | None, token: str | None, commit_message: str
+    folder: Path,
+    names: set[str],
+    repo_id: str,
+    private: bool | None,
+    token: str | None,
+    commit_message: str,
+    kind: str | None = None,
 ) -> str:
     """Make the repository if need be and upload the named files in one commit; the repository's URL."""
+    options = {} if kind is None else {"repo_type": kind}
+    sdk = {} if kind is None else {"space_sdk": "gradio"}
     api = HfApi(token=token)
     try:
-        repository = api.create_repo(repo_id, private=private, exist_ok=True)
+        repository = api.create_repo(repo_id, private=private, exist_ok=True, **options, **sdk)
         api.upload_folder(
             repo_id=repository.repo_id,
             folder_path=folder,
             commit_message=commit_message,
             allow_patterns=[glob.escape(name) for name in sorted(names)],
+            **options,
         )
     except (OSError, HTTPError) as error:
         raise UserError(f"share: the upload to {repo_id} failed: {one_line(error)}") from error

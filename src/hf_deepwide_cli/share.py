@@ -2,9 +2,12 @@
 
     hf-deepwide share runs/multi30k-mat to-upload
     hf-deepwide share runs/multi30k-mat --repo-id me/multi30k-mat --private
+    hf-deepwide share runs/multi30k-mat --space --repo-id me/multi30k-mat-demo
 
 Without the package, the folder or repository loads through `AutoModelForSeq2SeqLM.from_pretrained` and
 `pipeline("translation", model=…)` with `trust_remote_code=True`. Log in once by `hf auth login`, or set HF_TOKEN.
+
+`--space` writes a Hugging Face Space instead: the page of `hf-deepwide demo` with this model.
 """
 
 import argparse
@@ -12,13 +15,14 @@ import argparse
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("model", help="folder of a finished run, or a checkpoint")
+    parser.add_argument("model", help="folder of a finished run, or a checkpoint; for a Space also a Hub id")
     parser.add_argument("folder", nargs="?", help="folder to write; may be left out with --repo_id")
     parser.add_argument("--repo_id", help="repository on the Hub to upload to, e.g. me/multi30k-mat")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--license", help="the Hub's name of the model's licence, for the card, e.g. apache-2.0")
     parser.add_argument("--commit_message", help="of the upload")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier share, nothing else")
+    parser.add_argument("--space", action="store_true", help="write a Space that shows the model on a page")
     parser.add_argument("--no_verify", dest="verify", action="store_false", help="do not try the result out")
 
 

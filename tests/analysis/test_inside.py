@@ -92,6 +92,11 @@ def test_tokens_are_shown_as_they_are():
     assert {"branch 1", "branch 2"} <= set(shown)
 
 
-def test_path_weights_are_a_figure():
-    model, _ = build("multipath_transformer", encoder_paths=3)
-    assert {"attention", "FFN"} <= set(texts(draw_path_weights(model)))
+def test_path_weights_are_a_table():
+    model, _ = build("multipath_transformer", encoder_paths=2)
+    with torch.no_grad():
+        model.model.encoder.layers[0].feed_forward_paths.alpha.copy_(torch.tensor([0.1, 0.2, -0.3, 4.0]))
+    shown = texts(draw_path_weights(model))
+    assert {"attention", "FFN", "path 1", "path 2", "all but 1", "all but 2", "0.10", "0.20", "-0.30", "4.00"} <= set(
+        shown
+    )

@@ -4,6 +4,7 @@ import base64
 import html
 import importlib.util
 import re
+import shutil
 import sys
 
 import httpx
@@ -13,6 +14,7 @@ from coded_languages import KINDS
 from demo_models import TEXTS, build, save
 from paired_languages import build as build_pairs
 
+from hf_deepwide import export_ctranslate2
 from hf_deepwide.analysis.inside import Inside
 from hf_deepwide.demo.page import (
     FAILURES,
@@ -40,6 +42,7 @@ from hf_deepwide.demo.systems import (
     words,
 )
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.checkpoint import load_translator
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.models.language_pairs import Languages
 from hf_deepwide_cli import main
@@ -232,3 +235,57 @@ def test_facts_name_family_and_size(system):
     assert isinstance(system, CheckpointSystem)
     assert system.facts.startswith("mat · ")
     assert "2 attention branches" in system.facts
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory):
+    return export_ctranslate2(folder, tmp_path_factory.mktemp("engine") / "exported")
+
+
+def test_an_exported_folder_translates_and_shows_its_attention(exported, system):
+    (engine,) = load_systems([exported])
+    request = read_request(f"{TEXTS[0]}\n\n{TEXTS[0]}", 3)
+    answer, expected = engine.translate(request), system.translate(request)
+    assert [len(beams) for beams in answer.beams] == [3, 0, 3]
+    for beams, others in zip(answer.beams, expected.beams, strict=True):
+        assert [beam.text for beam in beams] == [beam.text for beam in others]
+        assert [beam.score for beam in beams] == pytest.approx([beam.score for beam in others], abs=1e-3)
+    assert "CTranslate2" in engine.facts
+    assert len(images(show_inside(engine, request, answer, 2, None))) == 1
+
+
+def test_the_engine_shows_the_first_head_of_its_last_layer(tmp_path):
+    folder = save(tmp_path / "model", "vanilla_transformer")
+    (engine,) = load_systems([export_ctranslate2(folder, tmp_path / "exported")])
+    request = read_request(TEXTS[1], 2)
+    beam = engine.translate(request).beams[0][0]
+    seen = engine.look(request, 0, beam)
+    model, tokenizer = load_translator(folder)
+    model.set_attn_implementation("eager")
+    outputs = model(
+        **tokenizer(TEXTS[1], return_tensors="pt"), labels=torch.tensor([beam.ids]), output_attentions=True
+    )
+    expected = outputs.cross_attentions[-1][0, 0].detach()  # [T, S]
+    shown = seen.inside.attention[0][0]
+    torch.testing.assert_close(shown, expected[: len(shown)], atol=1e-4, rtol=1e-3)
+    assert len(seen.source) == shown.shape[1]
+    assert len(seen.target) == shown.shape[0]
+
+
+def test_a_damaged_export_is_one_line(exported, tmp_path):
+    damaged = shutil.copytree(exported, tmp_path / "damaged")
+    (damaged / "model.bin").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="CTranslate2"):
+        load_systems([damaged])
+
+
+def test_an_exported_model_of_several_pairs_is_asked_for_a_language(tmp_path):
+    model, tokenizer = build_pairs("vanilla_transformer", "source")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    systems = load_systems([tmp_path / "model", export_ctranslate2(tmp_path / "model", tmp_path / "exported")])
+    assert language_choices(systems[1].languages)[1] == ["de", "fr"]
+    for target in ("de", "fr"):
+        request = Request(tuple(TEXTS), 3, "en", target)
+        firsts = [[beams[0].text[:20] for beams in system.translate(request).beams] for system in systems]
+        assert firsts[0] == firsts[1]

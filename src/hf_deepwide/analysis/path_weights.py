@@ -47,11 +47,6 @@ def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:
     Raises:
         ValueError: the model has no learnable path weights.
     """
-    return save(draw_path_weights(model, title), path)
-
-
-def draw_path_weights(model: nn.Module, title: str = "") -> Figure:
-    """As `plot_path_weights`, but the figure itself."""
     weights = path_weights(model)
     if not weights:
         raise ValueError("the model has no learnable path weights")
@@ -75,4 +70,36 @@ def draw_path_weights(model: nn.Module, title: str = "") -> Figure:
     axes[1][0].set_ylabel("α")
     axes[1][-1].legend(frameon=False, fontsize="small")
     figure.suptitle(title)
+    return save(figure, path)
+
+
+def draw_path_weights(model: nn.Module) -> Figure:
+    """A table of the weights of attention's and the FFN's features: a row for each encoder layer, raw features first.
+
+    Args:
+        model: a Multi-Path model.
+
+    Raises:
+        ValueError: the model has no learnable path weights.
+    """
+    weights = path_weights(model)
+    if not weights:
+        raise ValueError("the model has no learnable path weights")
+    raw, layers = model.config.encoder_paths, model.config.encoder_layers
+    features = len(next(iter(weights.values()))[0])
+    names = [f"path {k + 1}" if k < raw else f"all but {k - raw + 1}" for k in range(features)]
+    largest = max(abs(alpha) for tables in weights.values() for row in tables for alpha in row)
+    figure, axes = new_figure(1, len(weights), (0.35 * features + 0.3, 0.25 * layers + 0.7), sharey=True)
+    for axis, (sublayer, table) in zip(axes[0], weights.items(), strict=True):
+        axis.imshow(table, aspect="auto", cmap="RdBu", vmin=-largest, vmax=largest)
+        for row, alphas in enumerate(table):
+            for column, alpha in enumerate(alphas):
+                dark = abs(alpha) > 0.6 * largest
+                color = "white" if dark else "black"
+                axis.text(column, row, f"{alpha:.2f}", ha="center", va="center", fontsize=8, color=color)
+        axis.set_xticks(range(features), names, rotation=90)
+        axis.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
+        axis.tick_params(length=0, labelsize=9)
+        axis.set_title(sublayer, fontsize="medium")
+    axes[0][0].set_ylabel("encoder layer")
     return figure

@@ -33,11 +33,13 @@ CSS = """
 .problem { color: #b91c1c !important; background: #fef2f2; border-left: 4px solid #dc2626; margin: 0;
   padding: 8px 12px; }
 .note { margin: 4px 0 0; }
-.beams.beams { border-collapse: collapse; width: 100%; margin: 0; border: none; }
-.beams.beams th, .beams.beams td { text-align: left; vertical-align: top; padding: 3px 8px; overflow-wrap: anywhere;
-  border: none; border-bottom: 1px solid var(--border-color-primary); }
-.beams.beams tr.first td { border-top: 2px solid var(--border-color-primary); }
-.beams.beams .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; width: 1%; }
+.beams { border-collapse: collapse; width: 100%; margin: 0 !important; }
+.beams, .beams thead, .beams tbody, .beams tr { border: none !important; }
+.beams th, .beams td { text-align: left; vertical-align: top; padding: 3px 8px; overflow-wrap: anywhere;
+  border: none !important; border-bottom: 1px solid var(--border-color-primary) !important; }
+.beams tr.first td { border-top: 2px solid var(--border-color-primary) !important; }
+.beams td.number, .beams th.number { text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums; width: 1%; }
 .pictures figure { margin: 0 0 16px; }
 .pictures img { display: block; max-width: 100%; height: auto; background: white; }
 .pictures figcaption { margin-top: 4px; }
@@ -228,8 +230,8 @@ def _build(gradio: ModuleType, systems: Sequence[System]) -> Any:
                         label="Translation", lines=4, max_lines=MOST_LINES, interactive=False, buttons=["copy"]
                     )
                     took = gradio.HTML()
-                    with gradio.Accordion("All beams (score: log-probability per token)", open=False):
-                        other = gradio.HTML()
+                    with gradio.Accordion("All beams (score: log-probability per token)"):
+                        other = gradio.HTML(max_height=360)
                     answers.append(gradio.State(None, time_to_live=3600))
                     outputs.append((result, took, other))
         with gradio.Group(visible=False) as chooser:

@@ -24,7 +24,7 @@ def pictures(model: Any, seen: Seen | None, layer: int | None) -> str:
         seen: what was seen; None where the system does not show it.
         layer: the decoder layer whose attention is drawn; None or a layer that did not run: the last that ran.
     """
-    drawn = [*_of_architecture(model, seen), *_of_attention(seen, layer)]
+    drawn = [*_of_attention(seen, layer), *_of_architecture(model, seen)]
     if not drawn:
         return "<p>This system does not show what it does inside.</p>"
     return "".join(_embed(figure, caption) for figure, caption in drawn)
@@ -38,6 +38,7 @@ def _of_attention(seen: Seen | None, layer: int | None) -> Iterator[tuple[Figure
     weights = attention[layer][:, :MOST_TOKENS, :MOST_TOKENS]
     branches = len(weights)
     heads = "the mean of its heads" if branches == 1 else f"{branches} branches, each the mean of its heads"
+    heads = heads if layer else "the heads that the engine reports"
     where = f"decoder layer {layer}" if layer else "the last decoder layer"
     cut = f"; the first {MOST_TOKENS} tokens" if max(attention[layer].shape) > MOST_TOKENS else ""
     yield (
@@ -54,7 +55,7 @@ def _of_architecture(model: Any, seen: Seen | None) -> Iterator[tuple[Figure, st
         language = f" for {posterior_names(model.config)[posterior]}" if model.config.num_posteriors > 1 else ""
         yield draw_selection(model, posterior), f"Layers that latent depth uses{language}. Grey layers are skipped."
     if model is not None and path_weights(model):
-        yield draw_path_weights(model), "What the model has learnt to weigh its encoder paths by, for any sentence."
+        yield draw_path_weights(model), "Weights that the encoder has learnt for its paths, for any sentence."
     if seen and seen.inside.gates:
         yield draw_gates(seen.inside.gates), "How far the gates of the depth-wise LSTMs were open for this sentence."
 

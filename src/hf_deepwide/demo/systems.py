@@ -1,7 +1,6 @@
 """Systems that translate for the page: checkpoints, and folders that were exported to CTranslate2."""
 
 import json
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from ..analysis.figures import run_labels
 from ..analysis.inside import Inside, look_inside
 from ..errors import UserError, one_line
 from ..evaluation.checkpoint import device_of, load_translator
-from ..evaluation.translate import EvaluationArguments, as_line, generate_beams
+from ..evaluation.translate import EvaluationArguments, as_line, generate_beams, length_limit
 from ..loading import load_tokenizer
 from ..models.language_pairs import Choice, Languages
 from ..models.plain_text import Source, encode_sources, source_limit
@@ -206,7 +205,7 @@ class ExportedSystem:
         return Answer(tuple(beams), seconds, _notes(self, request, sources))
 
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
-        """Search again for this line, with the attention that the engine reports: of its last layer, of all heads."""
+        """Search again for this line, with the attention that the engine reports: by default, of one head."""
         choice, sources = self._encode(request)
         (result,) = self._search(request, choice, [sources[line].ids], return_attention=True)
         tokens = self.tokenizer.convert_ids_to_tokens(list(beam.ids))
@@ -236,7 +235,7 @@ class ExportedSystem:
             beam_size=request.beams,
             num_hypotheses=request.beams,
             length_penalty=settings.length_penalty,
-            max_decoding_length=math.ceil(settings.max_length_factor * longest) + settings.max_length_offset,
+            max_decoding_length=length_limit(None, longest, settings),
             return_scores=True,
             **options,
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -198,7 +198,7 @@ def _search(
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
     full = [i for i, source in enumerate(encoded) if not source.is_empty]
     lengths = [len(encoded[i].ids) for i in full]
-    limits = [_length_limit(model, length, args) for length in lengths]
+    limits = [length_limit(model.config, length, args) for length in lengths]
     bars, start = shows_bars(), time.perf_counter()
     with (
         _evaluating(model),
@@ -264,11 +264,11 @@ def _encode(model: PreTrainedModel, languages: Languages, choice: Choice, source
     return encoded
 
 
-def _length_limit(model: PreTrainedModel, source_length: int, args: EvaluationArguments) -> int:
+def length_limit(config: Any, source_length: int, args: EvaluationArguments) -> int:
     """Most tokens a translation may have; of the rounded length, so that many sentences share a limit."""
     rounded = math.ceil(source_length / _LENGTH_STEP) * _LENGTH_STEP
     limit = math.ceil(args.max_length_factor * rounded) + args.max_length_offset
-    return min(limit, positions(model.config) or limit)
+    return min(limit, positions(config) or limit)
 
 
 def _batches(lengths: Sequence[int], limits: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

@@ -1,0 +1,78 @@
+"""The files of a Hugging Face Space that shows a model on the page of `hf_deepwide.demo`.
+
+A Space is a repository with an app. This package is not in an index, so its code travels with the Space.
+"""
+
+import platform
+import shutil
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import yaml
+
+from . import card_text
+
+MODEL = "model"  # the model's folder in a Space
+APP, REQUIREMENTS, CARD = "app.py", "requirements.txt", "README.md"
+GRADIO = "6.31.0"  # the version that is tested, see constraints.txt
+PACKAGE = Path(__file__).parent
+
+APP_TEXT = """\
+\"\"\"Show the model on the page of hf_deepwide's demo.\"\"\"
+
+{imports}from hf_deepwide.demo import serve
+
+serve([{model}])
+"""
+CARD_TEXT = """\
+# {title}
+
+Translate with the model, and look inside: all beams with their scores, times, and pictures of what the architecture
+did. The page is `hf-deepwide demo` of hf_deepwide {version}, whose code is in the folder `hf_deepwide` (Apache-2.0).
+
+On your own machine:
+
+{commands}
+"""
+
+
+def write_space(folder: Path, title: str, hub_model: str | None = None, license: str | None = None) -> None:
+    """Write what a Space needs beside its model.
+
+    Args:
+        folder: the Space's folder, which exists.
+        title: what the Space is called.
+        hub_model: the Hub id of the model; None: the model lies in the folder `MODEL`.
+        license: the Hub's name of the licence; None: the card names none.
+    """
+    imports = "" if hub_model else "from pathlib import Path\n\n"
+    model = repr(hub_model) if hub_model else f'Path(__file__).parent / "{MODEL}"'
+    (folder / APP).write_text(APP_TEXT.format(imports=imports, model=model), encoding="utf-8")
+    needed = [line for line in requires("hf_deepwide") or () if "extra ==" not in line]
+    (folder / REQUIREMENTS).write_text("\n".join(needed) + "\n", encoding="utf-8")
+    (folder / CARD).write_text(_card(title, hub_model, license), encoding="utf-8")
+    for source in PACKAGE.rglob("*.py"):
+        target = folder / PACKAGE.name / source.relative_to(PACKAGE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _card(title: str, hub_model: str | None, license: str | None) -> str:
+    """README.md, whose front matter tells the Hub how to run the Space."""
+    fields = {
+        "title": title,
+        "emoji": "🔎",
+        "colorFrom": "blue",
+        "colorTo": "yellow",
+        "sdk": "gradio",
+        "sdk_version": GRADIO,
+        "python_version": ".".join(platform.python_version_tuple()[:2]),
+        "app_file": APP,
+        "pinned": False,
+        "tags": ["translation", "hf_deepwide"],
+        **({"models": [hub_model]} if hub_model else {}),
+        **({"license": license} if license else {}),
+    }
+    commands = card_text.block(f"pip install gradio=={GRADIO} -r {REQUIREMENTS}\npython {APP}", "shell")
+    text = CARD_TEXT.format(title=card_text.text(title), version=version("hf_deepwide"), commands=commands)
+    return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---\n\n{text}"
