@@ -74,6 +74,20 @@ def test_ids_of_ordinary_text_do_not_change(tokenizer, texts):
     assert TextEncoder(tokenizer)(texts) == (tokenizer(texts)["input_ids"] if texts else [])
 
 
+@pytest.mark.parametrize("target", [False, True])
+def test_bodies_are_what_the_tokenizer_itself_gives_without_its_frame(tokenizer, target):
+    if language_ids(tokenizer):
+        tokenizer.tgt_lang = tokenizer.src_lang
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.enable_truncation(2)  # left behind by somebody: it must not count
+    texts = ["a red dog", "", "  b  ", "ＡＢ é x" * 20]
+    encoder = TextEncoder(tokenizer, target)
+    assert encoder.is_plain == tokenizer.is_fast, "the fast way is taken where it can be"
+    options = {"add_special_tokens": False, "split_special_tokens": encoder.splits}
+    expected = [tokenizer(**{"text_target" if target else "text": text}, **options)["input_ids"] for text in texts]
+    assert encoder.bodies(texts) == expected
+
+
 def test_the_tokenizer_stays_as_it_was(tokenizer):
     before = tokenizer("a </s> b")["input_ids"]
     TextEncoder(tokenizer)(["a </s> b"])

@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..models.plain_text import TextEncoder
 from ..progress import bars_where_shown
 from .arguments import DataArguments
+from .encoded_cache import kept_or_made
 from .languages import translation_pairs
 from .sampling import Repeats
 
@@ -82,11 +83,19 @@ def encode(
     if isinstance(dataset, IterableDataset):
         stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=features)
         return stream.filter(keep) if filter else stream
-    with bars_where_shown():
-        encoded = dataset.map(
-            tokenize, batched=True, remove_columns=dataset.column_names, features=features, desc="encode"
-        )
-    lengths = list(zip(encoded["source_length"], encoded["target_length"], strict=True))
+
+    def encode_all() -> Dataset:
+        with bars_where_shown():
+            return dataset.map(
+                tokenize, batched=True, remove_columns=dataset.column_names, features=features, desc="encode"
+            )
+
+    sides = {
+        name: [side.prefix, side.suffix, sorted(side.never), side.splits]
+        for name, side in (("source", sources), ("target", targets))
+    }
+    encoded = kept_or_made(dataset, tokenizer, {**sides, "tags": tags, "columns": of_pairs}, encode_all)
+    lengths = list(zip(encoded["source_length"][:], encoded["target_length"][:], strict=True))
     if not filter:
         long = sum(max(pair) > args.max_length for pair in lengths)
         if long:

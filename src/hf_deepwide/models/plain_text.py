@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .language_pairs import Choice, Languages, control_ids, speaking
 
@@ -42,6 +42,10 @@ class TextEncoder:
         self.never = control_ids(tokenizer) if never is None else never
         # A slow tokenizer that splits special tokens splits the words that a user has added, too.
         self.splits = tokenizer.is_fast or all(token.special for token in tokenizer.added_tokens_decoder.values())
+        self.is_plain = isinstance(tokenizer, PreTrainedTokenizerFast) and all(
+            getattr(type(tokenizer), name) is getattr(PreTrainedTokenizerFast, name)
+            for name in ("__call__", "_encode_plus")
+        )
         (whole,), (body,) = self._encode([PROBE], frame=True), self._encode([PROBE], frame=False)
         start = next((i for i in range(len(whole) + 1) if whole[i : i + len(body)] == body), None)
         if start is None:
@@ -69,6 +73,13 @@ class TextEncoder:
     def _encode(self, texts: list[str], frame: bool) -> list[list[int]]:
         options = {"add_special_tokens": frame, "split_special_tokens": self.splits, "verbose": False}
         with _backend_as_it_was(self.tokenizer):
+            if self.is_plain and not frame:  # what comes around a text is all that the two sides differ in
+                backend = self.tokenizer.backend_tokenizer
+                backend.no_truncation()
+                backend.no_padding()
+                backend.encode_special_tokens = self.splits
+                # Without offsets, masks and a dictionary for each text, encoding takes two thirds of the time.
+                return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
             return self.tokenizer(**{self.side: texts}, return_attention_mask=False, **options)["input_ids"]
 
     def _spelt(self, body: list[int]) -> list[int]:

@@ -1,0 +1,138 @@
+"""The cache of encoded corpora: taken where nothing has changed, made again where something has, never in the way."""
+
+import datasets
+import pytest
+from datasets import Dataset
+
+from hf_deepwide.data import encoded_cache
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.digest import data_digest
+from hf_deepwide.data.languages import add_tags
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.models.plain_text import TextEncoder
+
+ROWS = {"source": ["a red dog", "a cat", "a dog"], "target": ["b rot", "é", "b b"]}
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """The folder of the cache, for corpora of any size."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(encoded_cache, "LEAST_PAIRS", 1)
+    return encoded_cache.cache_folder()
+
+
+@pytest.fixture
+def encodings(monkeypatch):
+    """How many batches of text have been encoded."""
+    counted, original = [], TextEncoder.bodies
+
+    def bodies(encoder, texts):
+        counted.append(len(texts))
+        return original(encoder, texts)
+
+    monkeypatch.setattr(TextEncoder, "bodies", bodies)
+    return counted
+
+
+def tokenizer_of(size=40):
+    return train_tokenizer([*ROWS["source"], *ROWS["target"]] * 3, TokenizerArguments(vocab_size=size))
+
+
+def encoded(rows=ROWS, tokenizer=None, **fields):
+    return encode(Dataset.from_dict(rows), tokenizer or tokenizer_of(), DataArguments(**fields), filter=True)
+
+
+def test_take_from_the_cache_what_was_encoded_before(encodings, kept, caplog):
+    first = encoded()
+    assert encodings
+    encodings.clear()
+    with caplog.at_level("INFO"):
+        second = encoded()
+    assert encodings == []
+    assert str(kept) in caplog.text
+    assert second.to_list() == first.to_list()
+    assert second.features == first.features
+    assert data_digest(second) == data_digest(first), "so that a run resumes with either"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rows": {**ROWS, "source": ["a red dog", "a cat", "a do g"]}},
+        {"rows": {"source": ["a red do", "ga cat", "a dog"], "target": ROWS["target"]}},
+        {"rows": {"source": ROWS["target"], "target": ROWS["source"]}},
+        {"tokenizer": tokenizer_of(25)},
+    ],
+    ids=["text", "line ends", "sides", "tokenizer"],
+)
+def test_encode_again_what_has_changed(changed, encodings):
+    encoded()
+    encodings.clear()
+    encoded(**changed)
+    assert encodings
+
+
+def test_encode_again_with_other_tags(encodings):
+    tokenizer, rows = tokenizer_of(), {**ROWS, "pair": [0, 1, 1]}
+    pairs = ["en-de", "en-fr"]
+    add_tags(tokenizer, DataArguments(pairs=pairs))
+    by_source, by_decoder = (encoded(rows, tokenizer, pairs=pairs, language_tag=tag) for tag in ("source", "decoder"))
+    assert "decoder_start" in by_decoder.column_names
+    assert by_source["input_ids"] != by_decoder["input_ids"]
+
+
+def test_filters_act_on_what_is_taken_from_the_cache(encodings):
+    longest = max(encoded()["source_length"])
+    encodings.clear()
+    assert len(encoded(max_length=longest - 1)) < len(ROWS["source"])
+    assert encodings == []
+
+
+def test_encode_again_what_is_damaged(encodings, kept, caplog):
+    first = encoded().to_list()
+    (file,) = kept.glob("*/*.arrow")
+    content = bytearray(file.read_bytes())
+    at = content.rindex(bytes([2, 0, 0, 0]))  # an </s>
+    content[at] = 3
+    file.write_bytes(bytes(content))
+    encodings.clear()
+    assert encoded().to_list() == first
+    assert encodings
+    assert "damaged" in caplog.text
+    encodings.clear()
+    assert encoded().to_list() == first
+    assert encodings == []
+
+
+def test_keep_what_was_used_last_within_the_limit(kept, monkeypatch):
+    encoded()
+    (first,) = kept.iterdir()
+    size = sum(file.stat().st_size for file in first.iterdir())
+    monkeypatch.setattr(encoded_cache, "MOST_BYTES", 2 * size)
+    encoded(tokenizer=tokenizer_of(25))
+    encoded()  # used again
+    encoded(tokenizer=tokenizer_of(30))
+    assert first.is_dir()
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_encode_without_a_cache_where_nothing_can_be_written(kept, caplog):
+    kept.parent.write_text("a file in the place of a folder")
+    with caplog.at_level("INFO"):
+        assert len(encoded()) == 3
+    assert "not kept" in caplog.text
+
+
+def test_keep_nothing_of_a_tokenizer_that_draws_random_numbers(kept):
+    tokenizer = tokenizer_of()
+    tokenizer.backend_tokenizer.model.dropout = 0.1
+    encoded(tokenizer=tokenizer)
+    assert not kept.exists()
+
+
+def test_keep_nothing_of_a_small_corpus(kept, monkeypatch):
+    monkeypatch.setattr(encoded_cache, "LEAST_PAIRS", 4)
+    encoded()
+    assert not kept.exists()
