@@ -101,6 +101,7 @@ VALUES = {
     "--training.metric_for_best_model=acc": ["metric_for_best_model is 'acc'; accepted: loss, bleu"],
     "--training.save_strategy=no": ["training:", "save"],
     "--training.output_dir=3": ["training.output_dir: 3 is not accepted; give text"],
+    "--training.output_dir=''": ["training.output_dir is empty"],
     "--training.output_dir=recipe.yaml": ["training.output_dir: recipe.yaml is a file"],
     "--training.output_dir=recipe.yaml/run": ["recipe.yaml/run: a part of this path is a file, not a folder"],
     "--training.output_dir=corpus": ["corpus is not empty and holds no run"],

@@ -113,7 +113,11 @@ class Recipe:
     @property
     def output_dir(self) -> Path:
         """Where the run lives: `training.output_dir`, else `runs/<name>`."""
-        folder = self.values["training"].get("output_dir") or Path("runs", self.name)
+        folder = self.values["training"].get("output_dir")
+        if folder is None:
+            folder = Path("runs", self.name)
+        elif not str(folder).strip():
+            raise UserError(f"{self.source}: training.output_dir is empty; give a folder (null: runs/{self.name})")
         return home_expanded(folder, f"{self.source}: training.output_dir")
 
     def training_arguments(self) -> TranslationTrainingArguments:
