@@ -325,7 +325,8 @@ def test_a_checkpoint_names_its_callbacks_as_ever(make, tmp_path):
     names = {"Throughput", "EarlyStoppingCallback", "TrainerControl"}
     assert state["stateful_callbacks"].keys() == names
     assert state["stateful_callbacks"]["Throughput"]["args"].keys() == {
-        "target_tokens", "seconds", "data_seconds", "minutes", "peak_memory_bytes"
+        "target_tokens", "seconds", "data_seconds", "minutes", "peak_memory_bytes",
+        "processor_minutes",
     }  # fmt: skip
 
 

@@ -56,7 +56,8 @@ class DataArguments(Places):
 
     `train`, `validation` and `test` say where a split is: a prefix (format text: `{prefix}.{lang}`, else
     `{prefix}.{lang}.gz`), a file (tsv, jsonl; `.gz` too), the name of a split (datasets), nothing (phrases).
-    Relative paths start at `root`, else at `$HF_DEEPWIDE_DATA`, else at the working directory.
+    Relative paths start at `root`, else at `$HF_DEEPWIDE_DATA`, else at the working directory. `test` may be a list:
+    each test set is scored alone, and all sentences together.
 
     A TSV file has two columns, source and target, and no quoting; or a header that contains both fields.
     JSONL rows and `datasets` columns hold the fields themselves or within a dict `translation`. A field left
@@ -101,7 +102,7 @@ class DataArguments(Places):
     sampling_temperature: float = 1.0
     train: str | None = None
     validation: str | None = None
-    test: str | None = None
+    test: str | list[str] | None = None
     name: str | None = None
     config: str | None = None
     streaming: bool = False
@@ -118,6 +119,7 @@ class DataArguments(Places):
         if self.format not in get_args(Format):
             raise UserError(f"data.format is {quote(self.format)}; accepted: {', '.join(get_args(Format))}")
         check_numbers(self, RANGES, "data.")
+        self._check_tests()
         self._check_languages()
         if self.format == "datasets" and self.name is None:
             raise UserError("data.format is 'datasets' but data.name is not set: a Hub name or a local directory")
@@ -148,6 +150,25 @@ class DataArguments(Places):
                 )
         if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
             raise UserError(f"data.source_lang and data.target_lang are both {quote(self.source_lang)}")
+
+    def _check_tests(self) -> None:
+        if not isinstance(self.test, list):
+            return
+        if self.pairs is not None:
+            raise UserError("data.test names several test sets, and data.pairs several languages; give one of both")
+        if not self.test or len(set(self.test)) < len(self.test):
+            raise UserError(f"data.test is {quote(self.test)}; name each test set once, or leave data.test out")
+
+    @property
+    def test_sets(self) -> dict[str, "DataArguments"]:
+        """Name of a test set to the section that has it alone; {} where `test` is no list.
+
+        A name is the last part of the place, or the whole place where two last parts are equal.
+        """
+        places = self.test if isinstance(self.test, list) else []
+        short = [re.split(r"[/\\]", place)[-1] for place in places]
+        names = short if len(set(short)) == len(short) else places
+        return {name: dataclasses.replace(self, test=place) for name, place in zip(names, places, strict=True)}
 
     def _check_pairs(self) -> None:
         if self.source_lang or self.target_lang:

@@ -58,7 +58,8 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
     they flow.
 
     With several language pairs, the column `pair` is the index in `args.pairs`. The pairs follow one another. Training
-    streams take turns instead, and a shorter stream begins again until the longest has ended.
+    streams take turns instead, and a shorter stream begins again until the longest has ended. Of several test sets,
+    the column `test_set` is the index in `args.test`.
 
     Raises:
         UserError: a file, field or split is missing; line counts differ; bytes are not UTF-8; gzip or a JSON line is
@@ -69,6 +70,9 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
         return _load_pairs(args, split)
     if args.format == "phrases":
         return _phrases(args, split)
+    if split == "test" and args.test_sets:
+        parts = [load_parallel(one, split) for one in args.test_sets.values()]
+        return concatenate_datasets([_with_column(part, "test_set", index) for index, part in enumerate(parts)])
     if args.format == "datasets" and args.streaming:
         return _stream(args, split)
     if args.streaming and split == "train":
@@ -96,6 +100,8 @@ def local_files(args: DataArguments, split: Split) -> list[Path]:
         return [path for pair in args.pairs for path in local_files(args.for_pair(pair), split)]
     if args.format in ("datasets", "phrases"):
         return []
+    if split == "test" and args.test_sets:
+        return [path for one in args.test_sets.values() for path in local_files(one, split)]
     return [Path(name) for name in dict.fromkeys(_read(args, split)[0])]
 
 
@@ -115,16 +121,21 @@ def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:
         if split != "train" and pair in args.train_only_pairs:
             continue
         part = load_parallel(args.for_pair(pair), split)
-        if isinstance(part, IterableDataset):
-            parts.append(part.map(lambda row, index=index: {**row, "pair": index}))
-        else:
+        if isinstance(part, Dataset):
             logger.info("%s, %s: %d pairs", pair, split, len(part))
-            parts.append(part.add_column("pair", [index] * len(part)))
+        parts.append(_with_column(part, "pair", index))
     if len(parts) == 1:
         return parts[0]
     if args.streaming and split == "train":
         return interleave_datasets(parts, stopping_strategy="all_exhausted")
     return concatenate_datasets(parts)
+
+
+def _with_column(part: Dataset | IterableDataset, name: str, index: int) -> Dataset | IterableDataset:
+    """The same rows with one more column, which is the same everywhere."""
+    if isinstance(part, IterableDataset):
+        return part.map(lambda row: {**row, name: index})
+    return part.add_column(name, [index] * len(part))
 
 
 class PairFilter:

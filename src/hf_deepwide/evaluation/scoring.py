@@ -48,6 +48,24 @@ def translate_and_score(
     return average(scores, evaluation), translations
 
 
+def score_sets(
+    translations: list[str], texts: Dataset, data: DataArguments, evaluation: EvaluationArguments
+) -> dict[str, dict[str, Any]]:
+    """The scores of each of several test sets: its name to what `evaluation.metrics.score` says."""
+    of_row, scores = texts["test_set"][:], {}
+    for index, name in enumerate(data.test_sets):
+        rows = [row for row, test_set in enumerate(of_row) if test_set == index]
+        scores[name] = score(
+            [translations[row] for row in rows],
+            texts.select(rows)["target"][:],
+            lowercase=evaluation.lowercase,
+            tokenize=evaluation.tokenize,
+            target_lang=data.target_lang,
+            metrics=evaluation.metrics,
+        )
+    return scores
+
+
 def by_pair(texts: Dataset, data: DataArguments) -> dict[str, Dataset]:
     """The rows of each language pair, in their order."""
     if data.pairs is None:

@@ -18,7 +18,11 @@ def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, An
     mark = read_mark(run)  # as it was trained, perhaps not on this machine
     counted = Throughput(**state.stateful_callbacks["Throughput"]["args"])
     # a run that an older version of this library began may not have counted them
-    later = {"data_share": counted.data_seconds / counted.seconds, "peak_memory_bytes": counted.peak_memory_bytes}
+    later = {
+        "processor_minutes": counted.processor_minutes,
+        "data_share": counted.data_seconds / counted.seconds,
+        "peak_memory_bytes": counted.peak_memory_bytes,
+    }
     evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
     best = {
         f"best_validation_{name}": choose(entry[f"eval_{name}"] for entry in evaluations if f"eval_{name}" in entry)

@@ -63,7 +63,9 @@ class MaskedLM(Task):
 
     auto = AutoModelForMaskedLM
 
-    def read(self, args: MaskedLMTrainingArguments, ended: bool) -> dict[str, partial[Iterator[tuple[int, str]]]]:
+    def read(
+        self, args: MaskedLMTrainingArguments, ended: bool, scored: bool = False
+    ) -> dict[str, partial[Iterator[tuple[int, str]]]]:
         """What reads each split, once all files are found and what is held out is found to be text."""
         data, texts = self.recipe.data, {}
         for split in ("train", "validation", "test"):

@@ -119,7 +119,8 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
 
 
 def _test_name(data: DataArguments) -> str:
-    return _portable(data.test) or "held-out phrases"
+    places = data.test if isinstance(data.test, list) else [data.test]
+    return ", ".join(_portable(place) for place in places if place) or "held-out phrases"
 
 
 def _datasets(data: DataArguments) -> list[str]:

@@ -55,7 +55,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
     task.check(args)
     folder = RunFolder(recipe.output_dir)
     with folder.opened(recipe, args, overwrite, process) as start:
-        texts = task.read(args, start.ended)
+        texts = task.read(args, start.ended, start.results is not None)
         tokenizer = make_tokenizer(task, texts, args, folder, start, process)
         encoded = task.encode(texts, tokenizer)
         model = make_model(task, tokenizer, args, folder, start)
@@ -71,6 +71,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
         model = load_model(task.auto, folder.path, attn_implementation=args.attn_implementation)
         trainer.model = trainer.model_wrapped = model.to(args.device)
         results = {
+            **({"validation": start.results["validation"]} if "validation" in (start.results or {}) else {}),
             **task.score(trainer, encoded, texts),
             "parameters": model.num_parameters(),
             "train": train,

@@ -33,8 +33,10 @@ class Task:
     def check(self, args: TranslationTrainingArguments) -> None:
         """Refuse a recipe whose sections contradict each other, before anything is read."""
 
-    def read(self, args: TranslationTrainingArguments, ended: bool) -> dict[str, Any]:
+    def read(self, args: TranslationTrainingArguments, ended: bool, scored: bool = False) -> dict[str, Any]:
         """The text of each split that is needed; of the training split only before training has ended.
+
+        A run that was `scored` before is scored again, by another section evaluation.
 
         Faulty text is reported here, before a tokenizer is trained.
         """

@@ -14,7 +14,7 @@ from ..data.languages import add_tags, set_codes
 from ..data.tokenizer import load_or_train, training_texts
 from ..durable import write_whole
 from ..errors import UserError
-from ..evaluation.scoring import by_pair, translate_and_score
+from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..training.arguments import TranslationTrainingArguments
 from ..training.trainer import TranslationTrainer
 from .build import beam_search, build_model
@@ -45,15 +45,17 @@ class Translation(Task):
                 "eval_strategy and save_strategy to steps"
             )
 
-    def read(self, args: TranslationTrainingArguments, ended: bool) -> dict[str, Dataset | IterableDataset]:
+    def read(
+        self, args: TranslationTrainingArguments, ended: bool, scored: bool = False
+    ) -> dict[str, Dataset | IterableDataset]:
         """Sentence pairs of each split; what is evaluated is read into memory."""
         recipe, texts = self.recipe, {}
         if not ended:
             texts["train"] = load_parallel(recipe.data, "train")
-            if args.eval_strategy != "no":
-                texts["validation"] = _in_memory(load_parallel(recipe.data, "validation"))
             if recipe.data.format != "phrases" and isinstance(texts["train"], Dataset):
                 warn_of_few(len(texts["train"]), "sentence pairs", recipe)
+        if args.eval_strategy != "no" and not scored:  # scoring again does not change the losses
+            texts["validation"] = _in_memory(load_parallel(recipe.data, "validation"))
         if recipe.data.test is not None or recipe.data.format == "phrases":
             texts["test"] = _in_memory(load_parallel(recipe.data, "test"))
         return texts
@@ -110,11 +112,17 @@ class Translation(Task):
     def score(
         self, trainer: TranslationTrainer, encoded: dict[str, Dataset], texts: dict[str, Dataset | IterableDataset]
     ) -> dict[str, Any]:
-        """Scores of the test split's translations, and how fast they were made."""
+        """Validation losses of the final model, scores of the test split's translations, and how fast they were made.
+
+        Several test sets are scored together, and each alone (`sets`).
+        """
+        results: dict[str, Any] = {}
+        if "validation" in encoded:
+            results["validation"] = trainer.validation_losses()
         self.samples: list[tuple[str, str, str]] = []
         self.translations: dict[str, list[str]] = {}
         if "test" not in texts:
-            return {}
+            return results
         recipe, test = self.recipe, texts["test"]
         begun = time.perf_counter()
         scores, self.translations = translate_and_score(trainer.translate, test, recipe.data, recipe.evaluation)
@@ -123,7 +131,10 @@ class Translation(Task):
         shown = SAMPLES if len(pairs) == 1 else 1
         for pair, lines in self.translations.items():
             self.samples += zip(pairs[pair]["source"][:shown], lines, pairs[pair]["target"][:shown], strict=False)
-        return {"test": scores, "generation": {"sentences_per_second": speed}}
+        if recipe.data.test_sets:
+            (lines,) = self.translations.values()
+            scores["sets"] = score_sets(lines, test, recipe.data, recipe.evaluation)
+        return {**results, "test": scores, "generation": {"sentences_per_second": speed}}
 
     def write(self, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
         """Write how the model generates, the translations and the model card."""

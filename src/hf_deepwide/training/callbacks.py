@@ -83,8 +83,8 @@ class WarmUpFits(TrainerCallback):
 class Throughput(TrainerCallback, ExportableState):
     """Counts target tokens (`</s>` included, padding not) and the time of training steps and of waiting for data.
 
-    It also keeps the most memory that a process has held. Evaluation and saving do not count as steps. Totals survive
-    an interruption, as they are part of checkpoints.
+    It also keeps the most memory that a process has held, and its processor time over all threads. Evaluation and
+    saving do not count as steps. Totals survive an interruption, as they are part of checkpoints.
     """
 
     def __init__(
@@ -94,15 +94,18 @@ class Throughput(TrainerCallback, ExportableState):
         minutes: float = 0.0,
         data_seconds: float = 0.0,
         peak_memory_bytes: int = 0,
+        processor_minutes: float = 0.0,
     ) -> None:
         self.target_tokens = target_tokens
         self.seconds = seconds  # in training steps
         self.data_seconds = data_seconds  # of them, waiting for the next batch
         self.minutes = minutes  # in all, evaluation and saving included, in earlier sessions
         self.peak_memory_bytes = peak_memory_bytes  # of this process, in earlier sessions
+        self.processor_minutes = processor_minutes  # of all threads of this process, in earlier sessions
         self._new_tokens: torch.Tensor | int = 0
         self._logged = (target_tokens, seconds, data_seconds)
         self._start = self._mark = time.perf_counter()
+        self._processor_start = time.process_time()
 
     def count(self, tokens: torch.Tensor | int) -> None:
         """Add the tokens of one optimizer step, over all processes; not read yet, lest a GPU be waited for."""
@@ -133,6 +136,7 @@ class Throughput(TrainerCallback, ExportableState):
     ) -> None:
         """Start the clocks."""
         self._start = self._mark = time.perf_counter()
+        self._processor_start = time.process_time()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -162,6 +166,7 @@ class Throughput(TrainerCallback, ExportableState):
             "data_seconds": self.data_seconds,
             "minutes": minutes,
             "peak_memory_bytes": max(self.peak_memory_bytes, peak_memory()),
+            "processor_minutes": self.processor_minutes + (time.process_time() - self._processor_start) / 60,
         }
         return {"args": totals, "attributes": {}}
 

@@ -16,6 +16,7 @@ and calls the helpers in the order in which it is read. A task's trainer adds on
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ class TokenBatchTrainer(Trainer):
             processing_class=tokenizer,
             compute_loss_func=None if self.fuses_loss else self._loss_from_logits,
         )
+        self.label_smoothing = args.label_smoothing_factor
         self.label_smoother = None  # the parent's would take the labels away from models that compute the loss
         self.data = data
         self.latent = DepthTraining(self)
@@ -213,7 +215,7 @@ class TokenBatchTrainer(Trainer):
         """Compute the loss per target token; see the class. Without `num_items_in_batch`, per token of this batch."""
         # 1. The model smooths labels itself where it can, and then keeps no logits.
         if self.fuses_loss:
-            inputs = {**inputs, "label_smoothing": self.args.label_smoothing_factor, "skip_logits": True}
+            inputs = {**inputs, "label_smoothing": self.label_smoothing, "skip_logits": True}
         # 2. accelerate leaves autocast out where weights are sharded.
         with self.sharding.autocast():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -225,7 +227,7 @@ class TokenBatchTrainer(Trainer):
         total = nn.functional.cross_entropy(
             outputs["logits"].flatten(0, 1).float(),
             labels.flatten(),
-            label_smoothing=self.args.label_smoothing_factor,
+            label_smoothing=self.label_smoothing,
             reduction="sum",
         )
         return total / token_count(labels, num_items_in_batch)
@@ -254,9 +256,31 @@ class TokenBatchTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate; training's random generators are left as they were, and sharded weights are whole meanwhile."""
+        with self._evaluating():
+            return super().evaluate(*args, **kwargs)
+
+    def validation_losses(self) -> dict[str, float]:
+        """Validation loss of the model as it is, in nats a token.
+
+        Returns:
+            `loss`, which is smoothed as in training, and `nll`, which is not smoothed.
+        """
+        losses, dataloader = {}, self.get_eval_dataloader()
+        self.callback_handler.eval_dataloader = dataloader
+        with self._evaluating():
+            for name, smoothing in (("loss", self.args.label_smoothing_factor), ("nll", 0.0)):
+                self.label_smoothing = smoothing
+                loss, tokens = self.summed_loss(dataloader)
+                losses[name] = loss / tokens
+                self.callback_handler.on_predict(self.args, self.state, self.control, losses)  # closes the bar
+        self.label_smoothing = self.args.label_smoothing_factor
+        return losses
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         device = self.args.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.sharding.whole_weights():
-            return super().evaluate(*args, **kwargs)
+            yield
 
     def evaluation_loop(
         self,

@@ -1,0 +1,104 @@
+"""Several test sets in one run: each is scored alone, and all sentences together; validation losses of the model."""
+
+import json
+import math
+
+import pytest
+import torch
+import yaml
+from tiny_run import tiny_values
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.corpora import load_parallel, local_files
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.loading import load_model, load_tokenizer
+from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.run import run_recipe
+
+SIZES = {"train": 40, "val": 7, "one": 5, "two": 3}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Sentences of digits as words, and their translations."""
+    words = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+    number = 0
+    for name, size in SIZES.items():
+        lines = [f"{number + i:04d}"[-4:] for i in range(size)]
+        number += size
+        for language, spell in (("en", list), ("de", lambda line: [words[int(digit)] for digit in line])):
+            text = "".join(" ".join(spell(line)) + "\n" for line in lines)
+            (tmp_path / f"{name}.{language}").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def recipe(corpus, **training):
+    values = tiny_values(corpus / "run", "vanilla_transformer", max_steps=4, warmup_steps=2, **training)
+    values["data"] = {"root": str(corpus), "train": "train", "validation": "val", "test": ["one", "two"]}
+    values["tokenizer"] = {"vocab_size": 60}
+    values["evaluation"]["metrics"] = ["bleu", "chrf"]
+    return values
+
+
+def test_each_test_set_is_scored_alone_and_all_together(corpus):
+    values = recipe(corpus)
+    results = run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    lines = (corpus / "run" / "translations.txt").read_text(encoding="utf-8").splitlines()
+    references = [
+        line for name in ("one", "two") for line in (corpus / f"{name}.de").read_text(encoding="utf-8").splitlines()
+    ]
+    assert results["test"]["sentences"] == len(lines) == 8
+    assert results["test"]["chrf"] == score(lines, references, metrics=["chrf"])["chrf"]
+    for name, part in (("one", slice(0, 5)), ("two", slice(5, 8))):
+        expected = score(lines[part], references[part], metrics=["bleu", "chrf"])
+        assert results["test"]["sets"][name] == expected
+    assert "one, two" in (corpus / "run" / "README.md").read_text(encoding="utf-8")
+
+    model, tokenizer = load_model(AutoModelForSeq2SeqLM, corpus / "run"), load_tokenizer(corpus / "run")
+    total = tokens = smooth = 0.0
+    for line in range(SIZES["val"]):  # one sentence at a time
+        pair = [
+            (corpus / f"val.{language}").read_text(encoding="utf-8").splitlines()[line] for language in ("en", "de")
+        ]
+        batch = tokenizer(pair[0], text_target=pair[1], return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**batch).logits[0].log_softmax(-1)
+        total -= logits.gather(1, batch["labels"][0][:, None]).sum().item()
+        smooth -= logits.mean(-1).sum().item()
+        tokens += batch["labels"].numel()
+    losses = results["validation"]
+    bfloat16 = "float32" not in results["train"]["precision"]
+    assert losses["nll"] == pytest.approx(total / tokens, rel=2e-2 if bfloat16 else 1e-5)
+    assert losses["loss"] == pytest.approx((0.9 * total + 0.1 * smooth) / tokens, rel=2e-2 if bfloat16 else 1e-5)
+    assert results["train"]["processor_minutes"] > 0
+
+    values["evaluation"]["num_beams"] = 2
+    again = run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    assert again["validation"] == losses
+
+
+def test_a_run_that_was_killed_while_it_was_scored_keeps_its_losses(corpus):
+    first = run_recipe(check_recipe(recipe(corpus), "tiny", "tiny.yaml"))
+    (corpus / "run" / "results.json").unlink()
+    again = run_recipe(check_recipe(recipe(corpus), "tiny", "tiny.yaml"))
+    assert again["validation"] == pytest.approx(first["validation"])
+    assert math.isfinite(again["validation"]["nll"])
+
+
+def test_places_of_test_sets(corpus):
+    data = DataArguments(root=str(corpus), test=["one", "two"])
+    assert load_parallel(data, "test")["test_set"][:] == [0] * 5 + [1] * 3
+    assert [path.name for path in local_files(data, "test")] == ["one.en", "one.de", "two.en", "two.de"]
+    assert list(DataArguments(test=["a/test", "b/test"]).test_sets) == ["a/test", "b/test"]
+    assert list(DataArguments(test=["a/one", "b/two"]).test_sets) == ["one", "two"]
+    assert DataArguments(test="one").test_sets == {}
+    for wrong in ({"test": []}, {"test": ["one", "one"]}, {"test": ["one"], "pairs": ["en-de"]}):
+        with pytest.raises(UserError, match=r"data\.test"):
+            DataArguments(**wrong)
+
+
+def test_a_recipe_file_may_list_test_sets(corpus):
+    text = yaml.safe_dump(recipe(corpus))
+    assert json.loads(json.dumps(yaml.safe_load(text)))["data"]["test"] == ["one", "two"]
