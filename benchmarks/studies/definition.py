@@ -5,13 +5,17 @@
     model:      the section `model` of all systems, where they do not say otherwise
     search:     stages, one after the other; a stage tries its settings around the best of the stage before
     seeds:      the first is for the search; the winner is trained with the others, too
+    close_seeds: more seeds of the baseline, and of a system within two standard errors of its validation loss
     baseline:   the system that the others are compared with
-    systems:    name to {title, model, overrides, search, base, prune}
+    systems:    name to {title, model, overrides, search, base, start, start_rate, prune}
     summary:    the systems in the short table of README, if it has one
+    margin:     the largest difference in validation loss that does not matter, for the test of equivalence
+    published:  {title, scores: {test set: score}}, which the scores of the only system are shown beside
 
 A setting gives values to dotted keys of the recipe. A stage has `settings`, and may have a `name`, `overrides` (such
 as fewer epochs) and `extend: true`: while the best value is the largest or the smallest, one more is tried beyond it.
-A system with a `base` starts from a model that is trained before it, by the same setting and seed.
+A system with a `base` starts from a model that is trained before it, by the same setting and seed. A system with a
+`start` starts from the winner of another system, seed by seed, with its setting and `start_rate` times its rate.
 """
 
 from dataclasses import dataclass, field
@@ -44,6 +48,8 @@ class System:
     overrides: dict[str, Any] = field(default_factory=dict)
     search: list[Stage] | None = None
     base: "System | None" = None
+    start: str | None = None
+    start_rate: float = 1.0
     prune: bool = False
 
 
@@ -61,6 +67,9 @@ class Study:
     overrides: dict[str, Any] = field(default_factory=dict)
     metric: str = "bleu"
     summary: list[str] = field(default_factory=list)
+    close_seeds: list[int] = field(default_factory=list)
+    margin: float | None = None
+    published: dict[str, Any] = field(default_factory=dict)
 
     def system(self, name: str) -> System:
         """A system by its name."""
@@ -92,7 +101,9 @@ def load_study(path: Path) -> Study:
         raise UserError(f"{path}: baseline: {study.baseline!r} is not among the systems")
     if unknown := set(study.summary) - {system.name for system in study.systems}:
         raise UserError(f"{path}: summary: {', '.join(sorted(unknown))} not among the systems")
-    for system in study.systems:
+    for number, system in enumerate(study.systems):
+        if system.start and system.start not in [earlier.name for earlier in study.systems[:number]]:
+            raise UserError(f"{path}: {system.name}: start: {system.start!r} is not a system before it")
         start: Setting = {}
         for stage in study.stages(system):
             for setting in stage.settings:
@@ -112,15 +123,17 @@ def run_name(system: System, stage: Stage, setting: Setting, seed: int) -> str:
     return "_".join([system.name, *([stage.name] if stage.name else []), *values, f"seed-{seed}"])
 
 
-def recipe_of(study: Study, system: System, stage: Stage, setting: Setting, seed: int, runs: Path) -> Recipe:
-    """The recipe of one run."""
+def recipe_of(
+    study: Study, system: System, stage: Stage, setting: Setting, seed: int, runs: Path, start: str | None = None
+) -> Recipe:
+    """The recipe of one run; `start` is the run that a system with a `start` starts from."""
     values = {section: dict(keys) for section, keys in study.recipe.items()}
     values["model"] = {**study.model, **system.model}
     name = run_name(system, stage, setting, seed)
     overrides = {**study.overrides, **system.overrides, **stage.overrides, **setting, "training.seed": seed}
     overrides["training.output_dir"] = str(runs / name)
-    if system.base is not None:
-        base = str(runs / run_name(system.base, stage, setting, seed))
+    if system.base is not None or system.start is not None:
+        base = str(runs / (run_name(system.base, stage, setting, seed) if system.base else start or system.start))
         values["tokenizer"] = {}
         overrides |= {"model.init_from": base, "tokenizer.path": base}
     for key, value in overrides.items():

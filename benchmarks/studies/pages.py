@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from selection import Rows, chosen_rows, mean_and_error, validation_loss
 from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
+from hf_deepwide.evaluation.seeds import equivalence, holm, welch
 from hf_deepwide.evaluation.significance import compare_systems
 
 COMPARISON, TABLE = "comparison.json", "table.md"
@@ -23,6 +25,8 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     """Compare, draw and write; returns the table, which also goes between the study's markers on `pages`."""
     records = read_records(results)
     rows = chosen_rows(study, records)
+    if not rows:
+        return ""
     compare(study, rows, results)
     text = table(study, rows, results)
     write_whole(results / TABLE, text)
@@ -88,8 +92,41 @@ def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
     }
 
 
+ABOUT = (
+    "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is a "
+    "standard error over seeds. p (seeds) is of Welch's t-test on the smoothed loss, a seed being the unit; p (Holm) "
+    "allows for the number of systems; p (equal) is of two one-sided tests that the losses differ by less than the "
+    "margin. p (sentences) is of approximate randomisation over sentences: it speaks of these trained models alone."
+)
+
+
+def beside_published(study: Study, rows: Rows) -> str:
+    """Test set by test set, the published score, and mean and standard deviation over seeds."""
+    cells = []
+    for by_seed in rows.values():
+        for name, published in study.published["scores"].items():
+            scores = {seed: run["test"]["sets"][name][study.metric] for seed, run in sorted(by_seed.items())}
+            deviation = f"{statistics.stdev(scores.values()):.2f}" if len(scores) > 1 else ""
+            mean = statistics.mean(scores.values())
+            cells.append(
+                {
+                    "test set": name,
+                    "published": f"{published:.2f}",
+                    "mean": f"{mean:.2f}",
+                    "standard deviation": deviation,
+                    "difference": f"{mean - published:+.2f}",
+                    "seeds": ", ".join(f"{score:.2f}" for score in scores.values()),
+                }
+            )
+    return f"{markdown(cells)}\n{TITLES[study.metric]}. Published: {study.published['title']}.\n" if cells else ""
+
+
 def table(study: Study, rows: Rows, results: Path) -> str:
     """One row a system: scores with standard errors over seeds, difference, p, setting and validation loss."""
+    if study.published:
+        return beside_published(study, rows)
+    if _is_measured(rows):
+        return f"{markdown(list(_measured_cells(study, rows, results).values()))}\n{ABOUT}\n"
     about = (
         "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
         "share. p is of approximate randomisation over sentences: it speaks of these trained models, not of other "
@@ -101,7 +138,7 @@ def table(study: Study, rows: Rows, results: Path) -> str:
 def summary(study: Study, rows: Rows, results: Path) -> str:
     """The rows that `summary` in the study's file names, without the columns that need an explanation."""
     columns = ["system", "parameters", TITLES[study.metric], "validation loss", "updates", "seeds"]
-    cells = _cells(study, rows, results)
+    cells = (_measured_cells if _is_measured(rows) else _cells)(study, rows, results)
     return markdown([{column: cells[name][column] for column in columns} for name in study.summary if name in cells])
 
 
@@ -137,6 +174,52 @@ def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]
             "seeds": str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
             "validation loss": "" if pruned else with_error([validation_loss(run) for run in runs], digits=3),
+            "updates": "" if pruned else f"{runs[0]['train']['steps']:,}",
+        }
+    return cells
+
+
+def _is_measured(rows: Rows) -> bool:
+    """True if the validation loss of each run's final model is known; older runs have only their curves."""
+    return bool(rows) and all("validation" in run for by_seed in rows.values() for run in by_seed.values())
+
+
+def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
+    """System to column to cell: validation loss first, with the tests in which a seed is the unit."""
+    comparison, scores, cells = load_comparison(results), TITLES[study.metric], {}
+    losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
+    others = [name for name in rows if name != study.baseline and not name.startswith(PRUNED)]
+    theirs = losses.get(study.baseline, [])
+    p_seeds = [welch(losses[name], theirs) for name in others]
+    p_equal = [equivalence(losses[name], theirs, study.margin) if study.margin else None for name in others]
+    tests = {name: p for name, *p in zip(others, p_seeds, holm(p_seeds), holm(p_equal), strict=True)}
+    for name, by_seed in rows.items():
+        runs, test = list(by_seed.values()), comparison.get(name, {})
+        p = tests.get(name, [None] * 3)
+        pruned = name.startswith(PRUNED)
+        known = paired_runs(study, rows, name).items() <= test.items() if name != study.baseline else False
+        difference = ""
+        if name in others and theirs:
+            difference = f"{statistics.mean(losses[name]) - statistics.mean(theirs):+.3f}"
+        cells[name] = {
+            "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
+            "parameters": f"{statistics.mean(run['parameters'] for run in runs) / 1e6:.2f} M",
+            "validation loss": "" if pruned else with_error(losses[name], digits=3),
+            "not smoothed": "" if pruned else with_error([run["validation"]["nll"] for run in runs], digits=3),
+            "difference": difference,
+            **{
+                column: "" if value is None else f"{value:.4f}"
+                for column, value in zip(("p (seeds)", "p (Holm)", "p (equal)"), p, strict=True)
+            },
+            scores: with_error([run["test"][study.metric] for run in runs]),
+            **{
+                each: with_error([run["test"]["sets"][each][study.metric] for run in runs])
+                for each in runs[0]["test"].get("sets", {})
+            },
+            "chrF": with_error([run["test"]["chrf"] for run in runs]),
+            "p (sentences)": f"{test[study.metric]['p_randomization']:.4f}" if known else "",
+            "seeds": str(len(runs)),
+            "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
             "updates": "" if pruned else f"{runs[0]['train']['steps']:,}",
         }
     return cells

@@ -2,6 +2,7 @@
 
 A record is the run's `results.json`, validation curve included, beside `run` (its name), `system`, `stage`, `setting`
 and `seed`; and `pruned`, the parameters, layers and scores of the model that pruning leaves.
+Translations are kept of the last stage, whose runs are the rows of the table.
 """
 
 import gzip

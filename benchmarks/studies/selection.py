@@ -8,9 +8,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from definition import Setting, Stage, Study, System
+from definition import Setting, Stage, Study, System, run_name
 from records import PRUNED, Record
 
+RATE = "training.learning_rate"
 Rows = dict[str, dict[int, Record]]  # system, or system pruned, to seed to record
 
 
@@ -29,8 +30,8 @@ def tried(records: Sequence[Record], system: System, stage: Stage, seed: int) ->
 
 
 def validation_loss(record: Record) -> float:
-    """The least of the validation curve, in nats a token, smoothed as in training."""
-    return record["train"]["best_validation_loss"]
+    """Of the final model, in nats a token, smoothed as in training; else the least of the validation curve."""
+    return record["validation"]["loss"] if "validation" in record else record["train"]["best_validation_loss"]
 
 
 def best(records: Sequence[Record], system: System, stage: Stage, seed: int) -> Setting | None:
@@ -43,12 +44,17 @@ def settings_of(study: Study, system: System, number: int, records: Sequence[Rec
     """The settings that a stage tries, with those beyond an edge; [] while the stage before it goes on."""
     stages, seed = study.stages(system), study.seeds[0]
     start: Setting = {}
+    if system.start:
+        setting = winner(study, study.system(system.start), records)
+        if setting is None:
+            return []
+        start = setting | ({RATE: float(f"{setting[RATE] * system.start_rate:.3g}")} if RATE in setting else {})
     if number:
         before = settings_of(study, system, number - 1, records)
         done = tried(records, system, stages[number - 1], seed)
         if not before or any(key_of(setting) not in done for setting in before):
             return []
-        start = best(records, system, stages[number - 1], seed) or {}
+        start |= best(records, system, stages[number - 1], seed) or {}
     stage = stages[number]
     settings = [start | setting for setting in stage.settings]
     if not stage.extend:
@@ -65,13 +71,47 @@ def settings_of(study: Study, system: System, number: int, records: Sequence[Rec
     return settings
 
 
+def winner(study: Study, system: System, records: Sequence[Record]) -> Setting | None:
+    """The setting that the search of a system has chosen; None while the search goes on."""
+    stages, seed = study.stages(system), study.seeds[0]
+    settings = settings_of(study, system, len(stages) - 1, records)
+    done = tried(records, system, stages[-1], seed)
+    if not settings or any(key_of(setting) not in done for setting in settings):
+        return None
+    return best(records, system, stages[-1], seed)
+
+
+def winners_run(study: Study, name: str, seed: int, records: Sequence[Record]) -> str | None:
+    """The run of a system's winner with a seed, where it has ended."""
+    system = study.system(name)
+    setting, stage = winner(study, system, records), study.stages(system)[-1]
+    if setting is None or key_of(setting) not in tried(records, system, stage, seed):
+        return None
+    return run_name(system, stage, setting, seed)
+
+
+def seeds_of(study: Study, system: System, records: Sequence[Record]) -> list[int]:
+    """The seeds to train the winner of a system with; more where the system is close to the baseline."""
+    losses = []
+    for each in (system, study.system(study.baseline)):
+        setting, stage = winner(study, each, records), study.stages(each)[-1]
+        runs = [tried(records, each, stage, seed).get(key_of(setting or {})) for seed in study.seeds]
+        if setting is None or None in runs:
+            return study.seeds
+        losses.append(mean_and_error([validation_loss(run) for run in runs]))
+    ours, theirs = losses
+    error = math.hypot(*(each["standard_error"] or 0 for each in losses))
+    close = system.name == study.baseline or abs(ours["mean"] - theirs["mean"]) <= 2 * error
+    return [*study.seeds, *study.close_seeds] if close else study.seeds
+
+
 def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
     """The runs of the last stage with the setting that the search has chosen, by system and seed."""
     rows: Rows = {}
     for system in study.systems:
         stage = study.stages(system)[-1]
         setting = best(records, system, stage, study.seeds[0])
-        for seed in study.seeds if setting else []:
+        for seed in [] if setting is None else [*study.seeds, *study.close_seeds]:
             if record := tried(records, system, stage, seed).get(key_of(setting)):
                 rows.setdefault(system.name, {})[seed] = record
                 if "pruned" in record:

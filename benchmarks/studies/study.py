@@ -1,14 +1,17 @@
 """Train and score the systems of a study, side by side, and write its table and figures.
 
     HF_DEEPWIDE_DATA=PATH python benchmarks/studies/study.py benchmarks/studies/multi30k.yaml
-    … --systems vanilla mat --jobs 1      only these, one run at a time
+    … --systems vanilla mat --jobs 1      only these, in this order, one run at a time
+    … --order                             train nothing; print which runs come next
     … --report                            train nothing; write the pages of the runs that are there
+    … --adopt runs/tiny-1 runs/tiny-2     score these finished runs on the study's test sets, and keep their records
 
 definition.py says what a study is. Each training is a process of `scripts/train_translation.py`; `--jobs` of them run
 at a time, each with its share of the cores. When a run ends, its record and its translations are added to
 benchmarks/results/STUDY. A run that has a record is not made again, on whatever machine it was made, and an
 interrupted run is resumed: give the same command. To repeat a study from the beginning, give `--results` an empty
-folder.
+folder. A long study should run from a copy of the repository (`git worktree add ../study`), which nobody edits: all
+trainings take the code beside this file.
 """
 
 import argparse
@@ -25,19 +28,21 @@ from typing import NamedTuple
 
 import torch
 import yaml
-from definition import Setting, Stage, Study, System, load_study, recipe_of
+from definition import Setting, Stage, Study, System, load_study, recipe_of, run_name
 from pages import write_pages
-from records import PRUNED, Record, add_record, read_records
-from selection import best, key_of, settings_of, tried
+from records import PRUNED, Record, add_record, read_records, write_records
+from selection import best, key_of, seeds_of, settings_of, tried, winner, winners_run
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.evaluation.scoring import score_sets
 from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.runs.recipe import Recipe, differences
+from hf_deepwide.runs.translation import Translation
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "scripts" / "train_translation.py"
@@ -50,6 +55,11 @@ class Run(NamedTuple):
     stage: Stage
     setting: Setting
     seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return run_name(self.system, self.stage, self.setting, self.seed)
 
 
 class Workshop:
@@ -69,17 +79,40 @@ class Workshop:
         self._writing = threading.Lock()
 
     def make(self, systems: list[System]) -> None:
-        """Make all runs that are missing: the search stage by stage, then the other seeds of what it has chosen.
+        """Make all runs that are missing, `jobs` at a time.
+
+        Whenever a run ends, the next run is looked up: the first one missing, system by system. A study that is
+        stopped at any moment has therefore finished its first systems.
 
         Raises:
             UserError: runs have failed; what does not depend on them was made.
         """
-        while runs := self.missing(systems):
-            self._make_all(runs)
+        begun: set[str] = set()
+        running: dict[concurrent.futures.Future[None], str] = {}
+        failed = []
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            while True:
+                for run in self.missing(systems):
+                    if len(running) < self.jobs and run.name not in begun:
+                        begun.add(run.name)
+                        running[pool.submit(self._make, run)] = run.name
+                if not running:
+                    break
+                ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                for future in ended:
+                    name = running.pop(future)
+                    if isinstance(error := future.exception(), UserError):
+                        failed.append(str(error))
+                        print(f"failed: {error}", flush=True)
+                    else:
+                        future.result()
+                        print(f"{time.strftime('%H:%M')} {name}: ended", flush=True)
+        if failed:
+            raise UserError(f"{len(failed)} runs failed: {'; '.join(failed)}")
 
     def missing(self, systems: list[System]) -> list[Run]:
         """The runs that can be made now."""
-        records, (first, *others) = read_records(self.results), self.study.seeds
+        records, first = read_records(self.results), self.study.seeds[0]
         missing = []
         for system in systems:
             stages = self.study.stages(system)
@@ -91,34 +124,33 @@ class Workshop:
                     setting = best(records, system, stage, first)
                     runs = [
                         Run(system, stage, setting, seed)
-                        for seed in others
+                        for seed in seeds_of(self.study, system, records)
                         if key_of(setting) not in tried(records, system, stage, seed)
                     ]
                 missing += runs
-        return missing
+        return [run for run in missing if not run.system.start or self._start(run, records)]
 
-    def _make_all(self, runs: list[Run]) -> None:
-        failed, started = [], time.monotonic()
-        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            waiting = [pool.submit(self._make, run) for run in runs]
-            for ended, done in enumerate(concurrent.futures.as_completed(waiting), start=1):
-                if isinstance(error := done.exception(), UserError):
-                    failed.append(str(error))
-                    print(f"failed: {error}", flush=True)
-                else:
-                    done.result()
-                minutes = (time.monotonic() - started) / 60 / ended * (len(runs) - ended)
-                print(
-                    f"{time.strftime('%H:%M')} {ended} of {len(runs)} runs ended, {minutes:.0f} minutes left",
-                    flush=True,
-                )
-        if failed:
-            raise UserError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
+    def _start(self, run: Run, records: Sequence[Record]) -> str | None:
+        """The run that a run of a system with a `start` starts from, where it has ended."""
+        return winners_run(self.study, run.system.start, run.seed, records) if run.system.start else None
+
+    def order(self, systems: list[System]) -> str:
+        """What is done, and the runs that come next, system by system."""
+        records, missing, lines = read_records(self.results), self.missing(systems), []
+        for system in systems:
+            done = sum(record["system"] == system.name for record in records)
+            state = "its search is done" if winner(self.study, system, records) is not None else "it is searched"
+            lines.append(f"{system.name}: {done} runs are done, {state}")
+            lines += [f"    next: {run.name}" for run in missing if run.system is system]
+            if system.start and not settings_of(self.study, system, 0, records):
+                lines.append(f"    waits for {system.start}")
+        return "\n".join(lines)
 
     def _make(self, run: Run) -> None:
         """Make one run, and the run of its base before it, and keep its record."""
+        start = self._start(run, read_records(self.results))
         recipes = [
-            recipe_of(self.study, system, run.stage, run.setting, run.seed, self.runs)
+            recipe_of(self.study, system, run.stage, run.setting, run.seed, self.runs, start)
             for system in (run.system.base, run.system)
             if system is not None
         ]
@@ -134,10 +166,55 @@ class Workshop:
             "seed": run.seed,
             **results,
         }
-        translations = {recipe.name: read_lines(recipe.output_dir / "translations.txt")}
-        if run.system.prune:
+        translations = {}
+        if not run.stage.name:
+            translations[recipe.name] = read_lines(recipe.output_dir / "translations.txt")
+        if run.system.prune and "test" in results:
             record["pruned"], translations[f"{PRUNED}{recipe.name}"] = score_pruned(recipe)
+        self._keep(record, translations)
+
+    def adopt(self, folder: Path) -> None:
+        """Score a finished run of this study's recipe, which was made elsewhere, and keep its record.
+
+        The run may have had other test sets. Its validation losses are measured again.
+
+        Raises:
+            UserError: it is no finished run, or it was trained by another recipe.
+        """
+        if not (folder / "results.json").is_file():
+            raise UserError(f"{folder} is no finished run: it has no results.json")
+        earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        seed, (system, *_) = earlier["recipe"]["training"]["seed"], self.study.systems
+        run = Run(system, self.study.stages(system)[-1], {}, seed)
+        recipe = recipe_of(self.study, system, run.stage, run.setting, seed, folder.parent)
+        apart = {"data.test", "data.root", "training.output_dir", "training.disable_tqdm"}
+        changes = [
+            change for change in differences(earlier["recipe"], recipe.values) if change.partition(":")[0] not in apart
+        ]
+        if changes:
+            raise UserError(f"{folder} is a run of another recipe: {'; '.join(changes)}")
+        args, task = recipe.training_arguments(), Translation(recipe)
+        texts, tokenizer = task.read(args, ended=True), load_tokenizer(folder)
+        encoded, model = task.encode(texts, tokenizer), load_model(task.auto, folder)
+        results = earlier | task.score(task.trainer(model, args, tokenizer, encoded, texts), encoded, texts)
+        (lines,) = task.translations.values()
+        record: Record = {
+            "run": run.name,
+            "system": system.name,
+            "stage": run.stage.name,
+            "setting": run.setting,
+            "seed": seed,
+            **results,
+            "recipe": recipe.values,
+        }
+        self._keep(record, {run.name: lines})
+
+    def _keep(self, record: Record, translations: dict[str, list[str]]) -> None:
+        """Keep a record, in the place of an older one of the run, and write the pages anew."""
         with self._writing:
+            others = [each for each in read_records(self.results) if each["run"] != record["run"]]
+            if len(others) < len(read_records(self.results)):
+                write_records(self.results, others)
             add_record(self.results, record, translations)
             write_pages(self.study, self.results, self.pages)
 
@@ -162,7 +239,7 @@ def train(recipe: Recipe, threads: int) -> None:
     with log.open("a", encoding="utf-8") as file:
         done = subprocess.run(
             [sys.executable, TRAIN, written],
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT / "src")},
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
@@ -184,6 +261,8 @@ def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:
         target_lang=recipe.data.target_lang,
         metrics=recipe.evaluation.metrics,
     )
+    if recipe.data.test_sets:
+        test["sets"] = score_sets(translations, texts, recipe.data, recipe.evaluation)
     layers = {stack: getattr(small.config, f"{stack}_layers") for stack in ("encoder", "decoder")}
     return {"parameters": small.num_parameters(), "layers": layers, "test": test}, translations
 
@@ -197,6 +276,8 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", help="only these; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--report", action="store_true", help="train nothing; write the pages of the runs there are")
+    parser.add_argument("--order", action="store_true", help="train nothing; print which runs come next")
+    parser.add_argument("--adopt", nargs="+", type=Path, help="finished runs to score and to keep the records of")
     args = parser.parse_args()
     study = load_study(args.study)
     known = [system.name for system in study.systems]
@@ -206,8 +287,14 @@ def main() -> None:
     pages = [] if args.results else [ROOT / "docs" / "results.md", ROOT / "README.md"]
     workshop = Workshop(study, args.runs / study.name, results, args.jobs, pages)
     torch.set_num_threads(workshop.threads)
-    if not args.report:
-        workshop.make([system for system in study.systems if not args.systems or system.name in args.systems])
+    systems = [study.system(name) for name in args.systems or known]
+    if args.order:
+        print(workshop.order(systems))
+        return
+    for folder in args.adopt or ():
+        workshop.adopt(folder)
+    if not (args.report or args.adopt):
+        workshop.make(systems)
     print(write_pages(study, results, pages))
 
 

@@ -1,5 +1,6 @@
 """Studies: what is trained next, which setting is chosen, and what the pages say, the committed ones too."""
 
+import dataclasses
 import statistics
 from pathlib import Path
 
@@ -9,18 +10,25 @@ import pytest
 import records
 import selection
 import study as command
+import torch
 import yaml
 from definition import load_study, recipe_of, run_name
+from digit_corpus import write_digits
+from scipy.stats import ttest_ind
+from tiny_run import tiny_values
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
-from hf_deepwide.runs.recipe import differences
+from hf_deepwide.families import FAMILIES
+from hf_deepwide.runs.recipe import check_recipe, differences
+from hf_deepwide.runs.run import run_recipe
 
 FOLDER = Path(definition.__file__).parent
 RESULTS = FOLDER.parent / "results"
 DATA = FOLDER.parents[2] / "shared" / "data"
-STUDIES = sorted(FOLDER.glob("*.yaml"))
+DEFINED = sorted(FOLDER.glob("*.yaml"))
+STUDIES = [path for path in DEFINED if (RESULTS / path.stem).is_dir()]  # the others have not begun
 SMALL = """
 recipe: {recipe}
 model: {{family: vanilla_transformer, d_model: 16}}
@@ -132,6 +140,7 @@ def test_translations_are_kept_with_their_run(small, tmp_path):
         ({"sistems": {}}, "sistems"),
         ({"summary": ["plain", "fast"]}, "fast"),
         ({"overrides": {"trainig.max_steps": 1}}, "trainig"),
+        ({"systems": {"plain": {"title": "plain", "start": "later"}}}, "later"),
         ({"search": [{"settings": [{"model.dropout": 2}]}]}, "dropout"),
     ],
 )
@@ -184,5 +193,165 @@ def test_kept_translations_have_the_score_of_their_run(path, monkeypatch):
         assert found[study.metric] == pytest.approx(made["test"][study.metric])
 
 
-def test_every_study_has_its_records():
-    assert {path.stem for path in STUDIES} == {folder.name for folder in RESULTS.iterdir() if folder.is_dir()}
+def test_records_belong_to_a_study():
+    assert {folder.name for folder in RESULTS.iterdir() if folder.is_dir()} <= {path.stem for path in DEFINED}
+
+
+@pytest.fixture
+def made(small, tmp_path, monkeypatch):
+    """Make a study without training: its runs in the order in which they were made. `losses` of a run is its loss."""
+
+    def make(losses, study=small):
+        runs = []
+
+        def train(workshop, run):
+            runs.append(run)
+            loss = losses(run)
+            more = {"validation": {"loss": loss, "nll": loss - 1}}
+            workshop._keep(record(study, run.system, run.stage, run.setting, run.seed, loss, **more), {})
+
+        monkeypatch.setattr(command.Workshop, "_make", train)
+        monkeypatch.setattr(command, "write_pages", lambda *_: "")  # figures take time
+        command.Workshop(study, tmp_path / "runs", tmp_path / "results", 1).make(study.systems)
+        return runs
+
+    return make
+
+
+def loss_of(run):
+    """Least at a rate of 0.002 and a dropout of 0.3; the wide system is a whole nat better than the plain one."""
+    rate, dropout = run.setting["training.learning_rate"], run.setting.get("model.dropout", 0)
+    base = (run.system.name != "wide") + abs(rate - 0.002) * 100
+    return 2 + base + abs(dropout - 0.3) + 0.01 * run.seed
+
+
+def test_a_stop_leaves_whole_systems(made):
+    runs = made(loss_of)
+    assert [run.system.name for run in runs] == ["plain"] * 6 + ["wide"] * 6
+    assert [run.stage.name for run in runs[:6]] == ["short"] * 3 + [""] * 3
+    assert [run.seed for run in runs[:6]] == [1] * 5 + [2]
+
+
+def test_the_baseline_and_what_is_close_to_it_have_more_seeds(made, small):
+    study = dataclasses.replace(small, close_seeds=[3, 4])
+    far = made(loss_of, study)
+    assert [run.seed for run in far if run.system.name == "plain"][-3:] == [2, 3, 4]
+    assert {run.seed for run in far if run.system.name == "wide"} == {1, 2}
+
+
+def test_a_close_system_has_more_seeds(made, small):
+    study = dataclasses.replace(small, close_seeds=[3, 4])
+    close = made(lambda run: loss_of(run) + (run.system.name == "wide"), study)
+    assert {run.seed for run in close if run.system.name == "wide"} == {1, 2, 3, 4}
+
+
+def test_a_system_starts_from_the_winner_of_another(made, small, tmp_path):
+    wide = small.systems[1]
+    search = [definition.Stage([{"model.drop_branch": 0.0}, {"model.drop_branch": 0.2}])]
+    started = dataclasses.replace(wide, start="plain", start_rate=0.5, search=search)
+    study = dataclasses.replace(small, systems=[small.systems[0], started])
+    runs = [run for run in made(loss_of, study) if run.system.name == "wide"]
+    winner = {"training.learning_rate": 0.001, "model.dropout": 0.3}
+    assert [run.setting for run in runs[:2]] == [winner | {"model.drop_branch": rate} for rate in (0.0, 0.2)]
+    assert [run.seed for run in runs] == [1, 1, 2]
+    workshop = command.Workshop(study, tmp_path / "runs", tmp_path / "results", 1)
+    name = workshop._start(runs[2], records.read_records(tmp_path / "results"))
+    assert name == "plain_learning_rate-0.002_dropout-0.3_seed-2"
+    recipe = recipe_of(study, started, search[0], runs[2].setting, 2, tmp_path / "runs", name)
+    assert recipe.init_from == recipe.tokenizer.path == str(tmp_path / "runs" / name)
+
+
+def test_the_order_is_shown_without_training(small, tmp_path):
+    text = command.Workshop(small, tmp_path / "runs", tmp_path, 1).order(small.systems)
+    assert text.index("plain_short_learning_rate-0.001_seed-1") < text.index("wide_short_learning_rate-0.001_seed-1")
+
+
+def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, small, tmp_path):
+    study = dataclasses.replace(small, close_seeds=[3], margin=0.5)
+    made(lambda run: loss_of(run) + 0.99 * (run.system.name == "wide"), study)
+    rows = selection.chosen_rows(study, records.read_records(tmp_path / "results"))
+    cells = pages._measured_cells(study, rows, tmp_path / "results")
+    losses = {name: [run["validation"]["loss"] for run in rows[name].values()] for name in rows}
+    p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
+    assert cells["wide"]["p (seeds)"] == cells["wide"]["p (Holm)"] == f"{p:.4f}"
+    assert float(cells["wide"]["p (equal)"]) < 0.05
+    assert cells["wide"]["difference"] == "-0.010"
+    assert cells["plain"]["validation loss"] == f"3.020 ± {0.01 / 3**0.5:.3f}"
+    assert cells["plain"]["not smoothed"].startswith("2.020")
+    assert list(cells["plain"]).index("validation loss") < list(cells["plain"]).index("sacreBLEU")
+
+
+VOCABULARY = 10_126  # entries of the tokenizer that the corpus's merges make
+
+
+@pytest.mark.parametrize("system", load_study(FOLDER / "multi30k_converged.yaml").systems, ids=lambda each: each.name)
+def test_the_systems_of_the_study_have_three_million_parameters(system):
+    study = load_study(FOLDER / "multi30k_converged.yaml")
+    fields = study.model | system.model
+    family = FAMILIES[fields.pop("family")]
+    with torch.device("meta"):
+        model = family.lm(family.config(vocab_size=VOCABULARY, **fields))
+    large = {"mat_proximal", "vanilla_large"}  # three times the attention of the baseline, and its control
+    expected = 4.59e6 if system.name in large else 3.0e6
+    assert model.num_parameters() == pytest.approx(expected, rel=0.02)
+
+
+def test_every_system_of_the_study_is_searched_alike():
+    """Three rates, and three to four settings in full; what starts from another system has that system's."""
+    study = load_study(FOLDER / "multi30k_converged.yaml")
+    for system in study.systems:
+        stages = study.stages(system)
+        if system.start is None:
+            assert [len(stage.settings) for stage in stages] == [3, 4 if system.name == "mat" else 3]
+            assert stages[0].extend
+            assert stages[0].overrides["training.num_train_epochs"] == 8
+
+
+CONTROL = """
+recipe: {folder}/recipe.yaml
+overrides: {{data.test: [one, two]}}
+model: {model}
+search: [{{settings: [{{}}]}}]
+seeds: [1, 2]
+baseline: tiny
+metric: multi_bleu
+published: {{title: A paper, scores: {{one: 41.02, two: 33.36}}}}
+systems: {{tiny: {{title: tiny}}}}
+"""
+
+
+def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_path):
+    folder = write_digits(tmp_path)
+    values = tiny_values(folder / "runs" / "a", "vanilla_transformer", max_steps=4, warmup_steps=2, seed=1)
+    values["data"] = {"root": str(folder), "train": "train", "validation": "val", "test": "one"}
+    values["tokenizer"] = {"vocab_size": 60}
+    values["evaluation"]["metrics"] = ["multi_bleu", "chrf"]
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(values))
+    model = yaml.safe_dump(values["model"], default_flow_style=True).strip()
+    (folder / "control.yaml").write_text(CONTROL.format(folder=folder, model=model))
+    run_recipe(check_recipe(values, "a", "a"))
+
+    study, results = load_study(folder / "control.yaml"), folder / "results"
+    workshop = command.Workshop(study, folder / "runs", results, 1)
+    workshop.adopt(folder / "runs" / "a")
+    workshop.adopt(folder / "runs" / "a")  # once more changes nothing
+    (kept,) = records.read_records(results)
+    assert (kept["run"], kept["seed"], set(kept["test"]["sets"])) == ("tiny_seed-1", 1, {"one", "two"})
+    assert kept["test"]["sentences"] == 8
+    assert kept["validation"]["nll"] > 0
+    (lines,) = records.read_translations(results).values()
+    references = (folder / "two.de").read_text(encoding="utf-8").splitlines()
+    assert kept["test"]["sets"]["two"]["chrf"] == score(lines[5:], references, metrics=["chrf"])["chrf"]
+
+    scores = {1: {"one": 40.0, "two": 33.0}, 2: {"one": 41.0, "two": 34.0}}
+    of_seeds = [{name: {"multi_bleu": value} for name, value in by_set.items()} for by_set in scores.values()]
+    made = [kept | {"seed": seed, "test": {"sets": sets}} for seed, sets in zip(scores, of_seeds, strict=True)]
+    records.write_records(results, made)
+    text = pages.write_pages(study, results)
+    assert f"| one | 41.02 | 40.50 | {statistics.stdev([40, 41]):.2f} | -0.52 | 40.00, 41.00 |" in text
+
+    other = dataclasses.replace(study, model=study.model | {"d_model": 16})
+    with pytest.raises(UserError, match="d_model"):
+        command.Workshop(other, folder / "runs", results, 1).adopt(folder / "runs" / "a")
+    with pytest.raises(UserError, match="no finished run"):
+        workshop.adopt(folder)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import yaml
+from digit_corpus import SIZES, write_digits
 from tiny_run import tiny_values
 from transformers import AutoModelForSeq2SeqLM
 
@@ -17,21 +18,10 @@ from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 
-SIZES = {"train": 40, "val": 7, "one": 5, "two": 3}
-
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Sentences of digits as words, and their translations."""
-    words = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
-    number = 0
-    for name, size in SIZES.items():
-        lines = [f"{number + i:04d}"[-4:] for i in range(size)]
-        number += size
-        for language, spell in (("en", list), ("de", lambda line: [words[int(digit)] for digit in line])):
-            text = "".join(" ".join(spell(line)) + "\n" for line in lines)
-            (tmp_path / f"{name}.{language}").write_text(text, encoding="utf-8")
-    return tmp_path
+    return write_digits(tmp_path)
 
 
 def recipe(corpus, **training):
