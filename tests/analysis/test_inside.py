@@ -93,10 +93,9 @@ def test_tokens_are_shown_as_they_are():
 
 
 def test_path_weights_are_a_table():
-    model, _ = build("multipath_transformer", encoder_paths=2)
+    model, _ = build("multipath_transformer", encoder_paths=3)
     with torch.no_grad():
-        model.model.encoder.layers[0].feed_forward_paths.alpha.copy_(torch.tensor([0.1, 0.2, -0.3, 4.0]))
+        model.model.encoder.layers[0].feed_forward_paths.alpha.copy_(torch.tensor([0.1, 0.2, -0.3, 4.0, 5.0, 6.0]))
     shown = texts(draw_path_weights(model))
-    assert {"attention", "FFN", "path 1", "path 2", "all but 1", "all but 2", "0.10", "0.20", "-0.30", "4.00"} <= set(
-        shown
-    )
+    assert {"attention", "FFN", "path 1", "path 3", "all but 1", "all but 3"} <= set(shown)
+    assert {"0.10", "0.20", "-0.30", "4.00", "6.00"} <= set(shown)
