@@ -83,9 +83,27 @@ def use_of_share(repo_id: str | None) -> str:
     )
 
 
-def for_repository(card: str, repo_id: str | None, license: str | None) -> str:
-    """A card for the Hub: its lines that load the model name the repository, and it names the licence, if any."""
-    card = _USE.sub(lambda found: found[0] if _is_named(found[0]) and not repo_id else use_of_share(repo_id), card)
+def use_of_stock(repo_id: str | None) -> str:
+    """The lines that load a shared model of a class of Transformers."""
+    return (
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+        f"name = {literal(repo_id or UNNAMED)}  # this repository on the Hub, or a folder with its files\n"
+        "tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForSeq2SeqLM.from_pretrained(name)\n"
+        'ids = model.generate(**tokenizer("A sentence in the source language.", return_tensors="pt"))\n'
+        "print(tokenizer.decode(ids[0], skip_special_tokens=True))"
+    )
+
+
+def for_repository(card: str, repo_id: str | None, license: str | None, stock: bool = False) -> str:
+    """A card for the Hub: its lines that load the model name the repository, and it names the licence, if any.
+
+    With `stock` the model is one of a class of Transformers, and the lines need no code of ours.
+    """
+    if stock:
+        card = _USE.sub(lambda found: use_of_stock(repo_id), card)
+        card = card if repo_id is None else card.replace(use_of_stock(None), use_of_stock(repo_id))
+    else:
+        card = _USE.sub(lambda found: found[0] if _is_named(found[0]) and not repo_id else use_of_share(repo_id), card)
     if license is None:
         return card
     card = _UNCHOSEN.sub(f"Its licence is {code(license)}.", card)

@@ -191,7 +191,8 @@ class Writing:
         """Keep an error of writing; let every other error pass."""
         if not isinstance(error, Exception) or isinstance(error, UserError):
             return False
-        nearest = next((place for place in (self.path, *self.path.absolute().parents) if place.is_dir()), Path("/"))
+        places = (self.path, *self.path.absolute().parents)
+        nearest = next((place for place in places if os.path.isdir(place)), Path("/"))  # a name may be too long
         self.why, self.error = why_not_written(error, nearest), error
         return self.why is not None
 

@@ -2,10 +2,12 @@
 
     share("runs/mat", "to-upload")                 # the folder
     share("runs/mat", repo_id="me/mat")            # … and its upload
+    share("runs/deep", "to-upload", as_="m2m_100")  # as a class of Transformers, without any code of ours
 
 The folder holds weights (safetensors), config, generation config, tokenizer, model card, and the files of
 `hf_deepwide.models` that the family needs. With `trust_remote_code=True`, `AutoModelForSeq2SeqLM` and
-`pipeline("translation")` load it anywhere; where this package is imported they need no flag and run its code.
+`pipeline("translation")` load it anywhere; where this package is imported they need no flag and run its code. A model
+that is exactly one of a class of Transformers can be shared as one: then it needs neither flag nor package.
 """
 
 import copy
@@ -35,6 +37,7 @@ from . import card_text
 from .data.tokenizer import check_tokenizer
 from .durable import Writing, publish, write_whole
 from .errors import UserError, one_line, quote
+from .exporting.stock import STOCK, as_stock
 from .families import FAMILIES, Family
 from .loading import check_finite, load_config, load_model, load_tokenizer
 from .models import remote_code
@@ -49,6 +52,14 @@ OTHERS = "Models of transformers itself need no code: upload them with push_to_h
 # What an earlier version, which kept no manifest, wrote apart from the card and what the card refers to.
 UNLISTED = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
             "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # fmt: skip
+USE_STOCK = """
+import sys
+sys.modules["hf_deepwide"] = None  # importing it fails
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model, tokenizer = (cls.from_pretrained(sys.argv[1]) for cls in (AutoModelForSeq2SeqLM, AutoTokenizer))
+assert type(model).__module__.startswith("transformers.models."), type(model)
+model.generate(**tokenizer("1", return_tensors="pt"), max_length=4, num_beams=1)
+"""
 USE = """
 import sys
 sys.modules["hf_deepwide"] = None  # importing it fails
@@ -82,6 +93,7 @@ def share(
     verify: bool = True,
     license: str | None = None,
     space: bool = False,
+    as_: str | None = None,
 ) -> str:
     """Write a folder that loads without this package, upload it, or both.
 
@@ -99,12 +111,16 @@ def share(
         license: the Hub's name of the model's licence, such as apache-2.0, for the card; None: what the card says.
         space: write a Hugging Face Space instead, which shows the model on the page of `hf_deepwide.demo`. A model
             from a folder lies in the Space's folder `model`. A model on the Hub stays there, and the Space names it.
+        as_: `"m2m_100"`, `"marian"`, `"bart"` or `"mbart"`: write the model as one of this class of Transformers, with
+            the same function and weights. Then tools that know the class need neither this package nor
+            `trust_remote_code`. None: as one of our family, with its code.
 
     Returns:
         The folder, or the URL of the repository.
 
     Raises:
-        UserError: a model that is not ours or is incomplete, no tokenizer, a folder that is in use, no way to the Hub.
+        UserError: a model that is not ours, is incomplete, or is none of the class `as_`; no tokenizer; a folder that
+            is in use; no way to the Hub.
         RuntimeError: the result does not load without the package; nothing is left in `folder` then.
 
     The model card is the one beside the model, else the one already in `folder`, else a minimal one. A card in
@@ -112,6 +128,8 @@ def share(
     """
     if folder is None and repo_id is None:
         raise UserError("share: say where to: give a folder, a repo_id, or both")
+    if space and as_ is not None:
+        raise UserError("share: a Space runs this package, so that `as_` is of no use in it; leave one of the two out")
     if repo_id is not None:
         _check_upload(repo_id)
     if license is not None:
@@ -131,12 +149,14 @@ def share(
         tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
         _check_origin(tokenizer)
         check_tokenizer(tokenizer, model.config)
+        if as_ is not None:
+            model = as_stock(model, as_)
 
     with _telling(folder), _staging(folder) as staged:
         place = staged / MODEL if space else staged
         if hub_model is None:
             place.mkdir(exist_ok=True)
-            write_checkpoint(model, family, tokenizer, place)
+            write_checkpoint(model, family if as_ is None else None, tokenizer, place)
             if space:
                 _write_card(place, source, None, {}, model, None, license)
             else:
@@ -162,8 +182,12 @@ def share(
     return location
 
 
-def write_checkpoint(model: PreTrainedModel, family: Family, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_checkpoint(
+    model: PreTrainedModel, family: Family | None, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
     """Save a model with its tokenizer, its code, and the config entries by which the Auto classes find the code.
+
+    A class of Transformers has no family and no code.
 
     What model, tokenizer and generation config say of code from elsewhere is left out.
     """
@@ -175,6 +199,8 @@ def write_checkpoint(model: PreTrainedModel, family: Family, tokenizer: PreTrain
             content = json.loads(path.read_text(encoding="utf-8"))
             kept = {key: value for key, value in content.items() if key not in ("auto_map", "custom_pipelines")}
             path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if family is None:
+        return
     config = copy.deepcopy(model.config)
     config.auto_map = {name: remote_code.reference(cls) for name, cls in family.auto_classes.items()}
     config.save_pretrained(folder)
@@ -189,8 +215,14 @@ def minimal_card(model: PreTrainedModel, name: str, repo_id: str | None = None) 
     return ModelCard(
         f"---\n{data.to_yaml()}\n---\n\n# {card_text.text(name)}\n\n"
         f"A translation model of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
-        f"{card_text.block(card_text.use_of_share(repo_id), 'python')}\n"
+        f"{card_text.block(_use(model, repo_id), 'python')}\n"
     )
+
+
+def _use(model: PreTrainedModel, repo_id: str | None) -> str:
+    """The lines of a card that load a model."""
+    stock = model.config.model_type in STOCK
+    return card_text.use_of_stock(repo_id) if stock else card_text.use_of_share(repo_id)
 
 
 def verify_folder(folder: str | os.PathLike) -> None:
@@ -199,11 +231,12 @@ def verify_folder(folder: str | os.PathLike) -> None:
     Raises:
         RuntimeError: that failed; the message ends with the process's own.
     """
+    use = USE_STOCK if _model_type(Path(folder) / CONFIG) in STOCK else USE
     with tempfile.TemporaryDirectory() as modules:
         # its own cache of remote code, so that nothing is loaded from an earlier share and nothing is left behind
         environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(
-            [sys.executable, "-c", USE, str(Path(folder).resolve())],
+            [sys.executable, "-c", use, str(Path(folder).resolve())],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if process.returncode:
@@ -399,7 +432,8 @@ def _write_card(
         except UnicodeDecodeError as error:
             raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
         _copy_linked(card, staged, None if card == beside else earlier)
-    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license), encoding="utf-8")
+    stock = model.config.model_type in STOCK
+    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license, stock), encoding="utf-8")
 
 
 def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:

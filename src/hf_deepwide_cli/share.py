@@ -3,11 +3,16 @@
     hf-deepwide share runs/multi30k-mat to-upload
     hf-deepwide share runs/multi30k-mat --repo-id me/multi30k-mat --private
     hf-deepwide share runs/multi30k-mat --space --repo-id me/multi30k-mat-demo
+    hf-deepwide share runs/multi30k-deep to-upload --as m2m_100
 
 Without the package, the folder or repository loads through `AutoModelForSeq2SeqLM.from_pretrained` and
 `pipeline("translation", model=…)` with `trust_remote_code=True`. Log in once by `hf auth login`, or set HF_TOKEN.
 
 `--space` writes a Hugging Face Space instead: the page of `hf-deepwide demo` with this model.
+
+`--as` writes the model as one of a class of Transformers, which needs no code of ours: m2m_100 (pre-norm, sinusoids),
+marian (post-norm, Marian's sinusoids), bart (post-norm, learned positions) or mbart (pre-norm, learned positions). A
+model that is not exactly one is refused.
 """
 
 import argparse
@@ -23,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--commit_message", help="of the upload")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier share, nothing else")
     parser.add_argument("--space", action="store_true", help="write a Space that shows the model on a page")
+    parser.add_argument("--as", dest="as_", metavar="CLASS", help="m2m_100, marian, bart or mbart")
     parser.add_argument("--no_verify", dest="verify", action="store_false", help="do not try the result out")
 
 

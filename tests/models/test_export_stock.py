@@ -1,0 +1,172 @@
+"""share(…, as_=…): a model that is one of a class of Transformers becomes one, and comes back bit by bit."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from model_cases import build, pair
+from transformers import AutoTokenizer, M2M100ForConditionalGeneration
+
+from hf_deepwide import MATForConditionalGeneration, VanillaTransformerForConditionalGeneration, prune, share
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
+from hf_deepwide.exporting.stock import as_stock
+from hf_deepwide.vanilla_form import own_fields
+
+TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
+PRE, MARIAN, SEPARATE = (
+    {"normalize_before": True},
+    {"position_embedding_type": "marian", "lm_head_bias": True},
+    {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False},
+)
+LEARNED = {"position_embedding_type": "learned", "layernorm_embedding": True, "lm_head_bias": True}
+FITTING = {
+    "m2m_100": ("m2m_100", "vanilla", PRE),
+    "m2m_100 untied": ("m2m_100", "vanilla", {**PRE, **SEPARATE, "activation_function": "gelu"}),
+    "m2m_100 without biases": ("m2m_100", "vanilla", {**PRE, "attention_bias": False, "scale_embedding": False}),
+    "marian": ("marian", "vanilla", MARIAN),
+    "marian, two vocabularies": (
+        "marian",
+        "vanilla",
+        {**MARIAN, "decoder_vocab_size": 37, "share_encoder_decoder_embeddings": False},
+    ),
+    "marian untied": ("marian", "vanilla", {**MARIAN, **SEPARATE}),
+    "bart": ("bart", "vanilla", {**LEARNED, "layer_drop": 0.1}),
+    "bart untied": ("bart", "vanilla", {**LEARNED, **SEPARATE}),
+    "mbart": ("mbart", "vanilla", {**LEARNED, **PRE}),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS * 3, TokenizerArguments(vocab_size=36))
+
+
+def logits(model):
+    """Logits of real target tokens: at padding, M2M100 counts positions in its own way, and nothing reads them."""
+    batch = pair()
+    with torch.no_grad():
+        return model(**batch).logits[batch["labels"] != -100]
+
+
+@pytest.mark.parametrize("case", FITTING)
+def test_a_model_becomes_a_stock_class_and_comes_back(case):
+    model_type, name, fields = FITTING[case]
+    model = build(name, **fields).double()
+    stock = as_stock(model, model_type)
+    assert type(stock).__module__.startswith("transformers.models.")
+    assert stock.config.model_type == model_type
+    tolerance = 1e-5 if model_type == "m2m_100" else 1e-12  # M2M100 computes its sinusoids in float32
+    torch.testing.assert_close(logits(stock), logits(model), rtol=0, atol=tolerance)
+
+    back = type(model).from_base(stock)
+    weights = back.state_dict()
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(weights.pop(key), tensor), key
+    assert all(not tensor.any() for tensor in weights.values())  # biases that the model does not have
+    own = set(own_fields(type(model.config))) - {"attention_bias", "lm_head_bias", "init_std", "layer_drop"}
+    assert {field: getattr(back.config, field) for field in own} == {
+        field: getattr(model.config, field) for field in own
+    }
+    assert getattr(stock.config, "encoder_layerdrop", 0) == getattr(model.config, "layer_drop", 0)
+
+
+def test_latent_depth_becomes_the_class_of_its_pruned_model():
+    model = build("latent-both", inference_selection="hard")
+    stock = as_stock(model, "m2m_100")
+    assert isinstance(stock, M2M100ForConditionalGeneration)
+    torch.testing.assert_close(logits(stock), logits(prune(model)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "fields", "words"),
+    [
+        ("marian", "vanilla", PRE, ["normalize_before", "position_embedding_type", "as m2m_100 it fits"]),
+        ("m2m_100", "vanilla", {}, ["normalize_before", "fits none"]),
+        ("m2m_100", "vanilla", {**PRE, "lm_head_bias": True}, ["lm_head_bias"]),
+        ("m2m_100", "vanilla", {**PRE, "pad_token_id": 3}, ["pad_token_id"]),
+        ("bart", "vanilla", {**LEARNED, "tie_word_embeddings": False}, ["tie_word_embeddings"]),
+        ("bart", "vanilla", {**LEARNED, **SEPARATE, "decoder_vocab_size": 39}, ["decoder_vocab_size"]),
+        ("marian", "mat-3", MARIAN, ["attention_branches"]),
+        ("marian", "vanilla-rezero", MARIAN, ["residual"]),
+        ("m2m_100", "vanilla-dlcl-prenorm", {}, ["layer_aggregation"]),
+        ("m2m_100", "lstm", {}, ["depthwise_lstm"]),
+        ("m2m_100", "latent-both", {"num_posteriors": 2}, ["prune"]),
+        ("t5", "vanilla", {}, ["'t5'", "marian, bart"]),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_its_fields(model_type, name, fields, words):
+    with pytest.raises(UserError) as error:
+        as_stock(build(name, **fields), model_type)
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+ELSEWHERE = """
+import json, sys
+sys.modules["hf_deepwide"] = None
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+import ctranslate2
+from ctranslate2.converters import TransformersConverter
+texts, result = json.loads(sys.argv[1]), {}
+for folder in sys.argv[2:]:
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    result[folder] = [type(model).__name__, model.generate(**batch).tolist()]
+    if model.config.model_type == "m2m_100":
+        TransformersConverter(folder).convert(folder + "-engine")
+        sources = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
+        options = {"beam_size": 1, "min_decoding_length": 0, "max_decoding_length": 8}
+        translations = ctranslate2.Translator(folder + "-engine").translate_batch(sources, **options)
+        result["engine"] = [translation.hypotheses[0] for translation in translations]
+print(json.dumps(result))
+"""
+
+
+def test_a_shared_stock_folder_works_without_the_package(tokenizer, tmp_path):
+    models, folders = {}, []
+    for model_type, name, fields in (FITTING[kind] for kind in ("m2m_100", "marian", "bart")):
+        # CTranslate2's converter of these classes gives both stacks the encoder's heads
+        model = models[model_type] = build(name, vocab_size=36, decoder_attention_heads=2, **fields)
+        model.generation_config.update(eos_token_id=2, max_length=9)
+        source = tmp_path / f"run-{model_type}"
+        model.save_pretrained(source)
+        tokenizer.save_pretrained(source)
+        folders.append(share(source, tmp_path / model_type, as_=model_type, verify=model_type == "bart"))
+        files = {path.name for path in (tmp_path / model_type).iterdir()}
+        assert not any(name.endswith(".py") for name in files)
+        card = (tmp_path / model_type / "README.md").read_text()
+        assert "trust_remote_code" not in card
+        assert "AutoModelForSeq2SeqLM" in card
+
+    words = ["two dogs", "who is a tree there", "red"]
+    process = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, json.dumps(words), *folders], capture_output=True, text=True, check=True
+    )
+    found = json.loads(process.stdout.splitlines()[-1])
+    batch = tokenizer(words, return_tensors="pt", padding=True)
+    for folder, model in zip(folders, models.values(), strict=True):
+        assert found[folder][1] == model.generate(**batch).tolist()
+        assert AutoTokenizer.from_pretrained(folder)(words)["input_ids"] == tokenizer(words)["input_ids"]
+    expected = found[folders[0]][1]
+    ends = [row.index(2, 1) if 2 in row[1:] else len(row) for row in expected]
+    assert found["engine"] == [
+        tokenizer.convert_ids_to_tokens(row[1:end]) for row, end in zip(expected, ends, strict=True)
+    ]
+
+
+def test_a_stock_share_of_several_branches_writes_nothing(tokenizer, tmp_path):
+    model = build("mat-3", vocab_size=36)
+    assert isinstance(model, MATForConditionalGeneration)
+    with pytest.raises(UserError, match="attention_branches"):
+        share(model, tmp_path / "out", tokenizer=tokenizer, as_="marian")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_vanilla_model_of_another_dtype_stays_in_it():
+    model = build("vanilla", **PRE).to(torch.bfloat16)
+    assert as_stock(model, "m2m_100").dtype == torch.bfloat16
+    assert isinstance(model, VanillaTransformerForConditionalGeneration)
