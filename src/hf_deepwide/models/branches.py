@@ -122,6 +122,10 @@ class BranchSum(nn.Linear):
         if bias and branches > 1:
             self.bias = nn.Parameter(torch.zeros(branches * out_features))
 
+    def summed_bias(self) -> torch.Tensor | None:
+        """The biases of all branches as one, `[out]`."""
+        return None if self.bias is None else self.bias.view(self.branches, -1).sum(0)
+
     def forward(
         self, x: torch.Tensor, kept: Sequence[int] | None = None, gates: torch.Tensor | None = None
     ) -> torch.Tensor:

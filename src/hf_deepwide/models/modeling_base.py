@@ -4,6 +4,7 @@ A family replaces what it changes (a layer class, a stack) and inherits the rest
 T target length, D model width, V vocabulary.
 """
 
+import functools
 import importlib
 import math
 from typing import Any
@@ -28,6 +29,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import MultiBranchAttention
 from .branches import BranchInput, BranchSum
 from .configuration_base import DeepWideConfig
+from .decoding import DecodingCache, can_decode
 from .embeddings import Embeddings, SinusoidalPositions, embed
 from .layers import DecoderLayer, EncoderLayer
 from .loss import cross_entropy, linear_cross_entropy
@@ -247,6 +249,23 @@ class Decoder(Stack):
             last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
         )
 
+    def step(
+        self,
+        input_ids: torch.LongTensor,
+        past_length: int,
+        encoder_hidden_states: torch.Tensor,
+        encoder_attention_mask: torch.Tensor | None,
+        **inputs: Any,
+    ) -> torch.Tensor:
+        """As `forward`, of one more token `[R, 1]` in each row, to `[R, 1, D]`.
+
+        It is the decoder's twin that takes this step: its attentions keep what they need (see `DecodingCache`).
+        """
+        hidden_states = self.embeddings(self.embed_tokens(input_ids), None, past_length)
+        return self.layer_norm(
+            self.run_layers(hidden_states, None, encoder_hidden_states, encoder_attention_mask, **inputs)
+        )
+
 
 def check_prefix(cache: Cache | None, layers: int) -> None:
     """Refuse a cache that begins with tokens (PEFT's prefix tuning) in some of the decoder's `layers` alone.
@@ -393,6 +412,44 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         """
         return loss
 
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As Transformers' own. A cache that it returns is an ordinary one."""
+        output = super().generate(*args, **kwargs)
+        if isinstance(getattr(output, "past_key_values", None), DecodingCache):
+            output.past_key_values = output.past_key_values.ordinary()
+        return output
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Put a `DecodingCache` into `model_kwargs`, or where it does not serve, what Transformers puts there."""
+        beams = max(generation_config.num_beams, generation_config.num_return_sequences)
+        if not can_decode(self, generation_config, generation_mode, model_kwargs):
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
+            return
+        encoder_outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
+        memory, rows = encoder_outputs[0], len(encoder_outputs[0])
+        if beams > 1:  # `generate` has repeated it for each beam
+            memory = memory[::beams].contiguous()
+            model_kwargs["encoder_outputs"] = BaseModelOutput(**{**encoder_outputs, "last_hidden_state": memory})
+        model_kwargs["past_key_values"] = DecodingCache(
+            self,
+            memory,
+            None if mask is None else mask[::beams],
+            rows,
+            {name: model_kwargs[name] for name in ("posteriors",) if model_kwargs.get(name) is not None},
+        )
+
+    def prepare_inputs_for_generation(
+        self, input_ids: torch.LongTensor, *args: Any, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """What the model is called with: all, or with a `DecodingCache` the tokens that it has not read."""
+        if isinstance(past_key_values, DecodingCache):
+            new = input_ids[:, past_key_values.get_seq_length() :]
+            return {"decoder_input_ids": new, "past_key_values": past_key_values}
+        return super().prepare_inputs_for_generation(input_ids, *args, past_key_values=past_key_values, **kwargs)
+
     @can_return_tuple
     def forward(
         self,
@@ -422,6 +479,8 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
                 epsilon: the loss is (1 - eps) * nll + eps / V * sum_v -log p_v (fairseq before 2021,
                 `torch.nn.functional.cross_entropy`). Default: the model's `label_smoothing`, which is 0.
         """
+        if isinstance(past_key_values, DecodingCache):
+            return Seq2SeqLMOutput(logits=past_key_values.logits(decoder_input_ids), past_key_values=past_key_values)
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
         if labels is not None:
             use_cache = bool(use_cache)

@@ -1,0 +1,122 @@
+"""Attention of one new token in each row, with the keys and values of all tokens before it.
+
+The same equations as in `attention.py`, for decoding alone: no dropping, no masks of the future, and weights that
+stay as they are. So q, k and v are one product, 1/sqrt(H) is in W_q, and 1/N is in the output projection.
+
+Shapes: R rows, that is sentences times beams, B sentences, S source length, t tokens so far, D model width, heads those
+of all branches, H head width.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .matrix_product import MatrixProduct
+
+BLOCK = 16  # tokens that a cache grows by, at least
+
+
+class SelfAttentionStep:
+    """Self-attention of a new token; owns the keys and values, `[R, heads, t, H]` in blocks with room for more."""
+
+    def __init__(self, attention: nn.Module, dtype: torch.dtype | None) -> None:
+        """Take the weights of a `MultiBranchAttention`."""
+        self.head_dim = attention.head_dim
+        self.project = joint_product(attention, ["q_proj", "k_proj", "v_proj"], dtype)
+        self.merge = output_product(attention, dtype)
+        self.length = 0
+        self.keys = self.values = None
+
+    def __call__(self, hidden_states: torch.Tensor, *masks: Any, **unused: Any) -> tuple[torch.Tensor, None]:
+        """`[R, 1, D]` to `[R, 1, D]`; no attention weights. A new token sees all tokens of its row."""
+        projected = self.project(hidden_states)
+        query, key, value = projected.view(len(projected), 3, -1, 1, self.head_dim).unbind(1)  # [R, heads, 1, H]
+        self.append(key, value)
+        context = attend(query, self.keys[:, :, : self.length], self.values[:, :, : self.length])
+        return self.merge(context.view(len(projected), 1, -1)), None
+
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Add the key and the value of the new token, `[R, heads, 1, H]`."""
+        if self.keys is None or self.length == self.keys.shape[2]:
+            room = key.new_empty(*key.shape[:2], max(BLOCK, self.length // 4), self.head_dim)
+            self.keys = room if self.keys is None else torch.cat([self.keys, room], dim=2)
+            self.values = room.clone() if self.values is None else torch.cat([self.values, room], dim=2)
+        self.keys[:, :, self.length] = key[:, :, 0]
+        self.values[:, :, self.length] = value[:, :, 0]
+        self.length += 1
+
+    def states(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the tokens so far, `[R, heads, t, H]`."""
+        return self.keys[:, :, : self.length].contiguous(), self.values[:, :, : self.length].contiguous()
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Let each row go on from the row `rows` `[R]`."""
+        if self.keys is not None:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+
+class CrossAttentionStep:
+    """Attention of a new token to the source; owns the source's keys and values, once for all beams of a sentence."""
+
+    def __init__(self, attention: nn.Module, dtype: torch.dtype | None) -> None:
+        """Take the weights of a `MultiBranchAttention`."""
+        self.head_dim = attention.head_dim
+        self.key_and_value = joint_product(attention, ["k_proj", "v_proj"], dtype)
+        self.project = joint_product(attention, ["q_proj"], dtype)
+        self.merge = output_product(attention, dtype)
+        self.keys = self.values = None
+
+    def __call__(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor, **unused: Any
+    ) -> tuple[torch.Tensor, None]:
+        """`[R, 1, D]` to `[R, 1, D]`; no attention weights.
+
+        The queries of a sentence's beams are to its source as are the queries of as many tokens.
+
+        Args:
+            hidden_states: the new tokens; the rows of a sentence stand together.
+            mask: additive, `[B, 1, 1, S]`, or None.
+            memory: the source `[B, S, D]`, read in the first call alone.
+        """
+        if self.keys is None:
+            projected = self.key_and_value(memory).unflatten(-1, (2, -1, self.head_dim))  # [B, S, 2, heads, H]
+            self.keys, self.values = (half.transpose(1, 2).contiguous() for half in projected.unbind(2))
+        sentences, heads = self.keys.shape[:2]
+        query = self.project(hidden_states).view(sentences, -1, heads, self.head_dim).transpose(1, 2)
+        context = attend(query, self.keys, self.values, mask).transpose(1, 2)  # [B, beams, heads, H]
+        return self.merge(context.reshape(*hidden_states.shape[:2], -1)), None
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """softmax(Q K^T) V with queries that are scaled, `[B, heads, T, H]`.
+
+    Two products are faster on a processor, where T is small. Elsewhere PyTorch's own attention is one operation.
+    """
+    if query.device.type != "cpu":
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+    scores = torch.matmul(query, key.transpose(2, 3))
+    if mask is not None:
+        scores = scores + mask
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    return torch.matmul(scores.softmax(-1, dtype=precise).to(value.dtype), value)
+
+
+def joint_product(attention: nn.Module, names: list[str], dtype: torch.dtype | None) -> MatrixProduct:
+    """Several projections of one input as one product; queries are scaled."""
+    weights, biases = [], []
+    for name in names:
+        projection, scale = getattr(attention, name), attention.scaling if name == "q_proj" else 1
+        weights.append(projection.weight * scale)
+        if projection.bias is not None:
+            biases.append(projection.bias * scale)
+    return MatrixProduct(torch.cat(weights), torch.cat(biases) if biases else None, dtype)
+
+
+def output_product(attention: nn.Module, dtype: torch.dtype | None) -> MatrixProduct:
+    """The output projections of all branches, merged."""
+    projection, scale = attention.out_proj, attention.merge_scale
+    bias = None if projection.bias is None else projection.summed_bias() * scale
+    return MatrixProduct(projection.weight * scale, bias, dtype)

@@ -1,0 +1,192 @@
+"""Decoding one token after another, as fast as `generate` of Transformers lets it be.
+
+`generate` calls the model once for each token. For the time of one call of `generate` the decoder has a twin, whose
+layers and equations are the decoder's own, and whose parts are made for this one purpose:
+
+    attention          keeps the keys and values of the rows, or, of the source, of the sentences (`attention_step`)
+    matrix products    read a copy of the weights that is faster to read (`matrix_product`)
+    dropout            does nothing
+
+The twin ends with the call, so that it never outlives a change of the weights. Whoever wants to see the decoder at
+work (hooks, attention weights, adapters, another cache) gets the decoder itself: see `can_decode`.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation.configuration_utils import GenerationMode
+
+from .attention import MultiBranchAttention
+from .attention_step import CrossAttentionStep, SelfAttentionStep
+from .branches import BranchSum
+from .matrix_product import MatrixProduct
+
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
+ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "posteriors"}
+PACKAGES = (__name__.rpartition(".")[0], "torch.nn.modules", "transformers.activations")
+RECORDER = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless a call asks for records
+
+
+class DecodingCache(EncoderDecoderCache):
+    """What one call of `generate` keeps from token to token: the decoder's twin, and how many tokens it has read."""
+
+    def __init__(
+        self, model: nn.Module, memory: torch.Tensor, mask: torch.Tensor | None, rows: int, inputs: dict[str, Any]
+    ) -> None:
+        """Prepare decoding.
+
+        Args:
+            model: a translation model.
+            memory: the encoder's output, `[sentences, source, D]`.
+            mask: 1 for real source tokens, `[sentences, source]`, or None.
+            rows: how many sequences are decoded, a multiple of the sentences.
+            inputs: further arguments of the decoder's layers.
+        """
+        super().__init__(DynamicCache(), DynamicCache())
+        self.rows, self.length = rows, 0
+        dtype = torch.get_autocast_dtype(memory.device.type) if torch.is_autocast_enabled(memory.device.type) else None
+        twins = Twins(dtype)
+        self.decoder = twins.of(model.model.decoder)
+        self.inputs = {name: twins.of_all(value) for name, value in (model.model.decoder_inputs() | inputs).items()}
+        self.head = twins.of(model.lm_head)
+        self.memory, self.mask = memory, None
+        if mask is not None and not mask.all():
+            lowest = torch.finfo(memory.dtype).min
+            self.mask = torch.zeros_like(mask, dtype=memory.dtype).masked_fill(mask == 0, lowest)[:, None, None]
+        self.device = memory.device
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many tokens of a row have been read."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Let each row go on from another one of its sentence; the source has no part in it."""
+        for layer in self.decoder.layers:
+            layer.self_attn.reorder(beam_idx)
+
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Read tokens `[rows, T]`; logits `[rows, T, V]` of what follows each."""
+        steps = []
+        for ids in input_ids.to(self.device).split(1, dim=1):
+            steps.append(self.decoder.step(ids, self.length, self.memory, self.mask, **self.inputs))
+            self.length += 1
+        return self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
+
+    def ordinary(self) -> EncoderDecoderCache:
+        """The same keys and values as Transformers keeps them, each row with the source's."""
+        own, cross = DynamicCache(), DynamicCache()
+        beams = self.rows // len(self.memory)
+        for index, layer in enumerate(self.decoder.layers):
+            attention, attention_to_source = layer.self_attn, layer.encoder_attn
+            if attention.keys is not None:
+                own.update(*attention.states(), index)
+                source = attention_to_source.keys, attention_to_source.values
+                cross.update(*(states.repeat_interleave(beams, 0) for states in source), index)
+            elif index == 0 and self.length:  # a layer that is left out; the length is read off the first one's slot
+                ones = self.memory.new_ones(self.rows, 1, self.length, 1)
+                own.update(ones, ones, 0)
+        return EncoderDecoderCache(own, cross)
+
+
+class Twins:
+    """The twins of modules, one of each."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        """`dtype` is that of matrix products under autocast; None is that of the weights."""
+        self.dtype = dtype
+        self.made: dict[int, Any] = {}
+
+    def of(self, module: nn.Module) -> Any:
+        """The twin of a module: itself, where nothing in it is to be faster."""
+        if id(module) not in self.made:
+            self.made[id(module)] = self._make(module)
+        return self.made[id(module)]
+
+    def of_all(self, value: Any) -> Any:
+        """A value, or a tuple of values, with twins in the place of modules."""
+        if isinstance(value, tuple):
+            values = [self.of_all(each) for each in value]
+            return type(value)(*values) if hasattr(value, "_fields") else tuple(values)
+        return self.of(value) if isinstance(value, nn.Module) else value
+
+    def _make(self, module: nn.Module) -> Any:
+        if isinstance(module, MultiBranchAttention):
+            return (SelfAttentionStep if module.is_causal else CrossAttentionStep)(module, self.dtype)
+        if isinstance(module, BranchSum):
+            return MatrixProduct(module.weight, module.summed_bias(), self.dtype)
+        if isinstance(module, nn.Linear):
+            return MatrixProduct(module.weight, module.bias, self.dtype)
+        if isinstance(module, nn.Dropout):
+            return unchanged
+        children = {name: child if child is None else self.of(child) for name, child in module._modules.items()}
+        if all(child is module._modules[name] for name, child in children.items()):
+            return module
+        twin = object.__new__(type(module))
+        vars(twin).update(vars(module))
+        vars(twin)["_modules"] = {name: child for name, child in children.items() if isinstance(child, nn.Module)}
+        vars(twin).update((name, child) for name, child in children.items() if not isinstance(child, nn.Module))
+        return twin
+
+
+def unchanged(x: torch.Tensor) -> torch.Tensor:
+    """What dropout is in evaluation."""
+    return x
+
+
+def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode, arguments: dict[str, Any]) -> bool:
+    """Whether a `DecodingCache` serves this call of `generate`, that is, gives all that the decoder itself would.
+
+    Args:
+        model: a translation model.
+        config: the generation config.
+        mode: how tokens are chosen.
+        arguments: what `generate` is about to call the model with.
+    """
+    is_usual = (
+        mode in MODES
+        and config.use_cache is not False
+        and config.cache_implementation in (None, "dynamic")
+        and config.prefill_chunk_size is None
+        and not config.is_assistant
+    )
+    is_recorded = any((config.output_attentions, config.output_hidden_states)) or any(
+        (model.config.output_attentions, model.config.output_hidden_states)
+    )
+    others = [value for name, value in arguments.items() if name not in ARGUMENTS]
+    if not is_usual or is_recorded or any(value is not None and value is not False for value in others):
+        return False
+    if arguments.get("past_key_values") is not None or model.config._attn_implementation not in ("eager", "sdpa"):
+        return False
+    mask, memory = arguments.get("attention_mask"), arguments["encoder_outputs"][0]
+    has_sources = mask is None or (mask.shape == memory.shape[:2] and bool(mask.any(1).all()))
+    return has_sources and is_plain(model)
+
+
+def is_plain(model: nn.Module) -> bool:
+    """Whether decoder and head are as they were made, in evaluation mode and on one device, and nobody looks on."""
+    plain_call = (
+        getattr(model.prepare_inputs_for_generation, "__func__", None) is type(model).prepare_inputs_for_generation
+    )
+    if not plain_call or torch.compiler.is_compiling():
+        return False
+    modules = [model, model.model, model.lm_head, *model.model.decoder.modules()]
+    parameters = [*model.lm_head.parameters(), *model.model.decoder.parameters()]
+    return all(map(is_as_made, modules)) and all(
+        type(p) is nn.Parameter and p.device == parameters[0].device and p.dtype == parameters[0].dtype
+        for p in parameters
+    )
+
+
+def is_as_made(module: nn.Module) -> bool:
+    """Whether a module is one of ours or PyTorch's, in evaluation mode, not compiled, and without hooks."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return (
+        not module.training
+        and type(module).__module__.startswith(PACKAGES)
+        and "forward" not in vars(module)
+        and module._compiled_call_impl is None
+        and all(getattr(hook, "__module__", None) == RECORDER for hook in hooks)
+    )
