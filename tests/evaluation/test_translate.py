@@ -11,7 +11,8 @@ import torch
 from word_models import WORDS, tiny_model, tiny_tokenizer
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.translate import EvaluationArguments, _batches, generate_beams, generate_ids, translate
+from hf_deepwide.evaluation.translate import EvaluationArguments, generate_beams, generate_ids, translate
+from hf_deepwide.models.plain_text import sorted_batches
 
 QUICK = EvaluationArguments(num_beams=3, max_length_factor=1.0, max_length_offset=4)
 
@@ -83,7 +84,7 @@ def test_batches_hold_each_sentence_once_within_max_tokens():
     rng = random.Random(0)
     lengths = [rng.randint(1, 60) for _ in range(300)] + [200]
     limits = [length // 20 for length in lengths]
-    batches = list(_batches(lengths, limits, max_tokens=128))
+    batches = list(sorted_batches(lengths, max_tokens=128, limits=limits))
     assert sorted(i for batch in batches for i in batch) == list(range(301))
     assert batches[0] == [300]  # longest first; alone where it is over max_tokens
     for batch in batches[1:]:

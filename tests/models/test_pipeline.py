@@ -28,7 +28,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 from hf_deepwide import registration
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.families import FAMILIES
-from hf_deepwide.models import language_pairs
+from hf_deepwide.models import language_pairs, pipeline_translation
 from hf_deepwide.models.pipeline_translation import TranslationPipeline
 
 TEXTS = ["two dogs run", "a man in a red coat sits by the water", "who is there", "trees"]
@@ -159,6 +159,33 @@ def test_every_kind_of_input(mat):
         results = mat(stream, batch_size=2)
         assert not isinstance(results, list)
         assert list(results) == one
+
+
+def test_lists_are_translated_in_batches_of_texts_of_one_length(mat, monkeypatch):
+    """The longest first; each batch within the limits; what has to be alone stays alone."""
+    texts = [" ".join(["dog"] * n) for n in (1, 5, 3, 1, 7, 2, 4)]
+    expected = [mat(text)[0] for text in texts]
+    shapes, generate = [], type(mat.model).generate
+
+    def watch(self, **kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+        return generate(self, **kwargs)
+
+    monkeypatch.setattr(type(mat.model), "generate", watch)
+    monkeypatch.setattr(pipeline_translation, "BATCH_TEXTS", 3)
+    assert mat(texts) == expected
+    assert [rows for rows, _ in shapes] == [3, 3, 1]
+    lengths = [length for _, length in shapes]
+    assert lengths == sorted(lengths, reverse=True)
+    shapes.clear()
+    monkeypatch.setattr(pipeline_translation, "BATCH_TOKENS", max(lengths))
+    assert mat(texts) == expected
+    assert all(rows * length <= max(lengths) for rows, length in shapes)
+    shapes.clear()
+    assert mat(texts, batch_size=1) == expected
+    assert len(shapes) == len(texts)
+    several = mat(texts, num_return_sequences=2)
+    assert [each[0] for each in several] == expected
 
 
 def test_nothing_to_translate(mat):

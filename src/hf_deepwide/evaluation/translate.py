@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
-from ..models.plain_text import Source, check_text, describe, encode_sources, positions, source_limit
+from ..models.plain_text import Source, check_text, describe, encode_sources, positions, sorted_batches, source_limit
 from ..progress import shows_bars
 from .metrics import METRICS, build_metrics
 
@@ -207,7 +207,7 @@ def _search(
         _autocast(model.device, args.precision),
         tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not bars) as progress,
     ):
-        for batch in _batches(lengths, limits, args.max_tokens):
+        for batch in sorted_batches(lengths, args.max_tokens, limits=limits):
             settings.max_new_tokens = limits[batch[0]]
             rows = [torch.tensor(encoded[full[place]].ids) for place in batch]
             input_ids = torch.nn.utils.rnn.pad_sequence(
@@ -269,21 +269,6 @@ def length_limit(config: Any, source_length: int, args: EvaluationArguments) -> 
     rounded = math.ceil(source_length / _LENGTH_STEP) * _LENGTH_STEP
     limit = math.ceil(args.max_length_factor * rounded) + args.max_length_offset
     return min(limit, positions(config) or limit)
-
-
-def _batches(lengths: Sequence[int], limits: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Index lists, longest sources first (memory runs out at once or never), each of one length limit.
-
-    A source longer than `max_tokens` is a batch of its own.
-    """
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if batch and (limits[i] != limits[batch[0]] or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
 
 
 def _strip_padding(row: list[int], pad_id: int) -> list[int]:

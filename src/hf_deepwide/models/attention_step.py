@@ -1,10 +1,11 @@
 """Attention of one new token in each row, with the keys and values of all tokens before it.
 
-The same equations as in `attention.py`, for decoding alone: no dropping, no masks of the future, and weights that
-stay as they are. So q, k and v are one product, 1/sqrt(H) is in W_q, and 1/N is in the output projection.
+The equations are those of `attention.py`. Here they serve decoding alone: nothing is dropped, no token is hidden from
+a later one, and weights stay as they are. So q, k and v are one product, 1/sqrt(H) is in W_q, and 1/N is in the output
+projection.
 
-Shapes: R rows, that is sentences times beams, B sentences, S source length, t tokens so far, D model width, heads those
-of all branches, H head width.
+Shapes: R rows, that is sentences times beams, B sentences, S source length, t tokens so far, D model width, heads of
+all branches, H head width.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ BLOCK = 16  # tokens that a cache grows by, at least
 
 
 class SelfAttentionStep:
-    """Self-attention of a new token; owns the keys and values, `[R, heads, t, H]` in blocks with room for more."""
+    """Self-attention of a new token; owns the keys and values, `[R, heads, t, H]` in a block with room for more."""
 
     def __init__(self, attention: nn.Module, dtype: torch.dtype | None) -> None:
         """Take the weights of a `MultiBranchAttention`."""
@@ -26,24 +27,27 @@ class SelfAttentionStep:
         self.project = joint_product(attention, ["q_proj", "k_proj", "v_proj"], dtype)
         self.merge = output_product(attention, dtype)
         self.length = 0
-        self.keys = self.values = None
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
 
-    def __call__(self, hidden_states: torch.Tensor, *masks: Any, **unused: Any) -> tuple[torch.Tensor, None]:
-        """`[R, 1, D]` to `[R, 1, D]`; no attention weights. A new token sees all tokens of its row."""
-        projected = self.project(hidden_states)
-        query, key, value = projected.view(len(projected), 3, -1, 1, self.head_dim).unbind(1)  # [R, heads, 1, H]
+    def __call__(self, hidden_states: torch.Tensor, *unused: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        """`[R, 1, D]` to `[R, 1, D]`, and no attention weights. A new token sees all tokens of its row."""
+        rows, heads = len(hidden_states), -1
+        query, key, value = self.project(hidden_states).view(rows, 3, heads, self.head_dim).unbind(1)
         self.append(key, value)
-        context = attend(query, self.keys[:, :, : self.length], self.values[:, :, : self.length])
-        return self.merge(context.view(len(projected), 1, -1)), None
+        keys = self.keys.flatten(0, 1)[:, : self.length]
+        values = self.values.flatten(0, 1)[:, : self.length]
+        context = attend(query.reshape(-1, 1, self.head_dim), keys, values)
+        return self.merge(context.view(rows, 1, -1)), None
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Add the key and the value of the new token, `[R, heads, 1, H]`."""
+        """Add the key and the value of the new token, `[R, heads, H]`."""
         if self.keys is None or self.length == self.keys.shape[2]:
             room = key.new_empty(*key.shape[:2], max(BLOCK, self.length // 4), self.head_dim)
             self.keys = room if self.keys is None else torch.cat([self.keys, room], dim=2)
             self.values = room.clone() if self.values is None else torch.cat([self.values, room], dim=2)
-        self.keys[:, :, self.length] = key[:, :, 0]
-        self.values[:, :, self.length] = value[:, :, 0]
+        self.keys.select(2, self.length).copy_(key)
+        self.values.select(2, self.length).copy_(value)
         self.length += 1
 
     def states(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,7 +55,7 @@ class SelfAttentionStep:
         return self.keys[:, :, : self.length].contiguous(), self.values[:, :, : self.length].contiguous()
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Let each row go on from the row `rows` `[R]`."""
+        """Let row i go on from row `rows[i]`."""
         if self.keys is not None:
             self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
@@ -65,43 +69,54 @@ class CrossAttentionStep:
         self.key_and_value = joint_product(attention, ["k_proj", "v_proj"], dtype)
         self.project = joint_product(attention, ["q_proj"], dtype)
         self.merge = output_product(attention, dtype)
-        self.keys = self.values = None
+        self.keys: torch.Tensor | None = None  # [B, heads, S, H]
+        self.values: torch.Tensor | None = None
 
     def __call__(
-        self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor, **unused: Any
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
-        """`[R, 1, D]` to `[R, 1, D]`; no attention weights.
+        """`[R, 1, D]` to `[R, 1, D]`, and no attention weights.
 
-        The queries of a sentence's beams are to its source as are the queries of as many tokens.
+        To its source, the beams of a sentence are what several tokens of a sentence are.
 
         Args:
             hidden_states: the new tokens; the rows of a sentence stand together.
             mask: additive, `[B, 1, 1, S]`, or None.
             memory: the source `[B, S, D]`, read in the first call alone.
+            kwargs: not used.
         """
         if self.keys is None:
             projected = self.key_and_value(memory).unflatten(-1, (2, -1, self.head_dim))  # [B, S, 2, heads, H]
             self.keys, self.values = (half.transpose(1, 2).contiguous() for half in projected.unbind(2))
-        sentences, heads = self.keys.shape[:2]
+        rows, (sentences, heads) = len(hidden_states), self.keys.shape[:2]
         query = self.project(hidden_states).view(sentences, -1, heads, self.head_dim).transpose(1, 2)
-        context = attend(query, self.keys, self.values, mask).transpose(1, 2)  # [B, beams, heads, H]
-        return self.merge(context.reshape(*hidden_states.shape[:2], -1)), None
+        query = query.reshape(sentences * heads, -1, self.head_dim)  # [B * heads, beams, H]
+        if mask is not None:
+            mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)
+        context = attend(query, self.keys.flatten(0, 1), self.values.flatten(0, 1), mask)
+        context = context.view(sentences, heads, -1, self.head_dim).transpose(1, 2)
+        return self.merge(context.reshape(rows, 1, -1)), None
 
 
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """softmax(Q K^T) V with queries that are scaled, `[B, heads, T, H]`.
+    """softmax(Q K^T + mask) V, with queries that are scaled already.
 
-    Two products are faster on a processor, where T is small. Elsewhere PyTorch's own attention is one operation.
+    For few queries two products are faster on a processor than PyTorch's own attention. Elsewhere its own attention is
+    one operation.
+
+    Args:
+        query: `[sentences * heads, T, H]`; key, value: `[sentences * heads, S, H]`.
+        mask: additive, `[sentences * heads, 1, S]`, or None.
     """
     if query.device.type != "cpu":
         return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
-    scores = torch.matmul(query, key.transpose(2, 3))
-    if mask is not None:
-        scores = scores + mask
-    precise = torch.promote_types(scores.dtype, torch.float32)
-    return torch.matmul(scores.softmax(-1, dtype=precise).to(value.dtype), value)
+    transposed = key.transpose(1, 2)
+    scores = torch.bmm(query, transposed) if mask is None else torch.baddbmm(mask, query, transposed)
+    if scores.dtype in (torch.float32, torch.float64):
+        return torch.bmm(scores.softmax(-1), value)
+    return torch.bmm(scores.softmax(-1, dtype=torch.float32).to(value.dtype), value)
 
 
 def joint_product(attention: nn.Module, names: list[str], dtype: torch.dtype | None) -> MatrixProduct:

@@ -5,12 +5,13 @@ layers and equations are the decoder's own, and whose parts are made for this on
 
     attention          keeps the keys and values of the rows, or, of the source, of the sentences (`attention_step`)
     matrix products    read a copy of the weights that is faster to read (`matrix_product`)
-    dropout            does nothing
+    norms, dropout     are called without the detours of a module
 
 The twin ends with the call, so that it never outlives a change of the weights. Whoever wants to see the decoder at
 work (hooks, attention weights, adapters, another cache) gets the decoder itself: see `can_decode`.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -121,13 +122,20 @@ class Twins:
             return MatrixProduct(module.weight, module.bias, self.dtype)
         if isinstance(module, nn.Dropout):
             return unchanged
+        if type(module) is nn.LayerNorm:
+            return functools.partial(
+                torch.layer_norm,
+                normalized_shape=module.normalized_shape,
+                weight=module.weight,
+                bias=module.bias,
+                eps=module.eps,
+            )
         children = {name: child if child is None else self.of(child) for name, child in module._modules.items()}
         if all(child is module._modules[name] for name, child in children.items()):
             return module
         twin = object.__new__(type(module))
         vars(twin).update(vars(module))
-        vars(twin)["_modules"] = {name: child for name, child in children.items() if isinstance(child, nn.Module)}
-        vars(twin).update((name, child) for name, child in children.items() if not isinstance(child, nn.Module))
+        vars(twin).update(children, _modules=children)  # as attributes they are found at once
         return twin
 
 
@@ -149,7 +157,6 @@ def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode,
         mode in MODES
         and config.use_cache is not False
         and config.cache_implementation in (None, "dynamic")
-        and config.prefill_chunk_size is None
         and not config.is_assistant
     )
     is_recorded = any((config.output_attentions, config.output_hidden_states)) or any(

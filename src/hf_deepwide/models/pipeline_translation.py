@@ -13,20 +13,23 @@ from types import NoneType
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import GenerationConfig, Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import logging
 
 from .language_pairs import Languages, task_languages
-from .plain_text import MOST_CHARACTERS, check_text, describe, encode_sources, positions, source_limit
+from .plain_text import MOST_CHARACTERS, check_text, describe, encode_sources, positions, sorted_batches, source_limit
 
 logger = logging.get_logger(__name__)
 
 ACCEPTED = "accepted: a string, a list of strings, a generator or dataset of strings"
 MAX_NEW_TOKENS, NUM_BEAMS = 256, 4  # where neither the caller nor the model's generation config says otherwise
 WITHOUT_BEAMS = {"streamer", "assistant_model", "prompt_lookup_num_tokens"}  # arguments that beam search refuses
+WITHOUT_BATCHES = {*WITHOUT_BEAMS, "past_key_values", "encoder_outputs"}  # arguments that are for one text
 LENGTHS = ("max_length", "max_new_tokens")
+BATCH_TOKENS, BATCH_TEXTS = 2048, 64  # at most, of what is translated together; padding counts, beams do not
 
 
 class TranslationPipeline(Pipeline):
@@ -42,7 +45,9 @@ class TranslationPipeline(Pipeline):
         return_text: give `translation_text` (default, unless `return_tensors`).
         return_tensors: give `translation_token_ids`, a tensor `[target]`.
         clean_up_tokenization_spaces: remove spaces before punctuation and the like (default False).
-        batch_size, num_workers: as in every pipeline.
+        batch_size, num_workers: as in every pipeline. Without them a list is sorted by length and translated in
+            batches of up to 64 texts and 2,048 tokens. The results are in the order of the texts. Datasets and
+            generators are read one text after another unless `batch_size` is given.
         generate_kwargs: anything `model.generate` takes, such as `num_beams=5`. The default, unless the model's
             generation config says otherwise, is 4 beams and at most 256 new tokens. There are never more tokens than
             the model has positions for.
@@ -124,11 +129,39 @@ class TranslationPipeline(Pipeline):
             raise ValueError(f"cannot translate {describe(inputs)}; {ACCEPTED}")
         if isinstance(inputs, Sequence):
             texts = list(checked(inputs))
-            results = super().__call__(texts, **kwargs) if texts else []
+            if self._chooses_batches(kwargs):
+                results = self._translate_sorted(texts, **kwargs)
+            else:
+                results = super().__call__(texts, **kwargs) if texts else []
             return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
         if is_map_style(inputs):
             return iter(super().__call__(CheckedTexts(inputs), **kwargs))
         return iter(super().__call__(checked(inputs), **kwargs))
+
+    def _chooses_batches(self, kwargs: dict[str, Any]) -> bool:
+        """Whether the texts of a list are batched here: not where the caller did, or gave tensors for one batch."""
+        settings = {**self._forward_params, **kwargs}
+        return (
+            kwargs.get("batch_size", self._batch_size) is None
+            and kwargs.get("num_workers", self._num_workers) is None
+            and not settings.keys() & WITHOUT_BATCHES
+            and not any(isinstance(value, torch.Tensor) for value in settings.values())
+        )
+
+    def _translate_sorted(self, texts: list[str], **kwargs: Any) -> list[list[dict[str, Any]]]:
+        """Translate the longest first, some at a time; the results are in the order of the texts."""
+        options = {name: value for name, value in kwargs.items() if name not in ("batch_size", "num_workers")}
+        preprocess, forward, postprocess = self._sanitize_parameters(**options)
+        sources = [self.preprocess(text, **{**self._preprocess_params, **preprocess}) for text in texts]
+        lengths = [source["input_ids"].shape[1] for source in sources]
+        results: list[list[dict[str, Any]]] = [[] for _ in texts]
+        for batch in sorted_batches(lengths, BATCH_TOKENS, BATCH_TEXTS):
+            inputs = join([sources[i] for i in batch], self.tokenizer.pad_token_id)
+            outputs = self.forward(inputs, **{**self._forward_params, **forward})
+            for place, i in enumerate(batch):
+                output = {name: tensor[place : place + 1] for name, tensor in outputs.items()}
+                results[i] = self.postprocess(output, **{**self._postprocess_params, **postprocess})
+        return results
 
     def preprocess(
         self,
@@ -239,6 +272,16 @@ class CheckedTexts(Dataset):
 
     def __getitem__(self, index: int) -> str:
         return check(self.dataset[index], index)
+
+
+def join(sources: Sequence[dict[str, torch.Tensor]], pad: int) -> dict[str, torch.Tensor]:
+    """Several sources, each of one row, as a batch that is padded on the right."""
+    padding = {"input_ids": pad, "attention_mask": 0}
+    rows = {
+        name: pad_sequence([source[name][0] for source in sources], batch_first=True, padding_value=value)
+        for name, value in padding.items()
+    }
+    return {**rows, "is_empty": torch.cat([source["is_empty"] for source in sources])}
 
 
 def pad_on_the_right(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:

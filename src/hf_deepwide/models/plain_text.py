@@ -168,3 +168,25 @@ def describe(value: Any) -> str:
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = SHOWN
+
+
+def sorted_batches(
+    lengths: Sequence[int], max_tokens: int, max_texts: int | None = None, limits: Sequence[int] | None = None
+) -> Iterator[list[int]]:
+    """Yield lists of indices of texts, the longest texts first: memory runs out at once or never.
+
+    Args:
+        lengths: tokens of each text.
+        max_tokens: most tokens of a batch, padding included. A longer text is a batch of its own.
+        max_texts: most texts of a batch; None is any number.
+        limits: a number for each text; the texts of a batch have one number in common.
+    """
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        is_full = (len(batch) + 1) * lengths[batch[0] if batch else i] > max_tokens or len(batch) == max_texts
+        if batch and (is_full or (limits is not None and limits[i] != limits[batch[0]])):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -1,0 +1,206 @@
+"""`generate` by the decoder's twin gives what the decoder itself gives, and only where it does."""
+
+import model_cases
+import pytest
+import torch
+from model_cases import CASES, needs_transformers, source
+from torch import nn
+from transformers import EncoderDecoderCache
+
+from hf_deepwide.models import modeling_base
+from hf_deepwide.models.decoding import DecodingCache
+from hf_deepwide.models.matrix_product import MatrixProduct
+
+SEARCHES = {
+    "greedy": {},
+    "beams": {"num_beams": 5, "num_return_sequences": 2},
+    "samples": {"do_sample": True, "num_return_sequences": 3},
+    "sampled beams": {"do_sample": True, "num_beams": 3},
+}
+NEW = 6
+EXACT = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def build(case, **changes):
+    return model_cases.build(case, **changes).double()
+
+
+def one():
+    return {name: tensor[1:2] for name, tensor in source().items()}
+
+
+@pytest.fixture
+def caches(monkeypatch):
+    """The caches that twins have decoded with."""
+    seen, logits = [], DecodingCache.logits
+
+    def watch(cache, ids):
+        if all(cache is not other for other in seen):
+            seen.append(cache)
+        return logits(cache, ids)
+
+    monkeypatch.setattr(DecodingCache, "logits", watch)
+    return seen
+
+
+def generate(model, inputs=None, **options):
+    torch.manual_seed(0)
+    return model.generate(
+        **(source() if inputs is None else inputs),
+        **{
+            "max_new_tokens": NEW,
+            "min_new_tokens": NEW,
+            "do_sample": False,
+            "no_repeat_ngram_size": 1,  # random models repeat themselves; every step must matter
+            "return_dict_in_generate": True,
+            "output_scores": True,
+            **options,
+        },
+    )
+
+
+def assert_same(got, expected):
+    """The same tokens, and the same scores up to the order of sums; `generate` keeps scores in float32."""
+    assert torch.equal(got.sequences, expected.sequences)
+    for a, b in zip(got.scores, expected.scores, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), atol=1e-6, rtol=1e-6)
+    if "sequences_scores" in expected:
+        torch.testing.assert_close(got.sequences_scores, expected.sequences_scores, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_twin_generates_what_the_decoder_generates(case, search, caches, monkeypatch):
+    """Three sentences of different lengths, and one alone."""
+    options = SEARCHES[search]
+    if case == "mat-3-two-vocabularies" and "num_beams" in options:
+        needs_transformers("5.18", "beam search with two vocabularies")
+    model = build(case)
+    got = [generate(model, inputs, **options) for inputs in (source(), one())]
+    assert len(caches) == 2
+    monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+    expected = [generate(model, inputs, **options) for inputs in (source(), one())]
+    assert len(caches) == 2
+    for a, b in zip(got, expected, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("case", ["vanilla", "mat-3", "latent-decoder-hard", "lstm"])
+def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case):
+    """In float64, over more tokens than a block of the cache holds, without the float32 logits of `generate`."""
+    model, target = build(case), torch.randint(4, 37, (3, 20), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        memory = model.get_encoder()(**source()).last_hidden_state
+        whole = model(encoder_outputs=(memory,), attention_mask=source()["attention_mask"], decoder_input_ids=target)
+        cache = DecodingCache(model, memory, source()["attention_mask"], 3, {})
+        steps = [cache.logits(ids) for ids in (target[:, :1], target[:, 1:4], *target[:, 4:].split(1, 1))]
+    torch.testing.assert_close(torch.cat(steps, 1), whole.logits, **EXACT)
+    assert cache.get_seq_length() == 20
+
+
+@pytest.mark.parametrize("case", ["vanilla", "latent-both"])
+def test_the_source_is_kept_once_for_all_beams(case, caches):
+    """Beams are reordered in self-attention alone; the cache that is returned has a source for each."""
+    out = generate(build(case), num_beams=5)
+    (cache,) = caches
+    for layer in cache.decoder.layers:
+        assert layer.encoder_attn.keys.shape == layer.encoder_attn.values.shape == (3, 4, 7, 4)
+        assert layer.self_attn.keys.shape[0] == 15
+    assert len(cache.memory) == 3
+    assert type(out.past_key_values) is EncoderDecoderCache
+    assert out.past_key_values.cross_attention_cache.layers[0].keys.shape == (15, 4, 7, 4)
+    assert out.past_key_values.self_attention_cache.layers[0].keys.shape == (15, 4, NEW, 4)
+
+
+def test_a_change_of_the_weights_is_seen(caches, monkeypatch):
+    """Also one that PyTorch does not count, as moving averages of weights make it."""
+    model = build("vanilla")
+    before = generate(model)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.3)
+    after = generate(model)
+    assert not torch.equal(after.scores[0], before.scores[0])
+    monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+    assert_same(after, generate(model))
+
+
+def hook(model):
+    model.model.decoder.layers[0].self_attn.out_proj.register_forward_hook(lambda *args: None)
+
+
+def train(model):
+    model.model.decoder.layers[0].train()
+
+
+def replace(model):
+    model.model.decoder.layers[0].feed_forward.fc1.forward = model.model.decoder.layers[0].feed_forward.fc1.forward
+
+
+def subclass(model):
+    class Other(nn.Linear):
+        """Somebody else's projection."""
+
+    fc1 = model.model.decoder.layers[1].feed_forward.fc1
+    fc1.__class__ = Other
+
+
+@pytest.mark.parametrize("change", [hook, train, replace, subclass])
+def test_a_decoder_that_is_not_as_it_was_made_decodes_itself(change, caches):
+    model = build("vanilla")
+    expected = generate(model)
+    assert len(caches) == 1
+    change(model)
+    assert_same(generate(model), expected)
+    assert len(caches) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"output_attentions": True},
+        {"output_hidden_states": True},
+        {"use_cache": False},
+        {"cache_implementation": "static", "disable_compile": True},
+    ],
+)
+def test_other_wishes_are_met_by_the_decoder_itself(options, caches):
+    model = build("vanilla", attn_implementation="eager")
+    assert_same(generate(model, **options), generate(model))
+    assert len(caches) == 1, "recording hooks stay behind, and do not matter"
+
+
+def test_low_rank_adapters_are_in_force(caches):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "fc2"], init_lora_weights=False, task_type="SEQ_2_SEQ_LM")
+    base = build("mat-3")
+    before = generate(base)
+    adapted = peft.get_peft_model(base, config).eval()
+    during = generate(adapted)
+    assert len(caches) == 1
+    merged = adapted.merge_and_unload()
+    after = generate(merged)
+    assert len(caches) == 2
+    assert not torch.equal(during.scores[0], before.scores[0])
+    assert_same(after, during)
+
+
+def test_autocast_holds_in_the_twin(caches, monkeypatch):
+    model = model_cases.build("mat-3")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = generate(model)
+        monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+        expected = generate(model)
+    assert caches[0].decoder.layers[0].self_attn.keys.dtype == torch.bfloat16
+    assert (got.scores[0] - expected.scores[0]).nan_to_num(0, 0, 0).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rows", [1, 2, 33])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias):
+    linear = nn.Linear(24, 40, bias=bias, dtype=dtype)
+    x = torch.randn(rows, 1, 24, dtype=dtype)
+    with torch.no_grad():
+        expected, got = linear(x), MatrixProduct(linear.weight, linear.bias)(x)
+    assert got.shape == (rows, 1, 40)
+    torch.testing.assert_close(got, expected)
