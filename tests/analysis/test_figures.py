@@ -63,3 +63,11 @@ def test_an_ending_that_is_no_image_is_refused(tmp_path):
     figure, _ = new_figure(1, 1, (1, 1))
     with pytest.raises(UserError, match=r"'\.docx' is no kind of image; accepted: .*png"):
         save(figure, tmp_path / "figure.docx")
+
+
+def test_learning_curves_leave_out_what_was_not_logged(tmp_path):
+    history = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_loss": 2.5}]
+    assert plot_learning_curves([], tmp_path / "plots" / "empty.png", "a run of one step").is_file()
+    small = plot_learning_curves(history, tmp_path / "plots" / "a.png", "a").stat().st_size
+    full = [*history, {"step": 2, "eval_bleu": 20.0}, {"step": 2, "learning_rate": 1e-3, "grad_norm": 1.0}]
+    assert plot_learning_curves(full, tmp_path / "b.png", "b").stat().st_size > 1.5 * small

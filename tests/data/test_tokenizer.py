@@ -20,6 +20,7 @@ from hf_deepwide.data.tokenizer import (
 from hf_deepwide.errors import UserError
 
 ARGS = TokenizerArguments(vocab_size=600)
+SAMPLE = ["Wie geht's ? 12 %"]
 
 
 @pytest.fixture(scope="module")
@@ -72,34 +73,39 @@ def test_split_digits(texts):
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
-def test_another_process_trains_the_same_tokenizer(tokenizer):
-    """Phrases and merges depend on nothing but the seed: neither on hash order nor on the number of threads."""
-    code = (
-        "from hf_deepwide.data.phrases import build_phrases\n"
-        "from hf_deepwide.data.tokenizer import *\n"
-        "texts = training_texts(build_phrases(train_size=600)['train'])\n"
-        "print(train_tokenizer(texts, TokenizerArguments(vocab_size=600)).backend_tokenizer.to_str())"
-    )
+@pytest.fixture(scope="module")
+def another_process(tokenizer, texts, tmp_path_factory):
+    """What another process makes of a saved tokenizer without this package; and the tokenizer that it trains."""
+    folder = tmp_path_factory.mktemp("saved")
+    tokenizer.save_pretrained(folder)
+    code = """if True:
+        import json, sys
+        from transformers import AutoTokenizer
+        tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+        ids = tokenizer(json.loads(sys.argv[2]))["input_ids"]
+        assert not any(name.startswith("hf_deepwide") for name in sys.modules)
+        decoded = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        from hf_deepwide.data.phrases import build_phrases
+        from hf_deepwide.data.tokenizer import *
+        texts = training_texts(build_phrases(train_size=600)["train"])
+        trained = train_tokenizer(texts, TokenizerArguments(vocab_size=600)).backend_tokenizer.to_str()
+        print(json.dumps([ids, decoded, tokenizer.pad_token_id, trained]))
+        """
     environment = {**os.environ, "PYTHONHASHSEED": "123", "RAYON_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert json.loads(run.stdout.splitlines()[-1]) == json.loads(tokenizer.backend_tokenizer.to_str())
+    command = [sys.executable, "-c", code, str(folder), json.dumps([*SAMPLE, *texts[:50]])]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_auto_tokenizer_loads_it_without_this_package(tokenizer, texts, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    code = (
-        "import sys, json\n"
-        "from transformers import AutoTokenizer\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({str(tmp_path)!r})\n"
-        "ids = tokenizer(json.loads(sys.argv[1]))['input_ids']\n"
-        "assert not any(name.startswith('hf_deepwide') for name in sys.modules)\n"
-        "print(json.dumps([ids, tokenizer.batch_decode(ids, skip_special_tokens=True), tokenizer.pad_token_id]))"
-    )
-    sample = ["Wie geht's ? 12 %", *texts[:50]]
-    run = subprocess.run([sys.executable, "-c", code, json.dumps(sample)], capture_output=True, text=True, check=True)
-    ids, decoded, pad = json.loads(run.stdout.splitlines()[-1])
-    assert ids == tokenizer(sample)["input_ids"]
-    assert decoded[1:] == sample[1:]
+def test_another_process_trains_the_same_tokenizer(tokenizer, another_process):
+    """Phrases and merges depend on nothing but the seed: neither on hash order nor on the number of threads."""
+    assert json.loads(another_process[3]) == json.loads(tokenizer.backend_tokenizer.to_str())
+
+
+def test_auto_tokenizer_loads_it_without_this_package(tokenizer, texts, another_process):
+    ids, decoded, pad, _ = another_process
+    assert ids == tokenizer([*SAMPLE, *texts[:50]])["input_ids"]
+    assert decoded[1:] == texts[:50]
     assert pad == 1
 
 

@@ -6,6 +6,7 @@ Started as a program this is a server that has imported everything and forks a c
 that a run costs seconds; `Runs` is its client. A child patches a function such that its n-th call sends the signal.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -22,9 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 import yaml
-from tiny_run import ENVIRONMENT, SCRIPT, tiny_values
+from tiny_run import ENVIRONMENT, SCRIPT, leave_figures_blank, tiny_values
 
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.training.preemption import SIGNALS
@@ -104,6 +106,8 @@ def serve() -> None:
     for module in ("hf_deepwide.runs.run", *(where for where, *_ in MOMENTS.values())):
         importlib.import_module(module)
     sys.path.insert(0, str(SCRIPT.parent))
+    leave_figures_blank(pytest.MonkeyPatch())
+    gc.freeze()  # a child need not look at what is imported, nor copy it
     for line in sys.stdin:
         print(json.dumps(_perform(json.loads(line))), flush=True)
 

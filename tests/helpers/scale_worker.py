@@ -1,9 +1,10 @@
 """What one of two processes computes for the tests of scale: all in one go, as most of the time goes into starting.
 
-`python -m torch.distributed.run … tests/helpers/scale_worker.py FOLDER` writes what it comes to into the folder; the
+`accelerate launch … tests/helpers/scale_worker.py FOLDER` writes what it comes to into the folder; the
 functions are also called by the tests, in one process. In float64, so that only wrong sums and wrong draws differ.
 """
 
+import gc
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 from latent_runs import LATENT, constant_noise
 from safetensors.torch import save_file
-from tiny_run import tiny_corpus, tiny_recipe
+from tiny_run import hold_out_few, leave_figures_blank, tiny_corpus, tiny_recipe
 from torch.distributed.tensor import DTensor
 
 from hf_deepwide.data.arguments import DataArguments
@@ -49,8 +50,8 @@ DROPPING = {
     "depthwise_lstm": {},
 }
 TRAINING = {
-    "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "max_tokens": 1024, "max_steps": 20,
-    "save_strategy": "steps", "save_steps": 100, "logging_steps": 10,
+    "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "max_tokens": 1024, "max_steps": 10,
+    "save_strategy": "steps", "save_steps": 100, "logging_steps": 5,
 }  # fmt: skip
 SENTENCES = 41  # of the validation set: an odd number, and prime
 STREAMED = 299  # pairs in the file that is streamed: an odd number
@@ -70,7 +71,7 @@ def without_dropping(family: str) -> dict[str, Any]:
 
 
 def train_without_dropping(corpus: SimpleNamespace, folder: Path, family: str, **training: Any):
-    """Twenty steps with smoothed labels, all terms of the loss, Adam and clipping; the trainer."""
+    """Ten steps, more than an epoch, with smoothed labels, all terms of the loss, Adam and clipping; the trainer."""
     training |= {"max_grad_norm": 0.5, "gradient_norms": True}
     if family == "latent_depth":
         training["inner_steps"] = 2
@@ -252,6 +253,7 @@ def shard_on_cpus() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     PartialState._prepare_backend = lambda self, *_: ("gloo", DistributedType.MULTI_GPU)
+    os.environ.pop("ACCELERATE_USE_CPU", None)  # of the launcher; accelerate shards nothing where it is set
     os.environ.update(
         ACCELERATE_TORCH_DEVICE="cpu",
         ACCELERATE_USE_FSDP="true",
@@ -281,6 +283,9 @@ def run_sharded_twice(run: Path) -> None:
 
 def main(out: Path) -> None:
     """Everything, in an order that does not matter, but for sharding, after which there is no way back."""
+    hold_out_few(pytest.MonkeyPatch())  # as the tests do, which train on the same corpus
+    leave_figures_blank(pytest.MonkeyPatch())
+    gc.freeze()  # every trainer collects garbage, and would look at all that is imported
     corpus = tiny_corpus()
     rank = int(os.environ["RANK"])
     draws: dict[str, list] = {}

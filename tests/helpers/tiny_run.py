@@ -7,8 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import pytest
 import yaml
+from matplotlib.figure import Figure
 
+from hf_deepwide.data import phrases
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
@@ -108,3 +111,14 @@ def run_script_here(script: Path, *arguments: str) -> None:
     """A script as `python script arguments…` would run it, in this process."""
     with patch.object(sys, "argv", [str(script), *arguments]):
         runpy.run_path(str(script), run_name="__main__")
+
+
+def hold_out_few(patch: pytest.MonkeyPatch) -> None:
+    """Hold out 60 phrases for validation and as many for the test, in place of 500."""
+    patch.setattr(phrases, "HELD_OUT", 60)
+    phrases.build_phrases.cache_clear()
+
+
+def leave_figures_blank(patch: pytest.MonkeyPatch) -> None:
+    """Write files without content in place of figures."""
+    patch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).write_bytes(b""))

@@ -1,9 +1,13 @@
 """Ways to compute the same model: attention back-ends, compilation, half precision; and what it reports of itself."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from model_cases import CASES, build, pair, source, tokens
+from model_cases import CASES, build, config_of, pair, scramble, source, tokens
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_deepwide.models.attention import MultiBranchAttention
 
 EVERY = pytest.mark.parametrize("case", CASES)
 
@@ -51,7 +55,7 @@ def test_flex_attention_agrees():
     "case", ["vanilla", "mat-3", "mat-2-prenorm", "latent-both", "latent-decoder-hard", "lstm", "lstm-two"]
 )
 def test_the_forward_pass_compiles_as_one_graph(case):
-    model = build(case)
+    model = build(case, encoder_layers=1, decoder_layers=2)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
@@ -59,10 +63,9 @@ def test_the_forward_pass_compiles_as_one_graph(case):
             torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("drop_unit", ["branch", "head"])
-def test_training_with_dropping_compiles(drop_unit):
+def test_training_with_dropping_compiles():
     """With a break in the graph at every draw: what is dropped is drawn anew each time, and not compiled in."""
-    model = build("mat-3", drop_branch=0.4, drop_unit=drop_unit, encoder_layers=1, decoder_layers=1).train()
+    model = build("mat-3", drop_branch=0.4, encoder_layers=1, decoder_layers=1).train()
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager")
     losses = set()
@@ -76,6 +79,25 @@ def test_training_with_dropping_compiles(drop_unit):
         torch.testing.assert_close((out.logits, out.loss, got), expected, rtol=1e-4, atol=1e-5)
         losses.add(out.loss.item())
     assert len(losses) == 3
+
+
+def test_attention_that_drops_heads_compiles():
+    """Of a model, only its attentions drop heads; the rest is compiled above."""
+    layer = scramble(MultiBranchAttention(config_of("mat-3", drop_branch=0.4, drop_unit="head"), 2)).train()
+    torch.compiler.reset()
+    compiled, x = torch.compile(layer, backend="eager"), torch.randn(3, 5, 16)
+    found = []
+    for seed in range(3):
+        outputs = []
+        for attention in (layer, compiled):
+            torch.manual_seed(seed)
+            layer.zero_grad()
+            output = attention(x)[0]
+            output.square().sum().backward()
+            outputs.append((output.detach(), {name: p.grad.clone() for name, p in layer.named_parameters()}))
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+        found.append(outputs[1][0])
+    assert not any(torch.equal(one, two) for one, two in pairwise([*found, found[0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -55,9 +55,20 @@ ELSEWHERE = """
 import json, sys
 sys.modules["hf_deepwide"] = None
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
-texts, probe, result = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2])), {}
-for folder in sys.argv[3:]:
+from transformers import (
+    AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+)
+sys.path.insert(0, sys.argv[1])
+from fine_tuning import fine_tune
+texts, probe, tune, load = json.loads(sys.argv[2])
+probe, result = torch.tensor(probe), {}
+for source, target in tune:
+    fine_tune(source, target)
+    if source.endswith("latent_depth"):
+        model = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=True)
+        model.save_pretrained(target + "_mlm")
+        AutoModelForMaskedLM.from_pretrained(target + "_mlm", trust_remote_code=True)
+for folder in load:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
     body = AutoModel.from_pretrained(folder, trust_remote_code=True)
@@ -72,19 +83,6 @@ for folder in sys.argv[3:]:
             "translations": translate(texts, batch_size=2),
         }
 print(json.dumps(result))
-"""
-TUNE = """
-import os, sys
-sys.modules["hf_deepwide"] = None
-from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
-sys.path.insert(0, sys.argv[1])
-from fine_tuning import fine_tune
-for source, target in zip(sys.argv[2::2], sys.argv[3::2]):
-    fine_tune(source, target)
-    if source.endswith("latent_depth"):
-        model = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=True)
-        model.save_pretrained(target + "_mlm")
-        AutoModelForMaskedLM.from_pretrained(target + "_mlm", trust_remote_code=True)
 """
 
 
@@ -141,30 +139,40 @@ def run_elsewhere(modules, code, *arguments):
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    return process.stdout
+    return process.stdout.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
-def elsewhere(shared, tuned, tmp_path_factory):
-    """What such a process makes of the shared folders, and of the fine-tuned ones; one process for all."""
-    folders = [folder / name for folder in (shared, *tuned.values()) for name in FAMILIES]
-    modules = tmp_path_factory.mktemp("modules")
-    result = json.loads(run_elsewhere(modules, ELSEWHERE, json.dumps(TEXTS), json.dumps(PROBE), *folders))
-    return {
-        kind: {name: result[str(folder / name)] for name in FAMILIES}
-        for kind, folder in {"shared": shared, **tuned}.items()
-    }
+def tuned_and_loaded(shared, tmp_path_factory):
+    """Folders of shared models that Transformers' Trainer fine-tuned, and what a process without this package loads.
 
-
-@pytest.fixture(scope="module")
-def tuned(shared, tmp_path_factory):
-    """The shared models fine-tuned by Transformers' Trainer, in a process without this package, and in one with it."""
+    One process, as its start takes most of the time, fine-tunes the models and then loads all; the folders `with` are
+    of this process, which has the package.
+    """
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("without", "with")}
-    pairs = [path / name for name in FAMILIES for path in (shared, folders["without"])]
-    run_elsewhere(tmp_path_factory.mktemp("modules"), TUNE, Path(__file__).parents[1] / "helpers", *pairs)
     for name in FAMILIES:
         fine_tune(shared / name, folders["with"] / name)
-    return folders
+    tune = [(str(shared / name), str(folders["without"] / name)) for name in FAMILIES]
+    load = [str(folder / name) for folder in (shared, *folders.values()) for name in FAMILIES]
+    helpers, modules = Path(__file__).parents[1] / "helpers", tmp_path_factory.mktemp("modules")
+    result = json.loads(run_elsewhere(modules, ELSEWHERE, helpers, json.dumps([TEXTS, PROBE, tune, load])))
+    found = {
+        kind: {name: result[str(folder / name)] for name in FAMILIES}
+        for kind, folder in {"shared": shared, **folders}.items()
+    }
+    return folders, found
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tuned_and_loaded):
+    """What a process without this package makes of the shared folders, and of the fine-tuned ones."""
+    return tuned_and_loaded[1]
+
+
+@pytest.fixture(scope="module")
+def tuned(tuned_and_loaded):
+    """The shared models fine-tuned in a process without this package, and in one with it."""
+    return tuned_and_loaded[0]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tiny_run import tiny_values
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_deepwide import prune
+from hf_deepwide.data import phrases
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.phrases import build_phrases
@@ -63,7 +64,7 @@ def test_scores_are_those_of_each_pair(finished):
     test = results["test"]
     assert set(test) == {"sentences", "average", "pairs"}
     assert list(test["pairs"]) == PAIRS
-    assert test["sentences"] == 1000
+    assert test["sentences"] == 2 * phrases.HELD_OUT
     for pair in PAIRS:
         references = build_phrases(*pair.split("-"), train_size=200)["test"]["target"][:]
         assert test["pairs"][pair] == score(lines(run / f"translations.{pair}.txt"), references)

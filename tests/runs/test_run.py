@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tiny_run import SCRIPT, run_script_here, tiny_recipe, tiny_values, write_recipe
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
+from hf_deepwide.data import phrases
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import check_recipe, load_recipe, read_mark
 from hf_deepwide.runs.run import run_recipe
@@ -22,6 +23,11 @@ from hf_deepwide.training.preemption import Preemption
 from hf_deepwide.training.trainer import TokenBatchTrainer
 
 OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def blank_figures():
+    """Draw figures: a run leaves one behind."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +62,7 @@ def test_what_a_run_leaves_behind(undisturbed):
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     assert results == returned
     assert {"bleu", "chrf", "multi_bleu", "sentences", "signature"} <= results["test"].keys()
-    assert results["test"]["sentences"] == 500
+    assert results["test"]["sentences"] == phrases.HELD_OUT
     assert "version:" in results["test"]["signature"]["bleu"]
     model = AutoModelForSeq2SeqLM.from_pretrained(run)
     assert results["parameters"] == sum(p.numel() for p in model.parameters())
@@ -72,7 +78,7 @@ def test_what_a_run_leaves_behind(undisturbed):
     assert results["recipe"]["training"]["max_tokens"] == 2048
     assert results["machine"]["cores"] >= 1
     assert {"torch", "transformers", "hf_deepwide", "sacrebleu"} <= results["versions"].keys()
-    assert len((run / "translations.txt").read_text(encoding="utf-8").splitlines()) == 500
+    assert len((run / "translations.txt").read_text(encoding="utf-8").splitlines()) == phrases.HELD_OUT
     assert (run / "plots" / "learning_curves.png").stat().st_size > 10_000
 
 

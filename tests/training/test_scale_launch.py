@@ -1,6 +1,5 @@
-"""The configs in `scripts/accelerate`, through accelerate's own launcher."""
+"""The configs in `scripts/accelerate`, through accelerate's launcher. `cpu.yaml` starts test_scale_processes.py."""
 
-import json
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from accelerate.commands import launch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
-from tiny_run import ENVIRONMENT, SCRIPT, tiny_values, write_recipe
+from tiny_run import ENVIRONMENT, SCRIPT
 
 CONFIGS = SCRIPT.parent / "accelerate"
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -80,20 +79,6 @@ def prepare_env(config: str, *options: str):
     """The arguments of torch's launcher, and the environment that it gives the processes."""
     args = launched(config, *options)
     return args, prepare_multi_gpu_env(args)
-
-
-def test_two_processes_train_on_the_processor(tmp_path):
-    """`accelerate launch --cpu --num_processes 2` starts one; so does a config of MULTI_CPU, for want of an MPI."""
-    values = tiny_values(tmp_path / "run", max_steps=4, warmup_steps=1, save_steps=4, eval_steps=4, bf16=False)
-    values["data"]["train_size"] = 200
-    recipe = write_recipe(tmp_path, values)
-    done = subprocess.run(
-        [*LAUNCH, "--config_file", str(CONFIGS / "cpu.yaml"), str(SCRIPT), str(recipe)],
-        env=ENVIRONMENT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
-    assert results["train"]["processes"] == 2
 
 
 def test_nodes_find_each_other(tmp_path):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 from scale_worker import DROPPING, FAMILIES, SENTENCES, STREAMED
-from tiny_run import ENVIRONMENT, tiny_corpus, tiny_recipe
+from tiny_run import ENVIRONMENT, SCRIPT, tiny_corpus, tiny_recipe
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.data.corpora import load_parallel
@@ -23,6 +23,8 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.training.preemption import Interrupted
 from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.replay import replay
+
+CONFIG = SCRIPT.parent / "accelerate" / "cpu.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,13 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> Path:
-    """What two processes have come to."""
+    """What two processes have come to.
+
+    The config starts them: `accelerate launch --cpu --num_processes 2` starts one process, and so does a config of
+    MULTI_CPU, for want of an MPI.
+    """
     out = tmp_path_factory.mktemp("together")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG)]
     paths = [
         str(Path(scale_worker.__file__).parent),
         *filter(None, [os.environ.get("PYTHONPATH")]),
@@ -70,7 +76,7 @@ def flat(value) -> list[float]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_are_one_that_accumulates(family, together, corpus, tmp_path):
-    """After twenty steps of Adam, clipped, with smoothed labels and all terms of the loss; replicated and sharded."""
+    """After ten steps of Adam, clipped, with smoothed labels and all terms of the loss; replicated and sharded."""
     trainer = scale_worker.train_without_dropping(corpus, tmp_path, family, gradient_accumulation_steps=2)
     start = scale_worker.make_trainer(corpus, tmp_path, family, scale_worker.without_dropping(family))
     before, alone = (dict(each.model.named_parameters()) for each in (start, trainer))
