@@ -257,9 +257,10 @@ def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog
         file.write_bytes(file.read_bytes()[:-10])
     recipe = tiny_recipe(run, **OPTIONS)
     told = rf"{best.name}: model\.safetensors is {'missing' if damage == 'remove' else 'damaged'}.* final model"
-    saving = SimpleNamespace(preemption=Preemption(), state=TrainerState(best_model_checkpoint=str(best)))
+    state = TrainerState(best_model_checkpoint=str(best))
+    ending = SimpleNamespace(preemption=Preemption(), state=state, saving=SimpleNamespace(run_id=None))
     with pytest.raises(UserError, match=told):
-        TokenBatchTrainer._load_best_model(saving)
+        TokenBatchTrainer._load_best_model(ending)
     if best.name == "checkpoint-20":  # it is the newest as well: set aside, and the step is made again
         assert run_recipe(recipe)["train"]["weights"] == undisturbed[1]["train"]["weights"]
         return
