@@ -5,6 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -120,5 +121,13 @@ def hold_out_few(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_figures_blank(patch: pytest.MonkeyPatch) -> None:
-    """Write files without content in place of figures."""
-    patch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).write_bytes(b""))
+    """Write files without content in place of figures; what is drawn into memory is drawn."""
+    draw = Figure.savefig
+
+    def savefig(figure: Figure, target: Any, **options: Any) -> None:
+        if isinstance(target, (str, Path)):
+            Path(target).write_bytes(b"")
+        else:
+            draw(figure, target, **options)
+
+    patch.setattr(Figure, "savefig", savefig)
