@@ -35,10 +35,11 @@ def read_translations(results: Path) -> dict[str, list[str]]:
 
 
 def add_record(results: Path, record: Record, translations: dict[str, list[str]]) -> None:
-    """Add a run; both files appear whole, as a report may be reading them."""
+    """Add a run; both files appear whole, as a report may be reading them. With its record a run is done."""
     results.mkdir(parents=True, exist_ok=True)
+    if translations:
+        write_translations(results, read_translations(results) | translations)
     write_records(results, [*read_records(results), record])
-    write_translations(results, read_translations(results) | translations)
 
 
 def write_records(results: Path, records: list[Record]) -> None:

@@ -168,7 +168,7 @@ class Workshop:
         }
         translations = {}
         if not run.stage.name:
-            translations[recipe.name] = read_lines(recipe.output_dir / "translations.txt")
+            translations[recipe.name] = list(read_lines(recipe.output_dir / "translations.txt"))
         if run.system.prune and "test" in results:
             record["pruned"], translations[f"{PRUNED}{recipe.name}"] = score_pruned(recipe)
         self._keep(record, translations)

@@ -320,6 +320,37 @@ systems: {{tiny: {{title: tiny}}}}
 """
 
 
+def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path):
+    """The winner, then what starts from it: each a process that really trains."""
+    folder = write_digits(tmp_path)
+    values = tiny_values(folder / "x", "vanilla_transformer", max_steps=4, warmup_steps=2)
+    values["data"] = {"root": str(folder), "train": "train", "validation": "val", "test": ["one", "two"]}
+    values["tokenizer"] = {"vocab_size": 60}
+    values["evaluation"]["metrics"] = ["multi_bleu", "chrf"]
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(values))
+    search = [{"settings": [{"training.learning_rate": 0.002, "model.dropout": 0.2}]}]
+    wider = {"family": "mat", "attention_branches": 2, "drop_granularity": "sentence", "drop_branch": 0.2}
+    systems = {
+        "plain": {"title": "plain"},
+        "wide": {"title": "wide", "model": wider, "start": "plain", "start_rate": 0.5, "search": [{"settings": [{}]}]},
+    }
+    study = {"recipe": str(folder / "recipe.yaml"), "model": values["model"], "search": search, "seeds": [1]}
+    study |= {"baseline": "plain", "metric": "multi_bleu", "systems": systems}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(study))
+    study, results = load_study(folder / "tiny.yaml"), folder / "results"
+    command.Workshop(study, folder / "runs", results, 2).make(study.systems)
+    plain, wide = records.read_records(results)
+    assert set(plain["test"]["sets"]) == {"one", "two"}
+    assert wide["recipe"]["model"]["init_from"] == str(folder / "runs" / plain["run"])
+    assert (wide["setting"]["training.learning_rate"], wide["setting"]["model.dropout"]) == (0.001, 0.2)
+    assert {run: len(lines) for run, lines in records.read_translations(results).items()} == {
+        plain["run"]: 8,
+        wide["run"]: 8,
+    }
+    assert "| wide |" in (results / pages.TABLE).read_text(encoding="utf-8")
+    assert command.Workshop(study, folder / "runs", results, 1).missing(study.systems) == []
+
+
 def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_path):
     folder = write_digits(tmp_path)
     values = tiny_values(folder / "runs" / "a", "vanilla_transformer", max_steps=4, warmup_steps=2, seed=1)
