@@ -568,17 +568,16 @@ def _upload(
     kind: str | None = None,
 ) -> str:
     """Make the repository if need be and upload the named files in one commit; the repository's URL."""
-    options = {} if kind is None else {"repo_type": kind}
-    sdk = {} if kind is None else {"space_sdk": "gradio"}
+    sdk = "gradio" if kind == "space" else None
     api = HfApi(token=token)
     try:
-        repository = api.create_repo(repo_id, private=private, exist_ok=True, **options, **sdk)
+        repository = api.create_repo(repo_id, private=private, exist_ok=True, repo_type=kind, space_sdk=sdk)
         api.upload_folder(
             repo_id=repository.repo_id,
             folder_path=folder,
             commit_message=commit_message,
             allow_patterns=[glob.escape(name) for name in sorted(names)],
-            **options,
+            repo_type=kind,
         )
     except (OSError, HTTPError) as error:
         raise UserError(f"share: the upload to {repo_id} failed: {one_line(error)}") from error

@@ -553,7 +553,9 @@ def test_upload(hub, runs, tmp_path):
     assert url == "https://huggingface.co/me/mat"
     token, create, upload = hub
     assert token == ("token", "t")
-    assert create == ("create_repo", "me/mat", {"private": True, "exist_ok": True})
+    assert create[:2] == ("create_repo", "me/mat")
+    assert create[2]["private"] is create[2]["exist_ok"] is True
+    assert not create[2]["repo_type"]
     _, repo_id, names, options = upload
     assert (repo_id, options["commit_message"]) == ("me/mat", "First")
     assert NEEDED | {"README.md", "modeling_mat.py", "pipeline_translation.py", "plots/curves.png"} <= names
