@@ -7,6 +7,7 @@ Importing the package registers the families with the Auto classes and with CTra
 from .export import share
 from .exporting.ctranslate2_folder import export_ctranslate2
 from .exporting.ctranslate2_loaders import register_loaders
+from .exporting.onnx_folder import export_onnx
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
@@ -49,6 +50,7 @@ __all__ = [
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
     "export_ctranslate2",
+    "export_onnx",
     "prune",
     "share",
 ]

@@ -23,7 +23,7 @@ COMMANDS = {
     "average": "average the weights of checkpoints",
     "share": "write a folder for the Hugging Face Hub, or upload it",
     "demo": "show a page that translates with models side by side",
-    "export": "write a model for CTranslate2",
+    "export": "write a model for CTranslate2 or ONNX",
     "plot": "draw learning curves, layer utilisation or path weights",
     "replay": "compute a step again whose loss or gradient was not finite",
     "recipes": "list, show or copy the packaged recipes",

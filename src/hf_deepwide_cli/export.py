@@ -1,19 +1,21 @@
-"""Write a model for another engine: CTranslate2.
+"""Write a model for another engine: CTranslate2 or ONNX.
 
     hf-deepwide export runs/multi30k-mat --to ctranslate2 --output exported
     hf-deepwide export runs/multi30k-mat --to ctranslate2 --output exported-int8 --quantization int8
+    hf-deepwide export runs/multi30k-lstm --to onnx --output exported-onnx
 
 The model is a folder or a Hub id. CTranslate2 translates several times as fast as PyTorch, above all in int8 on a
-processor. The folder holds the model, its tokenizer, and a README whose lines translate, without this package.
+processor. It takes most families and refuses the others. ONNX takes all families, as an encoder and a decoder with
+cache.
 
-The result computes what the model computes: scores in float32 are compared before the folder is written. What the
-engine cannot compute is refused.
+The folder holds the model, its tokenizer, and a README whose lines translate, without this package. The result
+computes what the model computes: scores in float32 are compared before the folder is written.
 """
 
 import argparse
 from pathlib import Path
 
-FORMS = ("ctranslate2",)
+FORMS = ("ctranslate2", "onnx")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +23,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a folder or Hub id of a model")
     parser.add_argument("--to", required=True, choices=FORMS, help="the form")
     parser.add_argument("--output", type=Path, required=True, help="folder for the result; it is made")
-    parser.add_argument("--quantization", help="type of the weights, such as int8 or float16; default: float32")
+    parser.add_argument("--quantization", help="of CTranslate2's weights, such as int8 or float16; default: float32")
     parser.add_argument("--language", help="name or index of the posterior, of a latent-depth model with several")
 
 
 def run(args: argparse.Namespace) -> None:
     """Export; print where the result is."""
-    from hf_deepwide import export_ctranslate2
+    from hf_deepwide import export_ctranslate2, export_onnx
+    from hf_deepwide.errors import UserError
 
     options = {} if args.quantization is None else {"quantization": args.quantization}
-    print(export_ctranslate2(args.model, args.output, language=args.language, **options))
+    if args.to == "ctranslate2":
+        print(export_ctranslate2(args.model, args.output, language=args.language, **options))
+    elif options:
+        raise UserError("--quantization is for --to ctranslate2; ONNX is written in float32")
+    else:
+        print(export_onnx(args.model, args.output, language=args.language))

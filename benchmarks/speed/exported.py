@@ -1,0 +1,222 @@
+"""Time exported models beside a Marian that was exported by CTranslate2's own converter.
+
+    python benchmarks/speed/exported.py
+    python benchmarks/speed/exported.py --threads 1 --rounds 9 --output benchmarks/results/speed
+    python benchmarks/speed/exported.py --model runs/mine --source test.de --reference test.en   # BLEU
+
+Models have random weights, 256 wide, with 6 + 6 layers. Systems take turns, and what counts is the median over the
+rounds of a system's time by Marian's float32 in the same round. The end of a sentence is forbidden, so that all
+systems decode 40 tokens. Vanilla is Marian in our classes: the two engines differ in nothing but the converter. A MAT
+with three branches stands between a vanilla model of its width, which has a third of its heads, and a vanilla model of
+as many heads, which is three times as wide.
+
+With `--model` a trained checkpoint translates a text by `generate`, and by its export in float32 and in int8.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import torch
+from harness import against, machine, take_turns, write_text
+from sacrebleu.metrics import BLEU
+from tasks import NEW_TOKENS, SOURCE
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+import hf_deepwide
+from hf_deepwide import MATConfig, VanillaTransformerConfig
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.exporting.ctranslate2_spec import vocabulary
+
+VOCABULARY, POSITIONS = 10_000, 256
+SIZE = {
+    "d_model": 256, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS, "activation_function": "relu", "scale_embedding": True, "bos_token_id": 0,
+    "eos_token_id": 2,
+}  # fmt: skip
+OURS = SIZE | {"pad_token_id": 1, "decoder_start_token_id": 2, "position_embedding_type": "marian"}
+HEADS_OF_MAT = {"d_model": 768, "encoder_attention_heads": 12, "decoder_attention_heads": 12}
+LAST = VOCABULARY - 1  # Marian's padding, which its converter takes for the last entry
+SETTINGS = ((1, 1), (1, 5), (32, 1), (32, 5))  # sentences, beams
+YARDSTICK = "Marian, float32"
+
+
+def tokenizer_of(pad: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of as many words as the models have embeddings."""
+    special = {0: "<s>", pad: "<pad>", 2: "</s>", 3: "<unk>"}
+    words = {special.get(i, f"word{i}"): i for i in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+
+
+def export_systems(folder: Path) -> dict[str, tuple[Path, list[str]]]:
+    """Export each system in float32 and int8: the folder of its engine, and its vocabulary."""
+    set_seed(0)
+    marian = MarianMTModel(MarianConfig(**SIZE, pad_token_id=LAST, decoder_start_token_id=LAST))
+    marian.save_pretrained(folder / "marian")
+    tokenizer_of(LAST).save_pretrained(folder / "marian")
+    converter = ctranslate2.converters.TransformersConverter(str(folder / "marian"))
+    ours = {
+        "vanilla": hf_deepwide.VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**OURS)),
+        "MAT, 3 branches": hf_deepwide.MATForConditionalGeneration(MATConfig(**OURS, attention_branches=3)),
+        "vanilla of MAT's heads": hf_deepwide.VanillaTransformerForConditionalGeneration(
+            VanillaTransformerConfig(**OURS | HEADS_OF_MAT)
+        ),
+    }
+    systems = {}
+    for quantization in ("float32", "int8"):
+        place = folder / f"marian-{quantization}"
+        converter.convert(str(place), quantization=quantization)
+        systems[f"Marian, {quantization}"] = place, vocabulary(tokenizer_of(LAST), LAST)
+        for name, model in ours.items():
+            place = folder / f"{name}-{quantization}"
+            hf_deepwide.export_ctranslate2(model, place, quantization=quantization, tokenizer=tokenizer_of(1))
+            systems[f"{name}, {quantization}"] = place, vocabulary(tokenizer_of(1), VOCABULARY)
+    return systems
+
+
+def step_of(place: Path, words: list[str], sentences: int, beams: int, threads: int) -> Callable[[], object]:
+    """A function that translates the same sources each time."""
+    engine = ctranslate2.Translator(str(place), intra_threads=threads)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, VOCABULARY - 1, (sentences, SOURCE), generator=generator)
+    sources = [[*(words[i] for i in row), "</s>"] for row in ids.tolist()]
+    lengths = {"min_decoding_length": NEW_TOKENS, "max_decoding_length": NEW_TOKENS}
+    return lambda: engine.translate_batch(sources, beam_size=beams, **lengths)
+
+
+def compare_speed(threads: int, rounds: int) -> dict:
+    """Time by Marian's of every system, in every setting."""
+    report: dict[str, Any] = {
+        **machine("cpu"),
+        "threads": threads,
+        "rounds": rounds,
+        "ctranslate2": ctranslate2.__version__,
+        "time": {},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        systems = export_systems(Path(folder))
+        for sentences, beams in SETTINGS:
+            steps = {name: step_of(*place, sentences, beams, threads) for name, place in systems.items()}
+            measured = against(take_turns(steps, rounds), YARDSTICK)
+            report["time"][f"{sentences} × {beams}"] = {name: round(each.ratio, 3) for name, each in measured.items()}
+            print(sentences, beams, report["time"][f"{sentences} × {beams}"], flush=True)
+    return report
+
+
+def speed_table(report: dict) -> str:
+    """The report as Markdown."""
+    settings = list(report["time"])
+    lines = [
+        "# Does an exported model run as fast as a Marian that was exported in the same way?",
+        "",
+        f"Time by that of {YARDSTICK}: medians of {report['rounds']} interleaved rounds. Columns: sentences × beams. "
+        f"{report['machine']}, {report['threads']} threads, CTranslate2 {report['ctranslate2']}.",
+        "",
+        f"| system | {' | '.join(settings)} |",
+        "|---" * (1 + len(settings)) + "|",
+    ]
+    for name in report["time"][settings[0]]:
+        lines.append(f"| {name} | {' | '.join(format(report['time'][each][name], '.2f') for each in settings)} |")
+    return "\n".join(lines) + "\n"
+
+
+def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, threads: int) -> dict:
+    """BLEU and seconds of `generate` and of both exports on one text."""
+    texts, references = (path.read_text(encoding="utf-8").splitlines() for path in (source, reference))
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval(),
+        AutoTokenizer.from_pretrained(checkpoint),
+    )
+    longest = model.config.max_position_embeddings
+    ids = [tokenizer(text, truncation=True, max_length=longest)["input_ids"] for text in texts]
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    limit = min(2 * max(map(len, ids)) + 20, longest - 1)
+
+    def by_generate() -> list[str]:
+        found = [""] * len(ids)
+        for start in range(0, len(order), 32):
+            rows = order[start : start + 32]
+            batch = tokenizer.pad({"input_ids": [ids[i] for i in rows]}, return_tensors="pt")
+            options = {"num_beams": beams, "early_stopping": True if beams > 1 else None, "max_length": limit + 1}
+            output = model.generate(**batch, **options)
+            for i, text in zip(rows, tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
+                found[i] = text
+        return found
+
+    def by_engine(place: str) -> list[str]:
+        engine = ctranslate2.Translator(place, intra_threads=threads)
+        sources = [tokenizer.convert_ids_to_tokens(row) for row in ids]
+        lengths = {"min_decoding_length": 0, "max_decoding_length": limit, "max_input_length": longest}
+        results = engine.translate_batch(sources, beam_size=beams, max_batch_size=32, **lengths)
+        tokens = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+        return tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+    report = {}
+    with tempfile.TemporaryDirectory() as folder:
+        systems: dict[str, Callable[[], list[str]]] = {"generate": by_generate}
+        for quantization in ("float32", "int8"):
+            place = hf_deepwide.export_ctranslate2(checkpoint, Path(folder) / quantization, quantization=quantization)
+            systems[f"CTranslate2, {quantization}"] = lambda place=place: by_engine(place)
+        first = None
+        for name, translate in systems.items():
+            begin = time.perf_counter()
+            found = translate()
+            seconds = time.perf_counter() - begin
+            first = found if first is None else first
+            same = sum(one == other for one, other in zip(found, first, strict=True))
+            bleu = BLEU().corpus_score(found, [references]).score
+            report[name] = {
+                "BLEU": round(bleu, 2),
+                "same": same / len(texts),
+                "seconds": round(seconds, 2),
+            }
+            print(name, report[name], flush=True)
+    return report
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each system that count")
+    parser.add_argument("--output", type=Path, help="folder for exported.json and exported.md, or exported_bleu.json")
+    parser.add_argument("--model", type=Path, help="a trained checkpoint: compare BLEU on a text")
+    parser.add_argument("--source", type=Path, help="the text, a sentence a line")
+    parser.add_argument("--reference", type=Path, help="its translation")
+    parser.add_argument("--beams", type=int, default=5, help="of --model's search")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.model is None:
+        report = compare_speed(args.threads, args.rounds)
+        print(speed_table(report))
+    elif args.source is None or args.reference is None:
+        raise UserError("--model needs --source and --reference, two files of as many lines")
+    else:
+        report = compare_bleu(args.model, args.source, args.reference, args.beams, args.threads)
+    if args.output:
+        name = "exported" if args.model is None else "exported_bleu"
+        write_text(args.output / f"{name}.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        if args.model is None:
+            write_text(args.output / "exported.md", speed_table(report))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,245 @@
+"""Export to ONNX, which onnxruntime and other engines run: all families, encoder and decoder with cache.
+
+    export_onnx("runs/mat", "exported")
+
+`encoder.onnx` computes, of source tokens, the keys and values of every cross-attention: once a sentence.
+`decoder.onnx` takes one token of each sentence, these keys and values, and those of the tokens before it. It gives the
+logits of the next token, and the keys and values with the new token's.
+"""
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from ..durable import check_output, saving, whole_folder
+from .opening import open_model, require
+
+logger = logging.getLogger(__name__)
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+SENTENCES, SOURCE, PAST = 3, 5, 4  # sizes of the inputs that are traced; the graphs serve all sizes
+MOST_SENTENCES = 2**20
+TOLERANCE = 1e-3  # of a logit, relative to the largest or to 1
+
+
+class EncoderGraph(nn.Module):
+    """Source tokens `[B, S]` and their mask to the keys and values of all cross-attentions, `[B, heads, S, width]`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Encode, and let the decoder fill its cache; what else the decoder computes is cut from the graph."""
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        start = torch.full_like(input_ids[:, :1], self.model.config.decoder_start_token_id)
+        self.model(input_ids, attention_mask, decoder_input_ids=start, past_key_values=cache, use_cache=True)
+        return tensors_of(cache.cross_attention_cache)
+
+
+class DecoderGraph(nn.Module):
+    """One target token of each sentence `[B, 1]` to logits `[B, V]`, and to the keys and values with the new ones."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        past: tuple[torch.Tensor, ...],
+        cross: tuple[torch.Tensor, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        """`past` and `cross` hold a key and a value of each layer; `attention_mask` is the source's."""
+        cache = EncoderDecoderCache(cache_of(past), cache_of(cross))
+        states = cross[0].new_zeros(*attention_mask.shape, self.model.config.d_model)  # nothing reads them again
+        output = self.model(
+            encoder_outputs=BaseModelOutput(states), attention_mask=attention_mask, decoder_input_ids=input_ids,
+            past_key_values=cache, use_cache=True,
+        )  # fmt: skip
+        return output.logits[:, -1], *tensors_of(cache.self_attention_cache)
+
+
+def cache_of(tensors: tuple[torch.Tensor, ...]) -> DynamicCache:
+    """A cache of the key and value of each layer."""
+    cache = DynamicCache()
+    for layer in range(len(tensors) // 2):
+        cache.update(tensors[2 * layer], tensors[2 * layer + 1], layer)
+    return cache
+
+
+def tensors_of(cache: DynamicCache) -> tuple[torch.Tensor, ...]:
+    """The key and value of each layer of a cache."""
+    return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+
+
+def export_onnx(
+    model: str | os.PathLike | PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    language: int | str | None = None,
+) -> str:
+    """Write a folder with a model in ONNX, in float32: its encoder, its decoder with cache, and its tokenizer.
+
+    The folder's README holds lines that translate with onnxruntime, and without this package. Before the folder gets
+    its name, onnxruntime and the model decode random sentences, and their logits are compared.
+
+    Args:
+        model: a folder, a Hub id, or a loaded model of one of our families. It is not changed.
+        folder: where to write; new or empty.
+        tokenizer: None: the one beside the model; required for a loaded model.
+        language: name or index of the posterior of a latent-depth model that has several: each is a folder of its own.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: a package is not installed; the folder is in use; and what loading a model can raise.
+        RuntimeError: the graphs compute something else; nothing is left in `folder` then.
+    """
+    require("onnx", "onnx", "onnxscript", "onnxruntime")
+    target = Path(folder)
+    check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
+    opened = open_model(model, tokenizer, language)
+    plain = copy.deepcopy(opened.model).to("cpu", torch.float32).eval()
+    plain.set_attn_implementation("sdpa")
+    with saving(target), whole_folder(target) as draft:
+        write_graphs(plain, draft)
+        difference = check_logits(plain, draft)
+        opened.tokenizer.save_pretrained(draft)
+        (draft / "README.md").write_text(readme(plain, opened.tokenizer), encoding="utf-8")
+    logger.info("%s: its logits differ from the model's by up to %.2g", target, difference)
+    return str(target)
+
+
+@torch.no_grad()
+def write_graphs(model: PreTrainedModel, folder: Path) -> None:
+    """Trace and write the encoder and the decoder of a model in evaluation mode."""
+    config = model.config
+    source = {0: Dim("batch", max=MOST_SENTENCES), 1: Dim("source", max=config.max_position_embeddings)}
+    cached = {0: source[0], 2: source[1]}
+    past_shape = {0: source[0], 2: Dim("past", max=config.max_position_embeddings - 1)}
+    ids = torch.full((SENTENCES, SOURCE), config.decoder_start_token_id)
+    mask = torch.ones_like(ids)
+    cross = EncoderGraph(model)(ids, mask)
+    past = tuple(tensor[:, :, :PAST] for tensor in cross)
+    names = [f"{layer}.{part}" for layer in range(len(cross) // 2) for part in ("key", "value")]
+    inputs = [f"{kind}.{name}" for kind in ("past", "cross") for name in names]
+    with _quietly():
+        encoder: Any = torch.onnx.export(
+            EncoderGraph(model).eval(),
+            (ids, mask),
+            dynamo=True,
+            verbose=False,
+            input_names=["input_ids", "attention_mask"],
+            output_names=[f"cross.{name}" for name in names],
+            dynamic_shapes=(source, source),
+        )
+        encoder.save(folder / ENCODER)
+        decoder: Any = torch.onnx.export(
+            DecoderGraph(model).eval(),
+            (ids[:, :1], mask, past, cross),
+            dynamo=True,
+            verbose=False,
+            input_names=["input_ids", "attention_mask", *inputs],
+            output_names=["logits", *(f"present.{name}" for name in names)],
+            dynamic_shapes=({0: source[0]}, source, (past_shape,) * len(past), (cached,) * len(cross)),
+        )
+        decoder.save(folder / DECODER)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the exporter's remarks on packages that it does not need to itself."""
+    remarks = logging.getLogger("torch.onnx")
+    level = remarks.level
+    remarks.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        remarks.setLevel(level)
+
+
+@torch.no_grad()
+def check_logits(model: PreTrainedModel, folder: Path) -> float:
+    """Decode three tokens of random sentences by the graphs; the largest difference from the model's logits."""
+    import onnxruntime
+
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    longest = min(9, config.max_position_embeddings)
+    ids = torch.randint(config.vocab_size, (2, longest), generator=generator)
+    target = torch.randint(config.decoder_vocab_size, (2, min(3, longest)), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 1:] = 0
+    expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
+    encoder, decoder = (onnxruntime.InferenceSession(folder / name) for name in (ENCODER, DECODER))
+    cross = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
+    past = [tensor[:, :, :0] for tensor in cross]
+    names = [node.name for node in decoder.get_inputs()]
+    worst = 0.0
+    for step in range(target.shape[1]):
+        inputs = [target[:, step : step + 1].numpy(), mask.numpy(), *past, *cross]
+        logits, *past = decoder.run(None, dict(zip(names, inputs, strict=True)))
+        worst = max(worst, (torch.from_numpy(logits) - expected[:, step]).abs().max().item())
+    if not worst <= TOLERANCE * max(1.0, expected.abs().max().item()):
+        raise RuntimeError(
+            f"the ONNX graphs do not compute the model's function: logits differ by up to {worst:.2g}; please report "
+            "this"
+        )
+    return worst
+
+
+def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The folder's README: lines of Python that translate greedily with onnxruntime."""
+    config, settings = model.config, model.generation_config
+    pairs = getattr(config, "translation_pairs", None) or {"": {}}
+    (pair, marks), *_ = pairs.items()
+    told = f"These lines translate {pair}; the pairs are {', '.join(pairs)}. " if pair else ""
+    start = marks.get("decoder_start_token_id", config.decoder_start_token_id)
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
+    text = f"{marks.get('tag', '')}One sentence each, in the source language."
+    forced = settings.forced_bos_token_id
+    first = "" if forced is None else f"    best = np.full_like(best, {forced}) if step == 0 else best\n"
+    code = f"""import numpy as np
+import onnxruntime
+from transformers import AutoTokenizer
+
+texts = [{text!r}]
+encoder, decoder = (onnxruntime.InferenceSession(name) for name in ("{ENCODER}", "{DECODER}"))
+batch = AutoTokenizer.from_pretrained(".")(texts, padding=True, return_tensors="np")
+source, mask = batch["input_ids"], batch["attention_mask"]
+cross = encoder.run(None, {{"input_ids": source, "attention_mask": mask}})
+past, tokens = [tensor[:, :, :0] for tensor in cross], np.full((len(texts), 1), {start})
+for step in range({min(longest, config.max_position_embeddings - 1)}):
+    inputs = [tokens[:, -1:], mask, *past, *cross]
+    logits, *past = decoder.run(None, {{node.name: x for node, x in zip(decoder.get_inputs(), inputs)}})
+    best = logits.argmax(-1)
+{first}    ended = np.isin(tokens[:, 1:], {ends}).any(1)
+    if ended.all():
+        break
+    tokens = np.concatenate([tokens, np.where(ended, {config.pad_token_id}, best)[:, None]], axis=1)
+print(*AutoTokenizer.from_pretrained(".").batch_decode(tokens, skip_special_tokens=True), sep="\\n")
+"""
+    return (
+        "# A translation model in ONNX\n\n"
+        f"A `{config.model_type}`, exported by hf_deepwide. It needs `pip install onnxruntime transformers`. "
+        f"{told}\n\n"
+        f"```python\n{code}```\n"
+    )

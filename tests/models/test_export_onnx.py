@@ -1,0 +1,82 @@
+"""ONNX: onnxruntime decodes what `generate` decodes, with a cache, in batches of any size and length."""
+
+import re
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from model_cases import build, source
+
+import hf_deepwide
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
+from hf_deepwide.exporting import onnx_folder
+
+TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
+SMALL = {"encoder_layers": 1, "decoder_layers": 1}
+CASES = {
+    "branches": ("mat-2-prenorm", SMALL),
+    "normalised paths": ("multipath-3-more", SMALL),
+    "lstm": ("lstm-two", SMALL),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS * 3, TokenizerArguments(vocab_size=36))
+
+
+def greedy(folder, batch, start, steps):
+    """Tokens `[B, 1 + steps]` by the graphs in a folder."""
+    encoder, decoder = (onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx") for name in ("encoder", "decoder"))
+    mask = batch["attention_mask"].numpy()
+    cross = encoder.run(None, {"input_ids": batch["input_ids"].numpy(), "attention_mask": mask})
+    past, tokens = [tensor[:, :, :0] for tensor in cross], torch.full((len(mask), 1), start)
+    for step in range(steps):
+        inputs = [tokens[:, -1:].numpy(), mask, *past, *cross]
+        names = [node.name for node in decoder.get_inputs()]
+        logits, *past = decoder.run(None, dict(zip(names, inputs, strict=True)))
+        assert past[0].shape[2] == step + 1
+        tokens = torch.cat([tokens, torch.from_numpy(logits).argmax(-1, keepdim=True)], dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeypatch, capsys):
+    name, fields = CASES[case]
+    model = build(name, **fields)
+    model.generation_config.update(max_length=9)
+    folder = hf_deepwide.export_onnx(model, tmp_path / "out", tokenizer=tokenizer)
+    for lengths in ((7, 4, 5), (3,), (9, 2, 4, 1)):
+        batch = source(lengths)
+        found = model.generate(**batch, max_new_tokens=8)
+        assert torch.equal(greedy(folder, batch, 2, 8), found)
+
+    code = re.search(r"```python\n(.*?)```", (Path(folder) / "README.md").read_text(), re.DOTALL)[1]
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    exec(compile(code, "README.md", "exec"), {})
+    text = tokenizer("One sentence each, in the source language.", return_tensors="pt")
+    ids = model.generate(**text, eos_token_id=2)
+    assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+
+
+def test_graphs_that_compute_something_else_are_noticed(tokenizer, tmp_path, monkeypatch):
+    write = onnx_folder.write_graphs
+    monkeypatch.setattr(
+        onnx_folder, "write_graphs", lambda model, folder: (write(model, folder), model.lm_head.weight.data.mul_(2))
+    )
+    model = build("vanilla", **SMALL)
+    before = model.lm_head.weight.clone()
+    with pytest.raises(RuntimeError, match="do not compute"):
+        hf_deepwide.export_onnx(model, tmp_path / "out", tokenizer=tokenizer)
+    assert torch.equal(model.lm_head.weight, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_one_line(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match=r"onnxscript.*hf_deepwide\[onnx\]"):
+        hf_deepwide.export_onnx(build("vanilla"), tmp_path / "out", tokenizer=tokenizer)
