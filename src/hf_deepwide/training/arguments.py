@@ -137,6 +137,12 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
     remove_unused_columns: bool = _default("remove_unused_columns", False)
     restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of this process; processors have no number, with which Transformers 5.17 cannot resume."""
+        device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
+
     def __post_init__(self) -> None:
         """Check numbers, fill in what is left to us, leave the rest to the parent, and see that all of it agrees."""
         check_numbers(self, RANGES)  # first, as the parent computes with them, and opens the files
