@@ -69,6 +69,17 @@ QUESTIONS = {
         "vanilla",
         (Training(), Training("bfloat16"), *DECODING),
     ),
+    "decoding": Question(
+        "How fast is `generate`, beside Hugging Face's Marian of the same size, and with branches?",
+        {
+            "Marian": MarianConfig(**DEEP, forced_eos_token_id=None),
+            "vanilla": VanillaTransformerConfig(**DEEP),
+            "MAT, 3 branches": MATConfig(**DEEP, attention_branches=3, drop_branch=0.0),
+            "vanilla, as many heads as 3 branches": VanillaTransformerConfig(**size(6, 768, 12, 1024)),
+        },
+        "Marian",
+        DECODING,
+    ),
     "multipath": Question(
         "Are paths as fast as depth at equal parameters? (Lin et al. 2023, Figure 8)",
         {

@@ -1,5 +1,8 @@
 """`generate` by the decoder's twin gives what the decoder itself gives, and only where it does."""
 
+from contextlib import nullcontext
+from types import MethodType
+
 import model_cases
 import pytest
 import torch
@@ -184,13 +187,28 @@ def test_low_rank_adapters_are_in_force(caches):
     assert_same(after, during)
 
 
-def test_autocast_holds_in_the_twin(caches, monkeypatch):
-    model = model_cases.build("mat-3")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+@pytest.mark.parametrize("around", ["generate", "each call of the model"])
+def test_autocast_holds_in_the_twin(around, caches, monkeypatch):
+    """Around `generate`, or around the model's forward alone, as Accelerate puts it for a Trainer."""
+    model, autocast = model_cases.build("mat-3"), torch.autocast("cpu", dtype=torch.bfloat16)
+    if around != "generate":
+        model._original_forward, autocast = model.forward, nullcontext()
+        model.forward = MethodType(torch.autocast("cpu", dtype=torch.bfloat16)(model.forward.__func__), model)
+    with autocast:
         got = generate(model)
         monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
         expected = generate(model)
     assert caches[0].decoder.layers[0].self_attn.keys.dtype == torch.bfloat16
+    assert (got.scores[0] - expected.scores[0]).nan_to_num(0, 0, 0).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_decodes_in_it(dtype, caches, monkeypatch):
+    model = model_cases.build("mat-3").to(dtype)
+    got = generate(model, num_beams=2)
+    assert caches[0].decoder.layers[0].encoder_attn.keys.dtype == dtype
+    monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+    expected = generate(model, num_beams=2)
     assert (got.scores[0] - expected.scores[0]).nan_to_num(0, 0, 0).abs().max() < 0.2
 
 

@@ -66,8 +66,8 @@ class CrossAttentionStep:
     def __init__(self, attention: nn.Module, dtype: torch.dtype | None) -> None:
         """Take the weights of a `MultiBranchAttention`."""
         self.head_dim = attention.head_dim
-        self.key_and_value = joint_product(attention, ["k_proj", "v_proj"], dtype)
         self.project = joint_product(attention, ["q_proj"], dtype)
+        self.project_source = attention.k_proj, attention.v_proj  # used once, for all tokens of the source
         self.merge = output_product(attention, dtype)
         self.keys: torch.Tensor | None = None  # [B, heads, S, H]
         self.values: torch.Tensor | None = None
@@ -86,8 +86,8 @@ class CrossAttentionStep:
             kwargs: not used.
         """
         if self.keys is None:
-            projected = self.key_and_value(memory).unflatten(-1, (2, -1, self.head_dim))  # [B, S, 2, heads, H]
-            self.keys, self.values = (half.transpose(1, 2).contiguous() for half in projected.unbind(2))
+            projected = (project(memory).unflatten(-1, (-1, self.head_dim)) for project in self.project_source)
+            self.keys, self.values = (states.transpose(1, 2).contiguous() for states in projected)
         rows, (sentences, heads) = len(hidden_states), self.keys.shape[:2]
         query = self.project(hidden_states).view(sentences, -1, heads, self.head_dim).transpose(1, 2)
         query = query.reshape(sentences * heads, -1, self.head_dim)  # [B * heads, beams, H]
@@ -111,7 +111,9 @@ def attend(
         mask: additive, `[sentences * heads, 1, S]`, or None.
     """
     if query.device.type != "cpu":
-        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+        states = query[None], key[None], value[None]  # fast kernels want sentences before heads
+        bias = None if mask is None else mask[None]
+        return nn.functional.scaled_dot_product_attention(*states, attn_mask=bias, scale=1.0)[0]
     transposed = key.transpose(1, 2)
     scores = torch.bmm(query, transposed) if mask is None else torch.baddbmm(mask, query, transposed)
     if scores.dtype in (torch.float32, torch.float64):

@@ -47,17 +47,21 @@ class DecodingCache(EncoderDecoderCache):
             inputs: further arguments of the decoder's layers.
         """
         super().__init__(DynamicCache(), DynamicCache())
-        self.rows, self.length = rows, 0
-        dtype = torch.get_autocast_dtype(memory.device.type) if torch.is_autocast_enabled(memory.device.type) else None
-        twins = Twins(dtype)
-        self.decoder = twins.of(model.model.decoder)
-        self.inputs = {name: twins.of_all(value) for name, value in (model.model.decoder_inputs() | inputs).items()}
-        self.head = twins.of(model.lm_head)
-        self.memory, self.mask = memory, None
+        self.model, self.memory, self.rows, self.inputs = model, memory, rows, inputs
+        self.decoder = self.head = None
+        self.length = 0
+        self.mask = None
         if mask is not None and not mask.all():
             lowest = torch.finfo(memory.dtype).min
             self.mask = torch.zeros_like(mask, dtype=memory.dtype).masked_fill(mask == 0, lowest)[:, None, None]
-        self.device = memory.device
+
+    def begin(self) -> None:
+        """Make the twins: when the first token is read, since autocast may be around each step alone."""
+        device = self.memory.device.type
+        twins = Twins(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+        self.decoder, self.head = twins.of(self.model.model.decoder), twins.of(self.model.lm_head)
+        inputs = self.model.model.decoder_inputs() | self.inputs
+        self.inputs = {name: twins.of_all(value) for name, value in inputs.items()}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens of a row have been read."""
@@ -70,8 +74,10 @@ class DecodingCache(EncoderDecoderCache):
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Read tokens `[rows, T]`; logits `[rows, T, V]` of what follows each."""
+        if self.decoder is None:
+            self.begin()
         steps = []
-        for ids in input_ids.to(self.device).split(1, dim=1):
+        for ids in input_ids.to(self.memory.device).split(1, dim=1):
             steps.append(self.decoder.step(ids, self.length, self.memory, self.mask, **self.inputs))
             self.length += 1
         return self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
@@ -177,9 +183,11 @@ def is_plain(model: nn.Module) -> bool:
     plain_call = (
         getattr(model.prepare_inputs_for_generation, "__func__", None) is type(model).prepare_inputs_for_generation
     )
-    if not plain_call or torch.compiler.is_compiling():
+    if not plain_call or model._compiled_call_impl is not None or torch.compiler.is_compiling():
         return False
-    modules = [model, model.model, model.lm_head, *model.model.decoder.modules()]
+    if "forward" in vars(model) and not hasattr(model, "_original_forward"):  # Accelerate's autocast is welcome
+        return False
+    modules = [model.model, model.lm_head, *model.model.decoder.modules()]
     parameters = [*model.lm_head.parameters(), *model.model.decoder.parameters()]
     return all(map(is_as_made, modules)) and all(
         type(p) is nn.Parameter and p.device == parameters[0].device and p.dtype == parameters[0].dtype
