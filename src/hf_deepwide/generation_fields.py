@@ -21,7 +21,6 @@ IDS = (
     "force_words_ids",
     "sequence_bias",
 )
-ENDS = ("decoder_start_token_id", "eos_token_id")
 COUNTS = {  # the smallest and the largest that are accepted
     "max_length": (1, math.inf),
     "max_new_tokens": (1, math.inf),
@@ -82,6 +81,8 @@ def check_fields(fields: dict[str, Any], vocabulary: float = math.inf) -> None:
     Raises:
         ValueError: a field is of another type, out of range, or names a token outside the vocabulary.
     """
+    if fields.get("eos_token_id") == []:
+        _refuse("eos_token_id", [], "an id, or several")
     for field in IDS:
         for index in _ids(field, fields.get(field)):
             if type(index) is not int or not 0 <= index < vocabulary:
@@ -111,16 +112,15 @@ def check_generation(model: PreTrainedModel) -> list[str]:
         What was brought down, for warnings.
 
     Raises:
-        ValueError: as `check_fields`; or a token that begins or ends a sentence is missing, and the config has one.
+        ValueError: as `check_fields`; or the token that begins a sentence is missing, and the config has one.
     """
     if not model.can_generate() or getattr(model, "generation_config", None) is None:
         return []
     head = model.get_output_embeddings()
     check_fields(vars(model.generation_config), model.config.vocab_size if head is None else len(head.weight))
-    for field in ENDS:  # without the token, `generate` would begin with another token, or never end
-        ours, theirs = getattr(model.config, field, None), getattr(model.generation_config, field, None)
-        if theirs in (None, []) and ours is not None:
-            _refuse(field, theirs, f"the id in the config, {ours}")
+    start = getattr(model.config, "decoder_start_token_id", None)
+    if model.generation_config.decoder_start_token_id is None and start is not None:
+        _refuse("decoder_start_token_id", None, f"the id in the config, {start}")  # else `generate` takes `<s>`
     return list(_fit(model.generation_config, getattr(model.config, "max_position_embeddings", None)))
 
 

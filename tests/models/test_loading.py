@@ -303,7 +303,6 @@ def test_deeply_nested_files_are_refused(file, checkpoint):
         ("eos_token_id", [2, 10**9]),
         ("eos_token_id", {"id": 2}),
         ("eos_token_id", []),
-        ("eos_token_id", None),
         ("decoder_start_token_id", None),
         ("pad_token_id", True),
         ("suppress_tokens", [5, 99999]),

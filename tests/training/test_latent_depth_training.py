@@ -210,7 +210,8 @@ def started(corpus, tmp_path, monkeypatch):
     constant_noise(monkeypatch)
     warnings = []
     monkeypatch.setattr(modeling_latent_depth.logger, "warning_once", warnings.append)
-    trainer = build_trainer(corpus, tmp_path / "ours", model=SCHEDULES, gradient_accumulation_steps=2, max_steps=6)
+    options = {"gradient_accumulation_steps": 2, "max_steps": 6, "pad_to_multiple_of": 8}  # 8: twelve batches an epoch
+    trainer = build_trainer(corpus, tmp_path / "ours", model=SCHEDULES, **options)
     return trainer, first_batches(trainer, 12)[0], warnings
 
 
