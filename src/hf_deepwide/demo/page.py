@@ -57,11 +57,16 @@ def serve(models: Sequence[str | os.PathLike], host: str | None = None, port: in
     Raises:
         UserError: Gradio is not installed, a model cannot be loaded, or the port is taken.
     """
-    logging.getLogger(translate.__name__).setLevel(logging.WARNING)  # it counts the sentences of each request
-    page = build_page(models)
-    url = launch(page, host, port)
-    print(f"{url} shows the page; Ctrl+C ends it", flush=True)
-    page.block_thread()
+    counts = logging.getLogger(translate.__name__)
+    level = counts.level
+    counts.setLevel(logging.WARNING)  # it counts the sentences of each request
+    try:
+        page = build_page(models)
+        url = launch(page, host, port)
+        print(f"{url} shows the page; Ctrl+C ends it", flush=True)
+        page.block_thread()
+    finally:
+        counts.setLevel(level)
 
 
 def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
