@@ -187,6 +187,8 @@ class Workshop:
         seed, (system, *_) = earlier["recipe"]["training"]["seed"], self.study.systems
         run = Run(system, self.study.stages(system)[-1], {}, seed)
         recipe = recipe_of(self.study, system, run.stage, run.setting, seed, folder.parent)
+        if "pad_to_multiple_of" in recipe.values["training"]:  # what it was, whether or not its recipe said so
+            earlier["recipe"]["training"].setdefault("pad_to_multiple_of", earlier.get("padding", 8))
         apart = {"data.test", "data.root", "training.output_dir", "training.disable_tqdm"}
         changes = [
             change for change in differences(earlier["recipe"], recipe.values) if change.partition(":")[0] not in apart
