@@ -65,6 +65,7 @@ COPIED = (
     "eos_token_id",
     "decoder_start_token_id",
 )
+JOINTS = ("residual", "layer_aggregation")  # fields of a vanilla config that say how layers are joined
 RENAMED = (
     (r"\.(fc[12])\.", r".feed_forward.\1."),
     (r"\.embed_positions\.", ".embeddings.positions."),
@@ -132,6 +133,7 @@ def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensor
         if bias is not None and (config.model_type == "marian" or bias.any()):
             tensors["lm_head.bias"] = bias[0]
     else:
+        _check_joints(name, config)
         fields = {field: getattr(config, field) for field in own_fields(DeepWideConfig)}
     encoder, decoder = model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight
     fields |= {
@@ -191,6 +193,20 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
         raise UserError(f"cannot start from {name}: it is a decoder alone, and translation needs an encoder, too")
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(f"cannot start from {name}: its weights are quantised; give the checkpoint it was made from")
+
+
+def _check_joints(name: str, config: DeepWideConfig) -> None:
+    """Refuse a model of ours whose sub-layers or layers are joined in another way than by addition.
+
+    Its weights can fit a plain Transformer, and would make another function there.
+    """
+    plain = {field: getattr(VanillaTransformerConfig, field) for field in JOINTS}
+    for field, value in plain.items():
+        if (have := getattr(config, field, value)) != value:
+            raise UserError(
+                f"cannot start from {name}: its `{field}` is {quote(have)}, and a base has {quote(value)}: layers "
+                "that are joined by addition"
+            )
 
 
 def _check_tensors(name: str, config: VanillaTransformerConfig, tensors: Tensors) -> None:

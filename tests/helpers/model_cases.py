@@ -42,6 +42,8 @@ CASES = {
         {"normalize_before": True, "position_embedding_type": "learned", "layernorm_embedding": True},
     ),
     "vanilla-rezero": Case("vanilla_transformer", {"residual": "rezero"}),
+    "vanilla-deepnorm": Case("vanilla_transformer", {"residual": "deepnorm", "attention_branches": 2}),
+    "vanilla-b2t": Case("vanilla_transformer", {"residual": "b2t", "ffn_branches": 2}),
     "vanilla-dlcl": Case("vanilla_transformer", {"layer_aggregation": "dlcl"}),
     "vanilla-dlcl-prenorm": Case(
         "vanilla_transformer", {"layer_aggregation": "dlcl", "normalize_before": True, "attention_branches": 2}

@@ -162,15 +162,33 @@ def embed(w: Weights, stack: str, config: Any, ids: list[int]) -> torch.Tensor:
     return torch.stack(rows)
 
 
+def deepnorm_alpha(stack: str, n: int, m: int) -> float:
+    """The weight of a sub-layer's input with n encoder and m decoder layers (DeepNorm, Figure 2)."""
+    return 0.81 * math.pow(math.pow(n, 4) * m, 0.0625) if stack == "encoder" else math.sqrt(math.sqrt(3 * m))
+
+
 def residual(
-    w: Weights, norm: str, pre: bool, xs: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]
+    w: Weights,
+    norm: str,
+    config: Any,
+    xs: torch.Tensor,
+    f: Callable[[torch.Tensor], torch.Tensor],
+    bottom: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x + f(LN(x)), or LN(x + f(x)); of a layer with a `residual_weight` a, x + a f(x) (ReZero).
 
-    Dropout is on what f gives. Where the layer has a `z`, x + z f(LN(x)) (latent depth, Eq. 2 as the released code
-    applies it).
+    LN(alpha x + f(x)) is DeepNorm, and LN(bottom + x + f(x)) of a layer's last sub-layer, whose first sub-layer has
+    the input `bottom`, is B2T. Dropout is on what f gives. Where the layer has a `z`, x + z f(LN(x)) (latent depth,
+    Eq. 2 as the released code applies it).
     """
     layer = norm.rpartition(".")[0]
+    pre, kind = config.normalize_before, getattr(config, "residual", "add")
+    if kind == "deepnorm":
+        alpha = deepnorm_alpha(norm.partition(".")[0], config.encoder_layers, config.decoder_layers)
+        return torch.stack([layer_norm(alpha * x + drop(y), w, norm) for x, y in zip(xs, f(xs), strict=True)])
+    if kind == "b2t" and bottom is not None:
+        pairs = zip(bottom, xs, f(xs), strict=True)
+        return torch.stack([layer_norm(x_0 + x + drop(y), w, norm) for x_0, x, y in pairs])
     weight = w.get(layer + ".residual_weight")
     if weight is not None:
         return torch.stack([x + weight[0] * drop(y) for x, y in zip(xs, f(xs), strict=True)])
@@ -265,47 +283,49 @@ def multipath_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor
 def encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
     if config.model_type == "multipath_transformer":
         return multipath_encoder_layer(w, name, config, xs)
-    pre, heads = config.normalize_before, config.encoder_attention_heads
+    heads, bottom = config.encoder_attention_heads, xs
     xs = residual(
         w,
         name + ".self_attn_layer_norm",
-        pre,
+        config,
         xs,
         lambda y: attention(w, name + ".self_attn", config, heads, y, y, lambda t, s: True, uniform),
     )
     return residual(
         w,
         name + ".final_layer_norm",
-        pre,
+        config,
         xs,
         lambda y: feed_forward(w, name + ".feed_forward", config, y, uniform),
+        bottom,
     )
 
 
 def decoder_layer(
     w: Weights, name: str, config: Any, xs: torch.Tensor, memory: torch.Tensor, uniform: Uniform = None
 ) -> torch.Tensor:
-    pre, heads = config.normalize_before, config.decoder_attention_heads
+    heads, bottom = config.decoder_attention_heads, xs
     xs = residual(
         w,
         name + ".self_attn_layer_norm",
-        pre,
+        config,
         xs,
         lambda y: attention(w, name + ".self_attn", config, heads, y, y, lambda t, s: s <= t, uniform),
     )
     xs = residual(
         w,
         name + ".encoder_attn_layer_norm",
-        pre,
+        config,
         xs,
         lambda y: attention(w, name + ".encoder_attn", config, heads, y, memory, lambda t, s: True, uniform),
     )
     return residual(
         w,
         name + ".final_layer_norm",
-        pre,
+        config,
         xs,
         lambda y: feed_forward(w, name + ".feed_forward", config, y, uniform),
+        bottom,
     )
 
 

@@ -68,6 +68,7 @@ CASES = [
         EAGER,
         PRE_NORM,
         {"residual": "rezero"},
+        *({"residual": residual, "attention_branches": n} for residual, n in product(("deepnorm", "b2t"), (1, 3))),
         {"layer_aggregation": "dlcl"},
         {"layer_aggregation": "dlcl", **PRE_NORM},
         {"layer_drop": 0.3, **PRE_NORM},

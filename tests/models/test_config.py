@@ -78,9 +78,11 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
     [
         ({"layer_drop": 1}, ["`layer_drop`", "[0, 1)", "got 1"]),
         ({"layer_drop": -0.1}, ["`layer_drop`", "[0, 1)", "got -0.1"]),
-        ({"residual": "highway"}, ["`residual`", "add, rezero", "'highway'"]),
+        ({"residual": "highway"}, ["`residual`", "add, rezero, deepnorm, b2t", "'highway'"]),
         ({"layer_aggregation": "none"}, ["`layer_aggregation`", "dlcl, None", "'none'"]),
         ({"residual": "rezero", "normalize_before": True}, ["rezero", "`normalize_before=False`"]),
+        ({"residual": "deepnorm", "normalize_before": True}, ["deepnorm", "post-norm", "`normalize_before=False`"]),
+        ({"residual": "b2t", "normalize_before": True}, ["b2t", "post-norm", "`normalize_before=False`"]),
         ({"residual": "rezero", "layer_aggregation": "dlcl"}, ["rezero", "dlcl", "one of them"]),
     ],
 )

@@ -42,6 +42,7 @@ EXPRESSIBLE = {
 }
 REFUSED = {
     "rezero": ("vanilla-rezero", {}, "rezero"),
+    "deepnorm": ("vanilla-deepnorm", {}, "deepnorm"),
     "combined layers": ("vanilla-dlcl", {}, "dlcl"),
     "norms of several paths": ("multipath-2", {}, "path_norm"),
     "a norm behind a post-norm path": ("multipath-2", {"encoder_paths": 1, "normalize_before": False}, "path_norm"),

@@ -161,15 +161,24 @@ def test_initialisation_is_that_of_the_papers(case):
     }
     if family != "depthwise_lstm":  # it has no feed-forward sub-layer; of its LSTM see test_depthwise_lstm.py
         bounds |= dict.fromkeys((layer.feed_forward.fc1, layer.feed_forward.fc2), (6 / (d + 96)) ** 0.5)
+    gains = {module: joined_gain(config, name.rpartition(".")[2]) for name, module in layer.named_modules()}
     for projection, bound in bounds.items():
+        bound = bound * gains[projection]
         assert projection.weight.abs().max().item() == pytest.approx(bound, rel=0.01)
         assert projection.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
         assert projection.bias is None or (projection.bias == 0).all()
     assert all((norm.weight == 1).all() for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))
     normal = FAMILIES[family].lm(config_of(case, d_model=d, encoder_ffn_dim=96, decoder_ffn_dim=96, init_std=0.02))
-    for parameter in normal.model.decoder.layers[0].parameters():
+    for name, parameter in normal.model.decoder.layers[0].named_parameters():
         if parameter.dim() > 1:
-            assert parameter.std().item() == pytest.approx(0.02, rel=0.05)
+            assert parameter.std().item() == pytest.approx(0.02 * joined_gain(config, name.split(".")[-2]), rel=0.05)
+
+
+def joined_gain(config, projection):
+    """How many times as large a projection of a decoder of three layers starts, by how its sub-layers are joined."""
+    residual = getattr(config, "residual", "add")
+    smaller = residual == "b2t" or (residual == "deepnorm" and projection not in ("q_proj", "k_proj"))
+    return {"deepnorm": (12 * 3) ** -0.25, "b2t": 3**-0.5}[residual] if smaller else 1.0
 
 
 def test_weights_that_a_checkpoint_lacks_are_initialised_and_tables_rebuilt(tmp_path):

@@ -59,10 +59,10 @@ def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
     if isinstance(config, DepthwiseLSTMConfig):
         yield "its layers are joined by an LSTM, and the engine only adds a sub-layer to its input"
         return
-    if getattr(config, "residual", "add") != "add":
-        yield "`residual` is 'rezero', and the engine neither weighs sub-layers nor leaves out their LayerNorms"
-    if getattr(config, "layer_aggregation", None) is not None:
-        yield "`layer_aggregation` is 'dlcl', and the engine's layers read the layer before them alone"
+    if (residual := getattr(config, "residual", "add")) != "add":
+        yield f"`residual` is {residual!r}, and the engine's sub-layers are added to their inputs, pre- or post-norm"
+    if (aggregation := getattr(config, "layer_aggregation", None)) is not None:
+        yield f"`layer_aggregation` is {aggregation!r}, and the engine's layers read the layer before them alone"
     if config.activation_function not in ACTIVATIONS:
         yield (f"it has no `activation_function` {quote(config.activation_function)}; it has {', '.join(ACTIVATIONS)}")
     if isinstance(config, MultiPathConfig):

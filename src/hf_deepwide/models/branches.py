@@ -73,8 +73,11 @@ def merge_scale(branches: int, merge: str) -> float:
 class BranchInput(nn.Linear):
     """Input projections of N branches: `[batch, time, in]` to `[batch, time, kept * out]`.
 
-    `fused` tells the initialisation that so many projections start as if they were one matrix, stacked.
+    `fused` tells the initialisation that so many projections start as if they were one matrix, stacked. `gain` makes
+    it start so many times as large.
     """
+
+    gain = 1.0
 
     def __init__(
         self, branches: int, in_features: int, out_features: int, bias: bool = True, *, fused: int = 1
@@ -113,8 +116,11 @@ def project_together(
 class BranchSum(nn.Linear):
     """Output projections of N branches, summed: `[batch, time, kept * in]` to `[batch, time, out]`.
 
-    Each branch has its own bias (`bias` holds N blocks of `out`), which is dropped with the branch.
+    Each branch has its own bias (`bias` holds N blocks of `out`), which is dropped with the branch. `gain` tells the
+    initialisation to make it so many times as large.
     """
+
+    gain = 1.0
 
     def __init__(self, branches: int, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(branches * in_features, out_features, bias=bias)

@@ -10,13 +10,16 @@ class VanillaTransformerConfig(DeepWideConfig):
     """The Transformer of Vaswani et al. (2017): the baseline of every table.
 
     The defaults are the paper's base model (D 512, F 2048, 8 heads, 6 + 6 layers, post-norm). Beside the shared
-    fields, see `DeepWideConfig`, it has those of three ways to train deep stacks:
+    fields, see `DeepWideConfig`, it has those of known ways to train deep stacks:
 
     Args:
         layer_drop: LayerDrop (Fan et al. 2020): the probability of skipping a whole layer in training, in both
             stacks. Skipped layers are not computed, and the others are not rescaled.
-        residual: `"add"`, x + F(x), with LayerNorms; or `"rezero"` (Bachlechner et al. 2021), x + a F(x), with one
-            learned weight a per layer that starts at 0, and without LayerNorms.
+        residual: how a sub-layer F is joined to its input x. `"add"`: x + F(x), with LayerNorms. `"rezero"`
+            (Bachlechner et al. 2021): x + a F(x), with one learned weight a per layer that starts at 0, and without
+            LayerNorms. `"deepnorm"` (Wang et al. 2022): LN(alpha x + F(x)), and smaller initial weights, by constants
+            of both depths. `"b2t"` (Takase et al. 2023): post-norm, and the input of a layer is added again before
+            the layer's last norm.
         layer_aggregation: None, or `"dlcl"` (Wang et al. 2019): each layer's input is a learned linear combination
             of the embeddings and of all layers' outputs before it.
 
@@ -27,12 +30,16 @@ class VanillaTransformerConfig(DeepWideConfig):
     model_type = "vanilla_transformer"
 
     layer_drop: float | int = 0.0
-    residual: Literal["add", "rezero"] = "add"
+    residual: Literal["add", "rezero", "deepnorm", "b2t"] = "add"
     layer_aggregation: Literal["dlcl"] | None = None
 
     def validate_depth(self) -> None:
-        """LayerDrop has a rate in [0, 1), and there are no LayerNorms beside ReZero."""
+        """LayerDrop has a rate in [0, 1), and each `residual` has the norms that it is made for."""
         check_rates(self, "layer_drop")
+        if self.residual in ("deepnorm", "b2t") and self.normalize_before:
+            raise ValueError(
+                f"`residual={self.residual!r}` is a way to join post-norm sub-layers; set `normalize_before=False`"
+            )
         if self.residual == "rezero" and self.normalize_before:
             raise ValueError("`residual='rezero'` has no LayerNorms; set `normalize_before=False`")
         if self.residual == "rezero" and self.layer_aggregation is not None:

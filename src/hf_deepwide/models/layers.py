@@ -36,10 +36,29 @@ class ResidualLayer(GradientCheckpointingLayer):
 
         `gate` is a scalar or `[B, 1, 1]`; None means 1.
         """
-        output = self.dropout(sublayer(norm(x) if self.normalize_before else x))
-        if gate is not None:
-            output = gate.to(output.dtype) * output
+        output = self.addend(norm(x) if self.normalize_before else x, sublayer, gate)
         return x + output if self.normalize_before else norm(x + output)
+
+    def last_residual(
+        self,
+        bottom: torch.Tensor,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `residual`, of a layer's last sub-layer; `bottom` `[B, time, D]` is the layer's input, not used here."""
+        return self.residual(x, norm, sublayer, gate)
+
+    def addend(
+        self,
+        x: torch.Tensor,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What a sub-layer adds: gate * dropout(sublayer(x))."""
+        output = self.dropout(sublayer(x))
+        return output if gate is None else gate.to(output.dtype) * output
 
 
 class EncoderLayer(ResidualLayer):
@@ -60,10 +79,11 @@ class EncoderLayer(ResidualLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """`[B, S, D]` to `[B, S, D]`; `gate` weighs what the sub-layers add."""
+        bottom = hidden_states
         hidden_states = self.residual(
             hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
         )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
+        return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)
 
 
 class DecoderLayer(ResidualLayer):
@@ -94,6 +114,7 @@ class DecoderLayer(ResidualLayer):
         `gate` weighs what the sub-layers add.
         """
         kwargs["past_key_values"] = past_key_values
+        bottom = hidden_states
         hidden_states = self.residual(
             hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
         )
@@ -104,4 +125,4 @@ class DecoderLayer(ResidualLayer):
                 lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
                 gate,
             )
-        return self.residual(hidden_states, self.final_layer_norm, self.feed_forward, gate)
+        return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)

@@ -61,7 +61,8 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         """The papers' initialisation, or N(0, init_std) where the config gives one (specs: fairseq, MAT's fork).
 
         Embeddings N(0, 1/D), padding row 0; projections Xavier-uniform, each branch by its own fan-in and fan-out,
-        q, k and v as one fused [3D, D] matrix; biases 0.
+        q, k and v as one fused [3D, D] matrix; biases 0. A way of joining sub-layers may make some projections start
+        smaller (`gain`).
         """
         std = self.config.init_std
         if isinstance(module, nn.Embedding):
@@ -73,15 +74,16 @@ class DeepWidePreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
             if std is None and module is getattr(self, "lm_head", None):
                 std = self.config.d_model**-0.5
+            gain = module.gain if isinstance(module, BranchInput | BranchSum) else 1.0
             if std is not None:
-                init.normal_(module.weight, std=std)
+                init.normal_(module.weight, std=gain * std)
                 return
             fan_in, fan_out = module.in_features, module.out_features
             if isinstance(module, BranchSum):
                 fan_in //= module.branches
             elif isinstance(module, BranchInput):
                 fan_out = fan_out // module.branches * module.fused
-            bound = math.sqrt(6 / (fan_in + fan_out))
+            bound = gain * math.sqrt(6 / (fan_in + fan_out))
             init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, SinusoidalPositions):
             init.copy_(module.table, module.build())

@@ -1,17 +1,15 @@
 """The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm, and its deep kin.
 
-At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. Three known ways to
-train deeper stacks are options, each on its own. x_l is the input of layer l, y_l its output, y_0 the embeddings; L is
-the number of layers:
+At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. Known ways to train
+deeper stacks are options, each on its own. How a sub-layer is joined to its input (`residual`) is in `residuals`. How
+layers are joined is here. x_l is the input of layer l, y_l its output, y_0 the embeddings; L is the number of layers:
 
     LayerDrop   y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training    (Fan, Grave and Joulin 2020, arXiv 1909.11556)
-    ReZero      x + a_l F(x) for every sub-layer F of layer l           (Bachlechner et al. 2021, arXiv 2003.04887)
     DLCL        x_{l+1} = sum_{k<=l} W_lk LN(y_k)                       (Wang et al. 2019, arXiv 1906.01787, Eq. 8, 9)
 
 Shapes: B batch, T time, D model width.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,38 +28,23 @@ from .modeling_base import (
     Encoder,
     Stack,
 )
+from .residuals import (
+    BottomToTopDecoderLayer,
+    BottomToTopEncoderLayer,
+    DeepNormDecoderLayer,
+    DeepNormEncoderLayer,
+    ReZero,
+    ReZeroDecoderLayer,
+    ReZeroEncoderLayer,
+)
 
-
-class ReZero:
-    """Makes of a layer one that starts as the identity: x + a * dropout(sublayer(x)), without LayerNorms.
-
-    One weight a per layer, 0 at first, serves all its sub-layers.
-    """
-
-    def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
-        super().__init__(config, *args)
-        for name, module in list(self.named_children()):
-            if isinstance(module, nn.LayerNorm):
-                setattr(self, name, nn.Identity())
-        self.residual_weight = nn.Parameter(torch.zeros(1))
-
-    def residual(
-        self,
-        x: torch.Tensor,
-        norm: nn.Module,
-        sublayer: Callable[[torch.Tensor], torch.Tensor],
-        gate: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Join a sub-layer to its input; the norm is the identity, and the gate is a."""
-        return super().residual(x, norm, sublayer, self.residual_weight)
-
-
-class ReZeroEncoderLayer(ReZero, EncoderLayer):
-    """Self-attention and feed-forward, weighed."""
-
-
-class ReZeroDecoderLayer(ReZero, DecoderLayer):
-    """Causal self-attention, attention to the source and feed-forward, weighed."""
+# The layers of encoder and decoder, by the config's `residual`.
+LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
+    "add": (EncoderLayer, DecoderLayer),
+    "rezero": (ReZeroEncoderLayer, ReZeroDecoderLayer),
+    "deepnorm": (DeepNormEncoderLayer, DeepNormDecoderLayer),
+    "b2t": (BottomToTopEncoderLayer, BottomToTopDecoderLayer),
+}
 
 
 class LayerCombination(nn.Module):
@@ -99,7 +82,7 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
     """What the models of this family share beside the rest."""
 
     config_class = VanillaTransformerConfig
-    _no_split_modules = ["EncoderLayer", "DecoderLayer", "ReZeroEncoderLayer", "ReZeroDecoderLayer"]
+    _no_split_modules = [cls.__name__ for layers in LAYERS.values() for cls in layers]
     no_weight_decay = ("residual_weight", "combination_weights")
 
     @torch.no_grad()
@@ -151,7 +134,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     @property
     def layer_class(self) -> type[EncoderLayer]:
         """How the layers are joined."""
-        return ReZeroEncoderLayer if self.config.residual == "rezero" else EncoderLayer
+        return LAYERS[self.config.residual][0]
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
@@ -160,7 +143,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
     @property
     def layer_class(self) -> type[DecoderLayer]:
         """How the layers are joined."""
-        return ReZeroDecoderLayer if self.config.residual == "rezero" else DecoderLayer
+        return LAYERS[self.config.residual][1]
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel, DeepWideModel):

@@ -1,0 +1,150 @@
+"""How a sub-layer is joined to its input, other than by addition and a LayerNorm; each way is a class to mix in.
+
+x is the input of a sub-layer F, x_0 the input of its layer. N and M are the layers of encoder and decoder, L those of
+the layer's own stack. None of these ways has anything to say of width, or of how layers are joined:
+
+    ReZero     x + a F(x), without LayerNorms; a is 0 at first           (Bachlechner et al. 2021, arXiv 2003.04887)
+    DeepNorm   LN(alpha x + F(x)), alpha by both depths                  (Wang et al. 2022, arXiv 2203.00555)
+    B2T        LN(x_0 + x + F(x)) in the last sub-layer of a layer       (Takase et al. 2023, arXiv 2206.00330)
+
+Shapes: B batch, T time, D model width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .branches import BranchInput, BranchSum
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .layers import DecoderLayer, EncoderLayer
+
+
+class ReZero:
+    """Makes of a layer one that starts as the identity: x + a * dropout(sublayer(x)), without LayerNorms.
+
+    One weight a per layer, 0 at first, serves all its sub-layers.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
+        super().__init__(config, *args)
+        for name, module in list(self.named_children()):
+            if isinstance(module, nn.LayerNorm):
+                setattr(self, name, nn.Identity())
+        self.residual_weight = nn.Parameter(torch.zeros(1))
+
+    def residual(
+        self,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Join a sub-layer to its input; the norm is the identity, and the gate is a."""
+        return super().residual(x, norm, sublayer, self.residual_weight)
+
+
+class ReZeroEncoderLayer(ReZero, EncoderLayer):
+    """Self-attention and feed-forward, weighed."""
+
+
+class ReZeroDecoderLayer(ReZero, DecoderLayer):
+    """Causal self-attention, attention to the source and feed-forward, weighed."""
+
+
+class DeepNorm:
+    """Post-norm whose input weighs more the deeper the model is: LN(alpha * x + dropout(sublayer(x))).
+
+    The values, the output and the feed-forward projections start smaller by beta. Both are constants of a stack:
+
+        encoder   alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16)
+        decoder   alpha = (3 M)^(1/4),         beta = (12 M)^(-1/4)
+
+    torchscale's beta of an encoder that has a decoder is 1.32 times as large, because 0.87 is inverted twice there.
+    """
+
+    projections = ("v_proj", "out_proj", "fc1", "fc2")  # and not q_proj and k_proj
+
+    def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
+        super().__init__(config, *args)
+        self.alpha, beta = self.constants(config.encoder_layers, config.decoder_layers)
+        scale_initial_weights(self, self.projections, beta)
+
+    @staticmethod
+    def constants(encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
+        """alpha and beta of the layer's stack, in a model of so many layers."""
+        raise NotImplementedError
+
+    def residual(
+        self,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Join a sub-layer to its input: norm(alpha * x + gate * dropout(sublayer(x)))."""
+        return norm(torch.add(self.addend(x, sublayer, gate), x, alpha=self.alpha))
+
+
+class DeepNormEncoderLayer(DeepNorm, EncoderLayer):
+    """Self-attention and feed-forward, joined by DeepNorm."""
+
+    @staticmethod
+    def constants(encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
+        """alpha and beta of the encoder."""
+        root = (encoder_layers**4 * decoder_layers) ** (1 / 16)
+        return 0.81 * root, 0.87 / root
+
+
+class DeepNormDecoderLayer(DeepNorm, DecoderLayer):
+    """Causal self-attention, attention to the source and feed-forward, joined by DeepNorm."""
+
+    @staticmethod
+    def constants(encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
+        """alpha and beta of the decoder, whose depth alone matters."""
+        return (3 * decoder_layers) ** 0.25, (12 * decoder_layers) ** -0.25
+
+
+class BottomToTop:
+    """Post-norm with a connection from a layer's input to its last norm, around the norms between (B2T).
+
+    As in the released code, all projections of a layer start smaller by L^(-1/2).
+    """
+
+    projections = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+    depth_field: str  # the config's field that counts the layers of the stack
+
+    def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
+        super().__init__(config, *args)
+        scale_initial_weights(self, self.projections, getattr(config, self.depth_field) ** -0.5)
+
+    def last_residual(
+        self,
+        bottom: torch.Tensor,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Join the last sub-layer to its input and to the layer's: norm(bottom + x + gate * dropout(sublayer(x)))."""
+        return norm(bottom + x + self.addend(x, sublayer, gate))
+
+
+class BottomToTopEncoderLayer(BottomToTop, EncoderLayer):
+    """Self-attention and feed-forward, with the connection around them."""
+
+    depth_field = "encoder_layers"
+
+
+class BottomToTopDecoderLayer(BottomToTop, DecoderLayer):
+    """Causal self-attention, attention to the source and feed-forward, with the connection around all three."""
+
+    depth_field = "decoder_layers"
+
+
+def scale_initial_weights(layer: nn.Module, projections: tuple[str, ...], gain: float) -> None:
+    """Let the weights of a layer's projections of these names start `gain` times as large."""
+    for name, module in layer.named_modules():
+        if isinstance(module, BranchInput | BranchSum) and name.rpartition(".")[2] in projections:
+            module.gain = gain
