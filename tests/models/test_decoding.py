@@ -10,7 +10,7 @@ from model_cases import CASES, needs_transformers, source
 from torch import nn
 from transformers import EncoderDecoderCache
 
-from hf_deepwide.models import modeling_base
+from hf_deepwide.models import matrix_product, modeling_base
 from hf_deepwide.models.decoding import DecodingCache
 from hf_deepwide.models.matrix_product import MatrixProduct
 
@@ -95,7 +95,7 @@ def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case):
     with torch.no_grad():
         memory = model.get_encoder()(**source()).last_hidden_state
         whole = model(encoder_outputs=(memory,), attention_mask=source()["attention_mask"], decoder_input_ids=target)
-        cache = DecodingCache(model, memory, source()["attention_mask"], 3, {})
+        cache = DecodingCache(model, memory, source()["attention_mask"], 3, 1, {})
         steps = [cache.logits(ids) for ids in (target[:, :1], target[:, 1:4], *target[:, 4:].split(1, 1))]
     torch.testing.assert_close(torch.cat(steps, 1), whole.logits, **EXACT)
     assert cache.get_seq_length() == 20
@@ -103,16 +103,41 @@ def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case):
 
 @pytest.mark.parametrize("case", ["vanilla", "latent-both"])
 def test_the_source_is_kept_once_for_all_beams(case, caches):
-    """Beams are reordered in self-attention alone; the cache that is returned has a source for each."""
+    """Keys of beams stand together and never move; the cache that is returned has those of each beam's past."""
     out = generate(build(case), num_beams=5)
     (cache,) = caches
     for layer in cache.decoder.layers:
-        assert layer.encoder_attn.keys.shape == layer.encoder_attn.values.shape == (3, 4, 7, 4)
-        assert layer.self_attn.keys.shape[0] == 15
+        assert layer.encoder_attn.keys.mT.shape == layer.encoder_attn.values.shape == (3 * 4, 7, 4)
+        assert layer.self_attn.keys.mT.shape == layer.self_attn.values.shape == (3 * 4, 16 * 5, 4)
     assert len(cache.memory) == 3
     assert type(out.past_key_values) is EncoderDecoderCache
     assert out.past_key_values.cross_attention_cache.layers[0].keys.shape == (15, 4, 7, 4)
     assert out.past_key_values.self_attention_cache.layers[0].keys.shape == (15, 4, NEW, 4)
+
+
+@pytest.mark.parametrize("search", ["greedy", "beams", "samples"])
+@pytest.mark.parametrize("case", ["mat-3", "lstm"])
+def test_the_cache_that_is_returned_is_the_decoder_s_own(case, search, monkeypatch):
+    """Over more tokens than a block holds: each row has the keys of the beams that it came from."""
+    model, options = build(case), SEARCHES[search] | {"max_new_tokens": 18, "min_new_tokens": 18}
+    got = generate(model, **options)
+    monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+    expected = generate(model, **options)
+    assert torch.equal(got.sequences, expected.sequences)
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        layers = [getattr(out.past_key_values, part).layers for out in (got, expected)]
+        for a, b in zip(*layers, strict=True):
+            assert a.is_initialized == b.is_initialized
+            if a.is_initialized:
+                torch.testing.assert_close((a.keys, a.values), (b.keys, b.values), **EXACT)
+                assert not a.keys.is_inference()
+
+
+def test_logits_can_be_changed_after_generation():
+    """Nothing that `generate` returns is bound to inference mode, in which the steps are computed."""
+    out = generate(build("vanilla"), output_logits=True)
+    out.logits[0].add_(1)
+    out.scores[0].requires_grad_()
 
 
 def test_a_change_of_the_weights_is_seen(caches, monkeypatch):
@@ -215,10 +240,15 @@ def test_a_model_in_half_precision_decodes_in_it(dtype, caches, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rows", [1, 2, 33])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias):
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("large", [0, 1000])
+def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias, relu, large, monkeypatch):
+    """Whichever copy of the weights it reads."""
+    monkeypatch.setattr(matrix_product, "LARGE", large)
     linear = nn.Linear(24, 40, bias=bias, dtype=dtype)
     x = torch.randn(rows, 1, 24, dtype=dtype)
     with torch.no_grad():
-        expected, got = linear(x), MatrixProduct(linear.weight, linear.bias)(x)
+        expected = linear(x).relu() if relu else linear(x)
+        got = MatrixProduct(linear.weight, linear.bias, rows, relu=relu)(x)
     assert got.shape == (rows, 1, 40)
     torch.testing.assert_close(got, expected)

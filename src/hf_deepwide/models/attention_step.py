@@ -8,6 +8,7 @@ Shapes: R rows, that is sentences times beams, B sentences, S source length, t t
 all branches, H head width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,61 +17,113 @@ from torch import nn
 from .matrix_product import MatrixProduct
 
 BLOCK = 16  # tokens that a cache grows by, at least
+Make = Callable[..., MatrixProduct]
+
+
+class Ancestors:
+    """Which keys each beam may see: its own and those of its ancestors.
+
+    A beam that goes on from another beam would need a copy of all its keys and values. Instead no key ever moves. The
+    beams of a sentence read the keys of all its beams in one product, which takes no longer than reading their own,
+    and a mask hides what is not a beam's past.
+    """
+
+    def __init__(self, rows: int, beams: int) -> None:
+        """`rows` is R; `beams` is how many rows, standing together, can go on from each other."""
+        self.beams, self.rows = beams, rows
+        self.length = 0
+        self.bias: torch.Tensor | None = None  # [R / beams, beams, room * beams]: 0 for an ancestor, else the lowest
+
+    def append(self, like: torch.Tensor) -> None:
+        """Add a token to each row: one more slot for each beam, which the beam alone sees."""
+        if self.beams == 1:
+            return
+        beams, lowest = self.beams, torch.finfo(like.dtype).min
+        if self.bias is None or self.length * beams == self.bias.shape[2]:
+            room = like.new_full((self.rows // beams, beams, max(BLOCK, self.length) * beams), lowest)
+            self.bias = room if self.bias is None else torch.cat([self.bias, room], dim=2)
+        self.bias.narrow(2, self.length * beams, beams).diagonal(dim1=1, dim2=2).zero_()
+        self.length += 1
+
+    def visible(self) -> torch.Tensor | None:
+        """The mask of the tokens so far, additive, `[R / beams, 1, beams, t * beams]`; None where all is visible."""
+        return None if self.bias is None else self.bias.narrow(2, 0, self.length * self.beams)[:, None]
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Let row i go on from row `rows[i]`, which is one of its sentence."""
+        if self.bias is not None:
+            self.bias = self.bias.flatten(0, 1).index_select(0, rows).view_as(self.bias)
+
+    def of(self, states: torch.Tensor) -> torch.Tensor:
+        """What each row sees, `[R, heads, t, H]`, of `states` `[R / beams, heads, t * beams, H]`."""
+        if self.bias is None:
+            return states.clone()
+        slots = (
+            (self.bias.narrow(2, 0, self.length * self.beams) == 0).nonzero()[:, 2].view(len(states), self.beams, -1)
+        )
+        index = slots[:, :, None, :, None].expand(-1, -1, states.shape[1], -1, states.shape[3])
+        return states[:, None].expand(-1, self.beams, -1, -1, -1).gather(3, index).flatten(0, 1)
 
 
 class SelfAttentionStep:
-    """Self-attention of a new token; owns the keys and values, `[R, heads, t, H]` in a block with room for more."""
+    """Self-attention of a new token; owns the keys and values of all rows, in a block with room for more."""
 
-    def __init__(self, attention: nn.Module, dtype: torch.dtype | None) -> None:
-        """Take the weights of a `MultiBranchAttention`."""
+    def __init__(self, attention: nn.Module, make: Make, ancestors: Ancestors) -> None:
+        """Take the weights of a `MultiBranchAttention`; `make` makes a product of a matrix and a bias."""
         self.head_dim = attention.head_dim
-        self.project = joint_product(attention, ["q_proj", "k_proj", "v_proj"], dtype)
-        self.merge = output_product(attention, dtype)
-        self.length = 0
-        self.keys: torch.Tensor | None = None
-        self.values: torch.Tensor | None = None
+        self.project = joint_product(attention, ["q_proj", "k_proj", "v_proj"], make)
+        self.merge = output_product(attention, make)
+        self.ancestors, self.beams = ancestors, ancestors.beams
+        self.slots = self.room = 0
+        self.keys: torch.Tensor | None = None  # [R / beams * heads, H, room], as a product wants them
+        self.values: torch.Tensor | None = None  # [R / beams * heads, room, H]
 
-    def __call__(self, hidden_states: torch.Tensor, *unused: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-        """`[R, 1, D]` to `[R, 1, D]`, and no attention weights. A new token sees all tokens of its row."""
-        rows, heads = len(hidden_states), -1
-        query, key, value = self.project(hidden_states).view(rows, 3, heads, self.head_dim).unbind(1)
-        self.append(key, value)
-        keys = self.keys.flatten(0, 1)[:, : self.length]
-        values = self.values.flatten(0, 1)[:, : self.length]
-        context = attend(query.reshape(-1, 1, self.head_dim), keys, values)
+    def __call__(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        """`[R, 1, D]` to `[R, 1, D]`, and no attention weights. `mask` is that of `Ancestors`."""
+        rows, beams, width = len(hidden_states), self.beams, self.head_dim
+        states = self.project(hidden_states).view(rows // beams, beams, 3, -1, width)
+        heads = states.shape[3]
+        query, key, value = states.permute(2, 0, 3, 1, 4).reshape(3, -1, beams, width).unbind()
+        if self.slots == self.room:
+            self.grow(key)
+        self.keys.narrow(2, self.slots, beams).copy_(key.transpose(1, 2))
+        self.values.narrow(1, self.slots, beams).copy_(value)
+        self.slots += beams
+        keys, values = self.keys.narrow(2, 0, self.slots), self.values.narrow(1, 0, self.slots)
+        context = attend(query, keys, values, mask)
+        if beams > 1:
+            context = context.view(-1, heads, beams, width).transpose(1, 2).reshape(rows, 1, -1)
         return self.merge(context.view(rows, 1, -1)), None
 
-    def append(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Add the key and the value of the new token, `[R, heads, H]`."""
-        if self.keys is None or self.length == self.keys.shape[2]:
-            room = key.new_empty(*key.shape[:2], max(BLOCK, self.length // 4), self.head_dim)
-            self.keys = room if self.keys is None else torch.cat([self.keys, room], dim=2)
-            self.values = room.clone() if self.values is None else torch.cat([self.values, room], dim=2)
-        self.keys.select(2, self.length).copy_(key)
-        self.values.select(2, self.length).copy_(value)
-        self.length += 1
+    def grow(self, key: torch.Tensor) -> None:
+        """Double the room for keys and values like `key` `[R / beams * heads, beams, H]`."""
+        more = max(BLOCK * self.beams, self.room)
+        keys, values = key.new_empty(len(key), self.head_dim, more), key.new_empty(len(key), more, self.head_dim)
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=2)
+        self.values = values if self.values is None else torch.cat([self.values, values], dim=1)
+        self.room += more
 
     def states(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the tokens so far, `[R, heads, t, H]`."""
-        return self.keys[:, :, : self.length].contiguous(), self.values[:, :, : self.length].contiguous()
-
-    def reorder(self, rows: torch.Tensor) -> None:
-        """Let row i go on from row `rows[i]`."""
-        if self.keys is not None:
-            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+        sentences = self.ancestors.rows // self.beams
+        keys = self.keys.narrow(2, 0, self.slots).transpose(1, 2).unflatten(0, (sentences, -1))
+        values = self.values.narrow(1, 0, self.slots).unflatten(0, (sentences, -1))
+        return self.ancestors.of(keys), self.ancestors.of(values)
 
 
 class CrossAttentionStep:
     """Attention of a new token to the source; owns the source's keys and values, once for all beams of a sentence."""
 
-    def __init__(self, attention: nn.Module, dtype: torch.dtype | None) -> None:
-        """Take the weights of a `MultiBranchAttention`."""
+    def __init__(self, attention: nn.Module, make: Make) -> None:
+        """Take the weights of a `MultiBranchAttention`; `make` makes a product of a matrix and a bias."""
         self.head_dim = attention.head_dim
-        self.project = joint_product(attention, ["q_proj"], dtype)
+        self.project = joint_product(attention, ["q_proj"], make)
         self.project_source = attention.k_proj, attention.v_proj  # used once, for all tokens of the source
-        self.merge = output_product(attention, dtype)
-        self.keys: torch.Tensor | None = None  # [B, heads, S, H]
-        self.values: torch.Tensor | None = None
+        self.merge = output_product(attention, make)
+        self.keys: torch.Tensor | None = None  # [B * heads, H, S], as a product wants them
+        self.values: torch.Tensor | None = None  # [B * heads, S, H]
 
     def __call__(
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor, **kwargs: Any
@@ -86,16 +139,21 @@ class CrossAttentionStep:
             kwargs: not used.
         """
         if self.keys is None:
-            projected = (project(memory).unflatten(-1, (-1, self.head_dim)) for project in self.project_source)
-            self.keys, self.values = (states.transpose(1, 2).contiguous() for states in projected)
-        rows, (sentences, heads) = len(hidden_states), self.keys.shape[:2]
-        query = self.project(hidden_states).view(sentences, -1, heads, self.head_dim).transpose(1, 2)
-        query = query.reshape(sentences * heads, -1, self.head_dim)  # [B * heads, beams, H]
-        if mask is not None:
-            mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)
-        context = attend(query, self.keys.flatten(0, 1), self.values.flatten(0, 1), mask)
-        context = context.view(sentences, heads, -1, self.head_dim).transpose(1, 2)
-        return self.merge(context.reshape(rows, 1, -1)), None
+            key, value = (project(memory).unflatten(-1, (-1, self.head_dim)) for project in self.project_source)
+            self.keys = key.permute(0, 2, 3, 1).flatten(0, 1).contiguous()
+            self.values = value.transpose(1, 2).flatten(0, 1).contiguous()
+        rows, sentences, width = len(hidden_states), len(memory), self.head_dim
+        query = self.project(hidden_states).view(sentences, rows // sentences, -1, width)
+        heads = query.shape[2]
+        context = attend(query.transpose(1, 2).reshape(sentences * heads, -1, width), self.keys, self.values, mask)
+        if rows > sentences:
+            context = context.view(sentences, heads, -1, width).transpose(1, 2).reshape(rows, 1, -1)
+        return self.merge(context.view(rows, 1, -1)), None
+
+    def states(self, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the source, `[B, heads, S, H]`."""
+        keys, values = self.keys.transpose(1, 2), self.values
+        return keys.unflatten(0, (sentences, -1)), values.unflatten(0, (sentences, -1))
 
 
 def attend(
@@ -107,33 +165,39 @@ def attend(
     one operation.
 
     Args:
-        query: `[sentences * heads, T, H]`; key, value: `[sentences * heads, S, H]`.
-        mask: additive, `[sentences * heads, 1, S]`, or None.
+        query: `[sentences * heads, T, H]`; key `[sentences * heads, H, S]`; value `[sentences * heads, S, H]`.
+        mask: additive, `[sentences, 1, 1 or T, S]`, or None.
     """
     if query.device.type != "cpu":
-        states = query[None], key[None], value[None]  # fast kernels want sentences before heads
-        bias = None if mask is None else mask[None]
-        return nn.functional.scaled_dot_product_attention(*states, attn_mask=bias, scale=1.0)[0]
-    transposed = key.transpose(1, 2)
-    scores = torch.bmm(query, transposed) if mask is None else torch.baddbmm(mask, query, transposed)
+        sentences = 1 if mask is None else len(mask)
+        states = (each.unflatten(0, (sentences, -1)) for each in (query, key.transpose(1, 2), value))
+        return nn.functional.scaled_dot_product_attention(*states, attn_mask=mask, scale=1.0).flatten(0, 1)
+    scores = torch.bmm(query, key)
+    if mask is not None:
+        scores.view(len(mask), -1, *scores.shape[1:]).add_(mask)
     if scores.dtype in (torch.float32, torch.float64):
         return torch.bmm(scores.softmax(-1), value)
     return torch.bmm(scores.softmax(-1, dtype=torch.float32).to(value.dtype), value)
 
 
-def joint_product(attention: nn.Module, names: list[str], dtype: torch.dtype | None) -> MatrixProduct:
+def joint_product(attention: nn.Module, names: list[str], make: Make) -> MatrixProduct:
     """Several projections of one input as one product; queries are scaled."""
     weights, biases = [], []
     for name in names:
         projection, scale = getattr(attention, name), attention.scaling if name == "q_proj" else 1
-        weights.append(projection.weight * scale)
+        weights.append(scaled(projection.weight, scale))
         if projection.bias is not None:
-            biases.append(projection.bias * scale)
-    return MatrixProduct(torch.cat(weights), torch.cat(biases) if biases else None, dtype)
+            biases.append(scaled(projection.bias, scale))
+    return make(torch.cat(weights), torch.cat(biases) if biases else None)
 
 
-def output_product(attention: nn.Module, dtype: torch.dtype | None) -> MatrixProduct:
+def output_product(attention: nn.Module, make: Make) -> MatrixProduct:
     """The output projections of all branches, merged."""
     projection, scale = attention.out_proj, attention.merge_scale
-    bias = None if projection.bias is None else projection.summed_bias() * scale
-    return MatrixProduct(projection.weight * scale, bias, dtype)
+    bias = None if projection.bias is None else scaled(projection.summed_bias(), scale)
+    return make(scaled(projection.weight, scale), bias)
+
+
+def scaled(weight: torch.Tensor, scale: float) -> torch.Tensor:
+    """The weight times the scale, without a copy where the scale is 1."""
+    return weight if scale == 1 else weight * scale

@@ -5,6 +5,8 @@ layers and equations are the decoder's own, and whose parts are made for this on
 
     attention          keeps the keys and values of the rows, or, of the source, of the sentences (`attention_step`)
     matrix products    read a copy of the weights that is faster to read (`matrix_product`)
+    feed-forward       knows that no branch is dropped
+    layer selection    is computed once
     norms, dropout     are called without the detours of a module
 
 The twin ends with the call, so that it never outlives a change of the weights. Whoever wants to see the decoder at
@@ -12,6 +14,7 @@ work (hooks, attention weights, adapters, another cache) gets the decoder itself
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +24,11 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from .attention import MultiBranchAttention
-from .attention_step import CrossAttentionStep, SelfAttentionStep
+from .attention_step import Ancestors, CrossAttentionStep, SelfAttentionStep, scaled
 from .branches import BranchSum
+from .embeddings import Embeddings, check_length
+from .feed_forward import MultiBranchFeedForward
+from .layer_selection import LayerSelection
 from .matrix_product import MatrixProduct
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
@@ -35,7 +41,13 @@ class DecodingCache(EncoderDecoderCache):
     """What one call of `generate` keeps from token to token: the decoder's twin, and how many tokens it has read."""
 
     def __init__(
-        self, model: nn.Module, memory: torch.Tensor, mask: torch.Tensor | None, rows: int, inputs: dict[str, Any]
+        self,
+        model: nn.Module,
+        memory: torch.Tensor,
+        mask: torch.Tensor | None,
+        rows: int,
+        beams: int,
+        inputs: dict[str, Any],
     ) -> None:
         """Prepare decoding.
 
@@ -44,10 +56,12 @@ class DecodingCache(EncoderDecoderCache):
             memory: the encoder's output, `[sentences, source, D]`.
             mask: 1 for real source tokens, `[sentences, source]`, or None.
             rows: how many sequences are decoded, a multiple of the sentences.
+            beams: how many rows, standing together, can go on from each other.
             inputs: further arguments of the decoder's layers.
         """
         super().__init__(DynamicCache(), DynamicCache())
         self.model, self.memory, self.rows, self.inputs = model, memory, rows, inputs
+        self.ancestors = Ancestors(rows, beams)
         self.decoder = self.head = None
         self.length = 0
         self.mask = None
@@ -58,7 +72,8 @@ class DecodingCache(EncoderDecoderCache):
     def begin(self) -> None:
         """Make the twins: when the first token is read, since autocast may be around each step alone."""
         device = self.memory.device.type
-        twins = Twins(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        twins = Twins(self.ancestors, dtype)
         self.decoder, self.head = twins.of(self.model.model.decoder), twins.of(self.model.lm_head)
         inputs = self.model.model.decoder_inputs() | self.inputs
         self.inputs = {name: twins.of_all(value) for name, value in inputs.items()}
@@ -69,16 +84,19 @@ class DecodingCache(EncoderDecoderCache):
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Let each row go on from another one of its sentence; the source has no part in it."""
-        for layer in self.decoder.layers:
-            layer.self_attn.reorder(beam_idx)
+        self.ancestors.reorder(beam_idx)
 
+    @torch.inference_mode()  # spares each operation the bookkeeping of views and versions
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Read tokens `[rows, T]`; logits `[rows, T, V]` of what follows each."""
         if self.decoder is None:
             self.begin()
         steps = []
         for ids in input_ids.to(self.memory.device).split(1, dim=1):
-            steps.append(self.decoder.step(ids, self.length, self.memory, self.mask, **self.inputs))
+            self.ancestors.append(self.memory)
+            steps.append(
+                self.decoder.step(ids, self.length, self.ancestors.visible(), self.memory, self.mask, **self.inputs)
+            )
             self.length += 1
         return self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
 
@@ -90,7 +108,7 @@ class DecodingCache(EncoderDecoderCache):
             attention, attention_to_source = layer.self_attn, layer.encoder_attn
             if attention.keys is not None:
                 own.update(*attention.states(), index)
-                source = attention_to_source.keys, attention_to_source.values
+                source = attention_to_source.states(len(self.memory))
                 cross.update(*(states.repeat_interleave(beams, 0) for states in source), index)
             elif index == 0 and self.length:  # a layer that is left out; the length is read off the first one's slot
                 ones = self.memory.new_ones(self.rows, 1, self.length, 1)
@@ -101,9 +119,10 @@ class DecodingCache(EncoderDecoderCache):
 class Twins:
     """The twins of modules, one of each."""
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
+    def __init__(self, ancestors: Ancestors, dtype: torch.dtype | None) -> None:
         """`dtype` is that of matrix products under autocast; None is that of the weights."""
-        self.dtype = dtype
+        self.ancestors = ancestors
+        self.product = functools.partial(MatrixProduct, rows=ancestors.rows, dtype=dtype)
         self.made: dict[int, Any] = {}
 
     def of(self, module: nn.Module) -> Any:
@@ -121,21 +140,23 @@ class Twins:
 
     def _make(self, module: nn.Module) -> Any:
         if isinstance(module, MultiBranchAttention):
-            return (SelfAttentionStep if module.is_causal else CrossAttentionStep)(module, self.dtype)
+            if module.is_causal:
+                return SelfAttentionStep(module, self.product, self.ancestors)
+            return CrossAttentionStep(module, self.product)
+        if isinstance(module, MultiBranchFeedForward):
+            return FeedForwardStep(module, self.product)
         if isinstance(module, BranchSum):
-            return MatrixProduct(module.weight, module.summed_bias(), self.dtype)
+            return self.product(module.weight, module.summed_bias())
         if isinstance(module, nn.Linear):
-            return MatrixProduct(module.weight, module.bias, self.dtype)
+            return self.product(module.weight, module.bias)
+        if isinstance(module, LayerSelection):
+            return Once(module)
+        if isinstance(module, Embeddings):
+            return EmbeddingsStep(module)
         if isinstance(module, nn.Dropout):
             return unchanged
         if type(module) is nn.LayerNorm:
-            return functools.partial(
-                torch.layer_norm,
-                normalized_shape=module.normalized_shape,
-                weight=module.weight,
-                bias=module.bias,
-                eps=module.eps,
-            )
+            return norm_step(module)
         children = {name: child if child is None else self.of(child) for name, child in module._modules.items()}
         if all(child is module._modules[name] for name, child in children.items()):
             return module
@@ -143,6 +164,60 @@ class Twins:
         vars(twin).update(vars(module))
         vars(twin).update(children, _modules=children)  # as attributes they are found at once
         return twin
+
+
+class FeedForwardStep:
+    """A feed-forward network, or the mean of several, none of which is dropped."""
+
+    def __init__(self, module: MultiBranchFeedForward, product: Callable[..., MatrixProduct]) -> None:
+        """Take the weights; the factor of the merge is in the second matrix."""
+        is_relu = type(module.activation) is nn.ReLU
+        self.activation = None if is_relu else module.activation
+        self.inner = product(module.fc1.weight, module.fc1.bias, relu=is_relu)
+        scale, bias = module.merge_scale, module.fc2.summed_bias()
+        self.outer = product(scaled(module.fc2.weight, scale), None if bias is None else scaled(bias, scale))
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[R, 1, D]` to `[R, 1, D]`."""
+        inner = self.inner(hidden_states)
+        return self.outer(inner if self.activation is None else self.activation(inner))
+
+
+class EmbeddingsStep:
+    """`Embeddings` of one token in each row, all at the same position."""
+
+    def __init__(self, module: Embeddings) -> None:
+        """Take the table of positions."""
+        self.scale, self.max_length = module.scale, module.max_length
+        self.table = module.positions.weight if isinstance(module.positions, nn.Embedding) else module.positions.table
+        self.norm = unchanged if module.layer_norm is None else norm_step(module.layer_norm)
+
+    def __call__(self, token_embeddings: torch.Tensor, mask: None, past_length: int) -> torch.Tensor:
+        """Scale token embeddings `[R, 1, D]` and add their position."""
+        check_length(past_length + 1, self.max_length)
+        position = self.table.select(0, past_length).to(token_embeddings.dtype)
+        return self.norm(torch.add(position, token_embeddings, alpha=self.scale))
+
+
+class Once:
+    """A module whose arguments stay the same for the whole of a call of `generate`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Remember the module."""
+        self.module = module
+        self.result: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        """The result of the first call."""
+        if self.result is None:
+            self.result = self.module(*args)
+        return self.result
+
+
+def norm_step(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A LayerNorm without the detours of a module."""
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
 def unchanged(x: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,15 @@ def position_ids(mask: torch.Tensor | None, length: int, past_length: Any, devic
     return (torch.arange(length, device=device) + past_length)[None]
 
 
+def check_length(length: int, longest: int) -> None:
+    """Refuse a sequence that has more tokens than there are positions."""
+    if length > longest:
+        raise ValueError(
+            f"a sequence of {length} tokens is longer than the model takes: "
+            f"`max_position_embeddings` is {longest}; truncate or split the text"
+        )
+
+
 class SinusoidalPositions(nn.Module):
     """Fixed sinusoids, half sines, half cosines, in a table that is rebuilt and never saved.
 
@@ -90,11 +99,8 @@ class Embeddings(nn.Module):
             ValueError: the sequence is longer than `max_position_embeddings`.
         """
         length = token_embeddings.shape[1]
-        if isinstance(past_length, int) and past_length + length > self.max_length:
-            raise ValueError(
-                f"a sequence of {past_length + length} tokens is longer than the model takes: "
-                f"`max_position_embeddings` is {self.max_length}; truncate or split the text"
-            )
+        if isinstance(past_length, int):
+            check_length(past_length + length, self.max_length)
         positions = position_ids(mask, length, past_length, token_embeddings.device)
         hidden = token_embeddings * self.scale + self.positions(positions).to(token_embeddings.dtype)
         if self.layer_norm is not None:

@@ -10,31 +10,54 @@ HAS_ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
+FEW = 2  # rows with which float32 products wait for memory alone, so that blocks gain nothing
+LARGE = 2**20  # numbers in a matrix whose transpose pays nevertheless: the vocabulary's
 
 
 class MatrixProduct:
-    """`x W^T + b` with weights that stay as they are, `[..., in]` to `[..., out]`.
+    """`act(x W^T + b)` with weights that stay as they are, `[..., in]` to `[..., out]`.
 
     With few rows, as in decoding, a processor spends its time on reading W. oneDNN reads a copy of W in blocks, which
-    takes a quarter to three quarters of the time. Making the copy takes as long as a few products.
+    takes a quarter to three quarters of the time. Making the copy takes as long as several products. With one row or
+    two the copy pays for a large matrix alone, and the transpose is then the better copy.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None) -> None:
-        """`weight` is W `[out, in]`, `bias` is b `[out]`; `dtype` is what they are cast to, None leaves them."""
-        self.dtype = weight.dtype if dtype is None else dtype
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        rows: int,
+        dtype: torch.dtype | None = None,
+        relu: bool = False,
+    ) -> None:
+        """Choose the copy.
+
+        Args:
+            weight: W `[out, in]`.
+            bias: b `[out]`, or None.
+            rows: how many rows x will have.
+            dtype: what weight and bias are cast to; None leaves them.
+            relu: whether act is ReLU; otherwise there is none.
+        """
+        self.dtype, self.relu = weight.dtype if dtype is None else dtype, relu
         self.weight, self.bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
-        self.is_packed = can_pack(self.weight)
+        is_single = rows <= FEW and self.dtype == torch.float32
+        self.is_packed = can_pack(self.weight) and not is_single
+        self.is_transposed = weight.device.type == "cpu" and is_single and weight.numel() >= LARGE
         if self.is_packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous())
-            self.multiply = torch.ops.mkldnn._linear_pointwise.default
+            self.multiply, self.activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
+        elif self.is_transposed:
+            self.weight = self.weight.t().contiguous().t()
 
     def __call__(self, x: torch.Tensor, **unused: Any) -> torch.Tensor:
         """Multiply. Arguments that only dropped branches need (`kept`, `gates`) are None in decoding."""
         if x.dtype != self.dtype:  # under autocast: norms and residuals are float32
             x = x.to(self.dtype)
         if self.is_packed:
-            return self.multiply(x, self.weight, self.bias, "none", [], "")
-        return nn.functional.linear(x, self.weight, self.bias)
+            return self.multiply(x, self.weight, self.bias, self.activation, [], "")
+        product = nn.functional.linear(x, self.weight, self.bias)
+        return product.relu_() if self.relu else product
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -255,6 +255,7 @@ class Decoder(Stack):
         self,
         input_ids: torch.LongTensor,
         past_length: int,
+        attention_mask: torch.Tensor | None,
         encoder_hidden_states: torch.Tensor,
         encoder_attention_mask: torch.Tensor | None,
         **inputs: Any,
@@ -265,7 +266,7 @@ class Decoder(Stack):
         """
         hidden_states = self.embeddings(self.embed_tokens(input_ids), None, past_length)
         return self.layer_norm(
-            self.run_layers(hidden_states, None, encoder_hidden_states, encoder_attention_mask, **inputs)
+            self.run_layers(hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, **inputs)
         )
 
 
@@ -440,6 +441,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             memory,
             None if mask is None else mask[::beams],
             rows,
+            generation_config.num_beams,
             {name: model_kwargs[name] for name in ("posteriors",) if model_kwargs.get(name) is not None},
         )
 
