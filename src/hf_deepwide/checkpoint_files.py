@@ -32,6 +32,7 @@ CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
     "adapter_model.safetensors",
 )
 INDEX = f"{WEIGHTS}.index.json"
+RUN = "run.json"  # what `hf_deepwide.runs` marks the folder of a run by
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-*-model-*.safetensors"  # what Transformers writes from several processes
 JSON_FILES = (CONFIG, "generation_config.json", "tokenizer_config.json", "tokenizer.json", ADAPTER_CONFIG)
@@ -56,9 +57,8 @@ def check_folder(folder: Path, weights: bool) -> None:
             read_fields(folder / name)
     if not weights:
         return
+    check_model(folder)
     model, adapter = ((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG))
-    if not model and not adapter:
-        raise OSError("the folder holds no model: there is no config.json in it")
     if model and adapter:
         raise OSError(f"the folder holds a model and an adapter ({ADAPTER_CONFIG}); give each a folder of its own")
     accepted = (ADAPTER,) if adapter else (WEIGHTS, INDEX)
@@ -71,6 +71,19 @@ def check_folder(folder: Path, weights: bool) -> None:
             "made it, write it anew as safetensors, by `AutoModel….from_pretrained(folder).save_pretrained(folder)`"
         )
     raise OSError(f"the folder holds no weights: there is no {accepted[0]} in it")
+
+
+def check_model(where: str | Path) -> None:
+    """See that a folder holds the config of a model or of an adapter; a Hub id is not looked up.
+
+    Raises:
+        OSError: the folder holds neither.
+    """
+    folder = Path(where)
+    if not folder.is_dir() or any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
+        return
+    begun = ". Its training has not ended: give the command that began it again" if (folder / RUN).is_file() else ""
+    raise OSError(f"the folder holds no model: there is no {CONFIG} in it{begun}")
 
 
 def read_fields(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from . import checkpoint_files
 from .errors import UserError, one_line, quote
 from .generation_fields import check_fields, check_generation
+from .hub import offline_where_unreachable
 from .shards import only_weights
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def load_config(where: str | os.PathLike, told: str | None = None, trust_remote_
         UserError: there is none, it is damaged, or it is of a model type that is not known.
     """
     with _Telling(where, told) as name:
+        checkpoint_files.check_model(name)
         checkpoint_files.check_config(
             checkpoint_files.fields_of(name, checkpoint_files.CONFIG) or {}, trust_remote_code
         )
@@ -206,10 +208,13 @@ class _Telling:
     def __enter__(self) -> str:
         self.verbosity = transformers_logging.get_verbosity()
         transformers_logging.set_verbosity_error()  # its reports on weights come as tables; ours is the error
+        self.hub = ExitStack()
         try:
             _check_name(self.name)
             if Path(self.name).is_dir():
                 checkpoint_files.check_folder(Path(self.name), self.weights)
+            else:
+                self.hub.enter_context(offline_where_unreachable())
         except OSError as error:
             self.__exit__(type(error), error, None)
         return self.name
@@ -218,6 +223,7 @@ class _Telling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         transformers_logging.set_verbosity(self.verbosity)
+        self.hub.close()
         if error is None or isinstance(error, UserError):
             return
         if isinstance(error, SafetensorError):

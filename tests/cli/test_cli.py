@@ -59,6 +59,28 @@ def test_packaged_recipes_are_listed_and_copied_whole(monkeypatch, capsys, tmp_p
     assert "exists already" in capsys.readouterr().err
 
 
+def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):
+    """Small files make small batches and a short warm-up; the model and the learning rate stay the recipe's."""
+    files = [tmp_path / "my.de", tmp_path / "my.en"]
+    for file in files:
+        file.write_text("Das ist ein Satz mit acht Wörtern darin.\n" * 2_000, encoding="utf-8")
+    copied = tmp_path / "small.yaml"
+    call(monkeypatch, "recipes", "multi30k_en_de_vanilla", "--fit", *map(str, files), "--copy", str(copied))
+    assert "2,000 pairs" in capsys.readouterr().err
+    fitted, packaged = load_recipe(copied), load_recipe("multi30k_en_de_vanilla")
+    assert fitted.values["model"] == packaged.values["model"]
+    training = fitted.values["training"]
+    assert training["learning_rate"] == packaged.values["training"]["learning_rate"]
+    assert training["max_tokens"] < packaged.values["training"]["max_tokens"]
+    steps = 2_000 * 14 / training["max_tokens"] * training["num_train_epochs"]
+    assert steps / 20 < training["warmup_steps"] < steps / 5
+
+    files[1].write_text("one line\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "recipes", "multi30k_en_de_vanilla", "--fit", *map(str, files))
+    assert "2,000 lines" in capsys.readouterr().err
+
+
 def test_a_reader_that_stops_early_is_no_error():
     ended = subprocess.run(
         f"{sys.executable} -m hf_deepwide.cli schema | head -n 1",

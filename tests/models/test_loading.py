@@ -385,3 +385,41 @@ def test_tokenizers_are_checked(name, checkpoint):
     load_tokenizer(checkpoint.folder)
     TOKENIZERS[name](checkpoint)
     refused(lambda: load_tokenizer(checkpoint.folder), str(checkpoint.folder))
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """No connection leads anywhere; holds the seconds that were waited for nothing."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("Name or service not known")
+
+    waited: list[float] = []
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr("hf_deepwide.hub.constants.HF_HUB_OFFLINE", False)
+    return waited
+
+
+@pytest.mark.parametrize("load", [load_config, load_tokenizer, lambda name: load_model(AutoModelForSeq2SeqLM, name)])
+def test_without_the_hub_an_unknown_name_is_refused_soon(load, pauses):
+    refused(lambda: load("nobody/nothing"), "nobody/nothing", "connect")
+    assert sum(pauses) <= 2
+
+
+def test_without_the_hub_a_cached_model_is_loaded_soon(checkpoint, pauses, tmp_path, monkeypatch):
+    """A copy that the cache was given whole: nothing in it says which files the repository does not have."""
+    place = tmp_path / "cache" / "models--some--model"
+    shutil.copytree(checkpoint.folder, place / "snapshots" / "abc")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert load_model(AutoModelForSeq2SeqLM, "some/model").num_parameters() == checkpoint.load().num_parameters()
+    assert sum(pauses) <= 2
+
+
+def test_an_unfinished_run_is_no_model(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    for load in (load_config, lambda folder: load_model(AutoModelForSeq2SeqLM, folder)):
+        refused(lambda load=load: load(tmp_path), "no config.json", "has not ended")

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..loading import load_tokenizer
+from ..progress import shows_bars
 from .arguments import Places
 from .bpe_codes import SPECIAL_TOKENS, tokenizer_from_codes
 
@@ -126,6 +127,7 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTraine
         vocab_size=args.vocab_size,
         min_frequency=args.min_frequency,
         special_tokens=list(SPECIAL_TOKENS.values()),
+        show_progress=shows_bars(),  # in a file, bars would be empty lines
     )
     tokenizer.train_from_iterator((LONG_WORD.sub(r"\g<0> ", text) for text in texts), trainer)
     tokenizer.normalizer = normalizers.Sequence(steps) if steps else None

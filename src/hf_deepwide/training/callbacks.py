@@ -75,7 +75,7 @@ class WarmUpFits(TrainerCallback):
         if warmup > steps:
             raise UserError(
                 f"{self.source}: training.warmup_steps is {warmup:,}, and the whole training has {steps:,} steps: the "
-                f"learning rate would never reach its peak. Set warmup_steps to about {max(steps // 10, 1):,}, or "
+                f"learning rate would never reach its peak. Set warmup_steps to 0.1, a tenth of the training, or "
                 "train for longer (num_train_epochs, max_steps)"
             )
 
