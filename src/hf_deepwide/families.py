@@ -50,6 +50,7 @@ class Start(NamedTuple):
 
     defaults: Mapping[str, Any] = MappingProxyType({})  # config fields that differ from those of a new model
     free: tuple[str, ...] = ()  # shared config fields that may differ from the base's: what they describe is new
+    neutral: Mapping[str, tuple] = MappingProxyType({})  # values of such fields with which a model begins as its base
     copies: Callable[[DeepWideConfig, str, str], int] = copies_of_branches  # of a plain sub-layer, side by side
     takes: Callable[[str, VanillaTransformerConfig], bool] = takes_all  # whether a tensor of the base is used
     losses: Callable[[VanillaTransformerConfig, DeepWideConfig], list[str]] = loses_nothing  # why the function changes
@@ -119,6 +120,16 @@ def losses_of_lstm(base: VanillaTransformerConfig, config: DepthwiseLSTMConfig) 
     return ["its embeddings and attentions are copied, and the LSTM that joins them is new; train it before use"]
 
 
+def losses_of_vanilla(base: VanillaTransformerConfig, config: VanillaTransformerConfig) -> list[str]:
+    """Name a solver, which evaluates each copied layer twice."""
+    if config.encoder_solver == base.encoder_solver:
+        return []
+    return [
+        f"`encoder_solver` {config.encoder_solver!r} evaluates each encoder layer twice, and its gate is new; train "
+        "it before use"
+    ]
+
+
 FAMILIES = {
     family.config.model_type: family
     for family in (
@@ -127,6 +138,11 @@ FAMILIES = {
             VanillaTransformerModel,
             VanillaTransformerForConditionalGeneration,
             paper=("Vaswani et al. 2017, Attention Is All You Need", "1706.03762"),
+            start=Start(
+                free=("encoder_solver", "aggregation_dilation", "aggregation_period"),
+                neutral=MappingProxyType({"layer_aggregation": ("denseformer",)}),
+                losses=losses_of_vanilla,
+            ),
             is_base=True,
         ),
         Family(

@@ -65,7 +65,8 @@ COPIED = (
     "eos_token_id",
     "decoder_start_token_id",
 )
-JOINTS = ("residual", "layer_aggregation")  # fields of a vanilla config that say how layers are joined
+# Fields of a vanilla config that say how layers are joined.
+JOINTS = ("residual", "layer_aggregation", "encoder_solver")
 RENAMED = (
     (r"\.(fc[12])\.", r".feed_forward.\1."),
     (r"\.embed_positions\.", ".embeddings.positions."),

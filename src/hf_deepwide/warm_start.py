@@ -159,7 +159,7 @@ def target_config(
         if field not in known:
             nearest = difflib.get_close_matches(field, known, n=1, cutoff=0)[0]
             raise UserError(f"{config_class.__name__} has no field {quote(field)}; the nearest is {nearest!r}")
-        free = field in start.free or _is_free(field, base)
+        free = field in start.free or value in start.neutral.get(field, ()) or _is_free(field, base)
         if hasattr(base, field) and value != getattr(base, field) and not free:
             have = getattr(base, field)
             reason = "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"

@@ -48,6 +48,20 @@ CASES = {
     "vanilla-dlcl-prenorm": Case(
         "vanilla_transformer", {"layer_aggregation": "dlcl", "normalize_before": True, "attention_branches": 2}
     ),
+    "vanilla-denseformer": Case("vanilla_transformer", {"layer_aggregation": "denseformer", "attention_branches": 2}),
+    "vanilla-denseformer-sparse": Case(
+        "vanilla_transformer",
+        {
+            "layer_aggregation": "denseformer",
+            "aggregation_dilation": 2,
+            "aggregation_period": 2,
+            "normalize_before": True,
+        },
+    ),
+    "vanilla-rk2": Case("vanilla_transformer", {"encoder_solver": "rk2", "layer_aggregation": "dlcl"}),
+    "vanilla-rk2-prenorm": Case(
+        "vanilla_transformer", {"encoder_solver": "rk2", "normalize_before": True, "attention_branches": 2}
+    ),
     "mat-1": Case("mat", {"attention_branches": 1}),
     "mat-3": Case("mat", {"attention_branches": 3}),
     "mat-2-prenorm": Case(

@@ -210,11 +210,21 @@ def selections(w: Weights, config: Any, posterior: int = 0) -> Weights:
 def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) -> torch.Tensor:
     """The input of the next layer, given all outputs y_0 ... y_l: y_l, or DLCL's combination (Wang et al., Eq. 8, 9).
 
-    y_0 is not normalised, nor, post-norm, what stands alone.
+    y_0 is not normalised, nor, post-norm, what stands alone. Or DenseFormer's average of every k-th output, counted
+    back from the last; after layers that its period does not divide, y_l.
     """
-    if getattr(config, "layer_aggregation", None) is None:
+    how = getattr(config, "layer_aggregation", None)
+    if how is None:
         return outputs[-1]
     name, last = f"{stack}.combination", len(outputs) - 1
+    if how == "denseformer":
+        if last == 0 or last % config.aggregation_period:
+            return outputs[-1]
+        average, k = torch.zeros_like(outputs[-1]), last
+        while k >= 0:
+            average = average + w[f"{name}.combination_weights"][last, k] * outputs[k]
+            k -= config.aggregation_dilation
+        return average
     rows = []
     for t in range(len(outputs[0])):
         row = 0
@@ -283,6 +293,26 @@ def multipath_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor
 def encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
     if config.model_type == "multipath_transformer":
         return multipath_encoder_layer(w, name, config, xs)
+    if getattr(config, "encoder_solver", None) == "rk2":
+        return runge_kutta(w, lambda ys: plain_encoder_layer(w, name, config, ys, uniform), xs)
+    return plain_encoder_layer(w, name, config, xs, uniform)
+
+
+def runge_kutta(w: Weights, layer: Callable[[torch.Tensor], torch.Tensor], xs: torch.Tensor) -> torch.Tensor:
+    """x + g F_1 + (1 - g) F_2 with F(x) = layer(x) - x, F_1 = F(x), F_2 = F(x + F_1) (ODE Transformer, RK2)."""
+    f1 = layer(xs) - xs
+    f2 = layer(xs + f1) - (xs + f1)
+    rows = []
+    for x, a, b in zip(xs, f1, f2, strict=True):
+        score = w["encoder.solver.solver_bias"][0]
+        for weight, feature in zip(w["encoder.solver.solver_weight"], [*a, *b], strict=True):
+            score = score + weight * feature
+        g = 1 / (1 + torch.exp(-score))
+        rows.append(x + g * a + (1 - g) * b)
+    return torch.stack(rows)
+
+
+def plain_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
     heads, bottom = config.encoder_attention_heads, xs
     xs = residual(
         w,

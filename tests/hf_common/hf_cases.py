@@ -70,6 +70,8 @@ CASES = [
         {"residual": "rezero"},
         *({"residual": residual, "attention_branches": n} for residual, n in product(("deepnorm", "b2t"), (1, 3))),
         {"layer_aggregation": "dlcl"},
+        *({"layer_aggregation": "denseformer", "attention_branches": n} for n in (1, 3)),
+        *({"encoder_solver": "rk2", "attention_branches": n} for n in (1, 3)),
         {"layer_aggregation": "dlcl", **PRE_NORM},
         {"layer_drop": 0.3, **PRE_NORM},
     ),

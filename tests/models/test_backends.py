@@ -51,9 +51,11 @@ def test_flex_attention_agrees():
             torch.testing.assert_close(model(**batch).logits[real], expected[real], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "case", ["vanilla", "mat-3", "mat-2-prenorm", "latent-both", "latent-decoder-hard", "lstm", "lstm-two"]
-)
+COMPILED = ["vanilla", "mat-3", "mat-2-prenorm", "latent-both", "latent-decoder-hard", "lstm", "lstm-two"]
+JOINED = ["vanilla-deepnorm", "vanilla-b2t", "vanilla-denseformer", "vanilla-rk2-prenorm"]
+
+
+@pytest.mark.parametrize("case", COMPILED + JOINED)
 def test_the_forward_pass_compiles_as_one_graph(case):
     model = build(case, encoder_layers=1, decoder_layers=2)
     torch.compiler.reset()
@@ -61,6 +63,18 @@ def test_the_forward_pass_compiles_as_one_graph(case):
     with torch.no_grad():
         for batch in (pair(), pair(seed=2)):
             torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_training_compiles_as_one_graph(case):
+    model = build(case, encoder_layers=2, decoder_layers=2).train()
+    expected = results(model, 0, **pair())
+    model.zero_grad()
+    torch.compiler.reset()
+    out = torch.compile(model, backend="eager", fullgraph=True)(**pair())
+    out.loss.backward()
+    got = {name: p.grad for name, p in model.named_parameters()}
+    torch.testing.assert_close((out.logits, out.loss, got), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_training_with_dropping_compiles():

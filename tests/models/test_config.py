@@ -79,11 +79,17 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"layer_drop": 1}, ["`layer_drop`", "[0, 1)", "got 1"]),
         ({"layer_drop": -0.1}, ["`layer_drop`", "[0, 1)", "got -0.1"]),
         ({"residual": "highway"}, ["`residual`", "add, rezero, deepnorm, b2t", "'highway'"]),
-        ({"layer_aggregation": "none"}, ["`layer_aggregation`", "dlcl, None", "'none'"]),
+        ({"layer_aggregation": "none"}, ["`layer_aggregation`", "dlcl, denseformer, None", "'none'"]),
         ({"residual": "rezero", "normalize_before": True}, ["rezero", "`normalize_before=False`"]),
         ({"residual": "deepnorm", "normalize_before": True}, ["deepnorm", "post-norm", "`normalize_before=False`"]),
         ({"residual": "b2t", "normalize_before": True}, ["b2t", "post-norm", "`normalize_before=False`"]),
         ({"residual": "rezero", "layer_aggregation": "dlcl"}, ["rezero", "dlcl", "one of them"]),
+        ({"aggregation_dilation": 2}, ["`aggregation_dilation`", "`layer_aggregation='denseformer'`"]),
+        ({"layer_aggregation": "dlcl", "aggregation_period": 2}, ["`aggregation_period`", "DenseFormer"]),
+        ({"layer_aggregation": "denseformer", "aggregation_period": 7}, ["`aggregation_period`", "at most 6"]),
+        ({"layer_aggregation": "denseformer", "aggregation_dilation": 0}, ["`aggregation_dilation`", "at least 1"]),
+        ({"encoder_solver": "euler"}, ["`encoder_solver`", "rk2, None", "'euler'"]),
+        ({"encoder_solver": "rk2", "residual": "b2t"}, ["rk2", "b2t", "`residual='add'`"]),
     ],
 )
 def test_a_wrong_depth_is_named_likewise(fields, words):

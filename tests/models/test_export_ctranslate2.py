@@ -44,6 +44,8 @@ REFUSED = {
     "rezero": ("vanilla-rezero", {}, "rezero"),
     "deepnorm": ("vanilla-deepnorm", {}, "deepnorm"),
     "combined layers": ("vanilla-dlcl", {}, "dlcl"),
+    "averaged layers": ("vanilla-denseformer", {}, "denseformer"),
+    "layers evaluated twice": ("vanilla-rk2", {}, "encoder_solver"),
     "norms of several paths": ("multipath-2", {}, "path_norm"),
     "a norm behind a post-norm path": ("multipath-2", {"encoder_paths": 1, "normalize_before": False}, "path_norm"),
     "lstm": ("lstm", {}, "LSTM"),

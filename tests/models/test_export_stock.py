@@ -93,6 +93,7 @@ def test_latent_depth_becomes_the_class_of_its_pruned_model():
         ("marian", "vanilla-rezero", MARIAN, ["residual"]),
         ("marian", "vanilla-b2t", {**MARIAN, "ffn_branches": 1}, ["residual"]),
         ("m2m_100", "vanilla-dlcl-prenorm", {}, ["layer_aggregation"]),
+        ("marian", "vanilla-rk2", MARIAN, ["encoder_solver"]),
         ("m2m_100", "lstm", {}, ["depthwise_lstm"]),
         ("m2m_100", "latent-both", {"num_posteriors": 2}, ["prune"]),
         ("t5", "vanilla", {}, ["'t5'", "marian, bart"]),

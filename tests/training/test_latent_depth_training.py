@@ -82,7 +82,12 @@ def test_posteriors_are_a_group_of_their_own_and_do_not_decay(corpus, tmp_path):
 
 @pytest.mark.parametrize(
     ("fields", "exempt"),
-    [({"residual": "rezero"}, "residual_weight"), ({"layer_aggregation": "dlcl"}, "combination_weights")],
+    [
+        ({"residual": "rezero"}, "residual_weight"),
+        ({"layer_aggregation": "dlcl"}, "combination_weights"),
+        ({"layer_aggregation": "denseformer"}, "combination_weights"),
+        ({"encoder_solver": "rk2"}, "solver_weight"),
+    ],
 )
 def test_weights_of_layers_do_not_decay(fields, exempt, corpus, tmp_path):
     """Decay would draw layers towards not being used."""

@@ -1,24 +1,33 @@
 """The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm, and its deep kin.
 
 At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. Known ways to train
-deeper stacks are options, each on its own. How a sub-layer is joined to its input (`residual`) is in `residuals`. How
-layers are joined is here. x_l is the input of layer l, y_l its output, y_0 the embeddings; L is the number of layers:
+deeper stacks are options, each on its own, and each equation is in the file of its classes:
 
-    LayerDrop   y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training    (Fan, Grave and Joulin 2020, arXiv 1909.11556)
-    DLCL        x_{l+1} = sum_{k<=l} W_lk LN(y_k)                       (Wang et al. 2019, arXiv 1906.01787, Eq. 8, 9)
+    `residual`            how a sub-layer is joined to its input: ReZero, DeepNorm, B2T          `residuals`
+    `layer_aggregation`   what a layer reads of all before it: DLCL, DenseFormer                 `layer_combination`
+    `encoder_solver`      an encoder layer as a step of a Runge-Kutta method                     `runge_kutta`
+    `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
+
+LayerDrop, with x_l the input of layer l and y_l its output: y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training.
 
 Shapes: B batch, T time, D model width.
 """
 
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from .branches import no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .layer_combination import COMBINATIONS, LayerSum
+from .layer_combination import LayerCombination as LayerCombination
 from .layers import DecoderLayer, EncoderLayer
 from .modeling_base import (
     Decoder,
@@ -37,6 +46,7 @@ from .residuals import (
     ReZeroDecoderLayer,
     ReZeroEncoderLayer,
 )
+from .runge_kutta import RungeKuttaEncoderLayer, SolverGate
 
 # The layers of encoder and decoder, by the config's `residual`.
 LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
@@ -47,52 +57,25 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
 }
 
 
-class LayerCombination(nn.Module):
-    """The dynamic linear combination of layers (DLCL), what a layer reads of all that came before it.
-
-    Pre-norm, x_{l+1} = sum_{k<=l} W_lk LN_k(y_k); post-norm, x_{l+1} = LN_l(sum_{k<=l} W_lk y_k). Each sum starts as
-    a mean. As in the released code, the embeddings y_0 are not normalised. Post-norm, neither is x_1, which combines
-    the embeddings alone. This leaves one LayerNorm per layer.
-    """
-
-    def __init__(self, config: VanillaTransformerConfig, layers: int) -> None:
-        super().__init__()
-        self.normalize_before = config.normalize_before
-        self.layer_norms = nn.ModuleList([nn.LayerNorm(config.d_model) for _ in range(layers)])
-        self.combination_weights = nn.Parameter(self.initial_weights())
-
-    def initial_weights(self) -> torch.Tensor:
-        """W `[L + 1, L + 1]`, lower triangular: row l holds 1 / (l + 1), and what lies above is never used."""
-        ones = torch.ones(len(self.layer_norms) + 1, len(self.layer_norms) + 1).tril()
-        return ones / ones.sum(1, keepdim=True)
-
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Add y_l `[B, T, D]` to the l terms in `history`, and combine them into x_{l+1}."""
-        index = len(history)
-        norm = self.layer_norms[index - 1] if index else nn.Identity()
-        history.append(norm(output) if self.normalize_before else output)
-        weights = self.combination_weights[index, : index + 1].unbind()
-        combined = weights[0] * history[0]
-        for weight, term in zip(weights[1:], history[1:], strict=True):
-            combined = torch.addcmul(combined, weight, term)
-        return combined if self.normalize_before else norm(combined)
-
-
 class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
     """What the models of this family share beside the rest."""
 
     config_class = VanillaTransformerConfig
-    _no_split_modules = [cls.__name__ for layers in LAYERS.values() for cls in layers]
-    no_weight_decay = ("residual_weight", "combination_weights")
+    _no_split_modules = [cls.__name__ for layers in (*LAYERS.values(), (RungeKuttaEncoderLayer,)) for cls in layers]
+    no_weight_decay = ("residual_weight", "combination_weights", "solver_weight", "solver_bias")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As everywhere; layers of ReZero start as the identity, combinations of layers as their mean."""
+        """As everywhere; ReZero starts as the identity, a sum of layers as it says, a solver's gate by Xavier."""
         super()._init_weights(module)
         if isinstance(module, ReZero):
             init.zeros_(module.residual_weight)
-        elif isinstance(module, LayerCombination):
+        elif isinstance(module, LayerSum):
             init.copy_(module.combination_weights, module.initial_weights())
+        elif isinstance(module, SolverGate):
+            bound = math.sqrt(6 / (len(module.solver_weight) + 1))
+            init.uniform_(module.solver_weight, -bound, bound)
+            init.zeros_(module.solver_bias)
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
@@ -100,7 +83,8 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
-        self.combination = LayerCombination(config, len(self.layers)) if config.layer_aggregation == "dlcl" else None
+        combination = COMBINATIONS.get(config.layer_aggregation)
+        self.combination = None if combination is None else combination(config, len(self.layers))
         self.post_init()
 
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
@@ -131,10 +115,32 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
 class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     """Embeddings and a stack of encoder layers."""
 
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.solver = SolverGate(config.d_model) if config.encoder_solver == "rk2" else None
+        self.post_init()
+
     @property
     def layer_class(self) -> type[EncoderLayer]:
         """How the layers are joined."""
-        return LAYERS[self.config.residual][0]
+        return RungeKuttaEncoderLayer if self.config.encoder_solver == "rk2" else LAYERS[self.config.residual][0]
+
+    def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the layers, `[B, S, D]` to `[B, S, D]`; see `Stack`."""
+        if self.solver is None:
+            return super().run_layers(hidden_states, *inputs, **kwargs)
+        hidden_states = super().run_layers(hidden_states, *inputs, solver=self.solver, **kwargs)
+        may_skip_all = self.training and self.config.layer_drop > 0
+        return hidden_states + no_gradient(self.solver) if may_skip_all else hidden_states
+
+    @can_return_tuple
+    @functools.wraps(Encoder.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutput:
+        """As the parent's; of a layer that is evaluated twice, attention weights are those of the second time."""
+        outputs = super().forward(*args, return_dict=True, **kwargs)
+        if self.solver is not None and outputs.attentions is not None:
+            outputs.attentions = outputs.attentions[1::2]
+        return outputs
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
@@ -159,3 +165,21 @@ class VanillaTransformerForConditionalGeneration(
     """The baseline translation model."""
 
     model_class = VanillaTransformerModel
+
+    def training_logs(self) -> dict[str, float]:
+        """What the learned ways to join layers have come to, layers counted from 1.
+
+        - `newest_weight/<stack>.<layer>`: the weight of a layer's output in the learned sum behind this layer.
+        - `earlier_weights/<stack>.<layer>`: there, the sum of the absolute weights of all that came before.
+        - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice, the mean of the last forward pass.
+        """
+        logs = {}
+        for name in ("encoder", "decoder"):
+            combination = getattr(self.model, name).combination
+            for layer, row in enumerate(combination.rows()[1:] if combination else (), start=1):
+                logs[f"newest_weight/{name}.{layer}"] = row[layer].item()
+                logs[f"earlier_weights/{name}.{layer}"] = row[:layer].abs().sum().item()
+        for number, layer in enumerate(self.model.encoder.layers, start=1):
+            if isinstance(layer, RungeKuttaEncoderLayer) and layer.mean_gate is not None:
+                logs[f"solver_gate/{number}"] = layer.mean_gate.item()
+        return logs

@@ -1,0 +1,119 @@
+"""What a layer reads of all that came before it: learned sums over the outputs of layers, one set of weights a stack.
+
+y_0 are the embeddings, y_l is the output of layer l, x_{l+1} the input of the next layer, or what the stack gives:
+
+    DLCL          x_{l+1} = sum_{k<=l} W_lk LN_k(y_k)     (Wang et al. 2019, arXiv 1906.01787, Eq. 8, 9)
+    DenseFormer   x_{l+1} = sum_{k<=l} W_lk y_k           (Pagliardini et al. 2024, arXiv 2402.02622)
+
+Shapes: B batch, T time, D model width, L layers.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+
+class LayerSum(nn.Module):
+    """Weighted sums of the outputs y_0 … y_l, for l from 0 to L.
+
+    Row l of W `[L + 1, L + 1]` weighs y_0 … y_l. What stands above the diagonal is never used.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.combination_weights = nn.Parameter(self.initial_weights())
+
+    def initial_weights(self) -> torch.Tensor:
+        """W `[L + 1, L + 1]` as training starts."""
+        raise NotImplementedError
+
+    def used(self, index: int) -> Sequence[int]:
+        """The outputs that row `index` weighs; without any, y_index passes as it is."""
+        return range(index + 1)
+
+    def rows(self) -> torch.Tensor:
+        """The weights `[L + 1, L + 1]` that the sums use, 0 where none is used; y_l that passes has the weight 1."""
+        used = torch.zeros(self.layers + 1, self.layers + 1)
+        passing = torch.zeros_like(used)
+        for index in range(self.layers + 1):
+            used[index, list(self.used(index))] = 1
+            passing[index, index] = not self.used(index)
+        weights = self.combination_weights.detach().float().cpu()
+        return weights.where(used > 0, passing)
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Add y_l `[B, T, D]` to the l terms in `history`, and combine them into x_{l+1}."""
+        raise NotImplementedError
+
+    def weighted_sum(self, history: list[torch.Tensor]) -> torch.Tensor:
+        """Combine all terms by their row's weights."""
+        index = len(history) - 1
+        weights = self.combination_weights[index].unbind()
+        first, *others = self.used(index)
+        combined = weights[first] * history[first]
+        for k in others:
+            combined = torch.addcmul(combined, weights[k], history[k])
+        return combined
+
+
+class LayerCombination(LayerSum):
+    """The dynamic linear combination of layers (DLCL).
+
+    Pre-norm, x_{l+1} = sum_{k<=l} W_lk LN_k(y_k); post-norm, x_{l+1} = LN_l(sum_{k<=l} W_lk y_k). Each sum starts as
+    a mean. As in the released code, the embeddings y_0 are not normalised. Post-norm, neither is x_1, which combines
+    the embeddings alone. This leaves one LayerNorm per layer.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layers: int) -> None:
+        super().__init__(layers)
+        self.normalize_before = config.normalize_before
+        self.layer_norms = nn.ModuleList([nn.LayerNorm(config.d_model) for _ in range(layers)])
+
+    def initial_weights(self) -> torch.Tensor:
+        """W, lower triangular: row l holds 1 / (l + 1)."""
+        ones = torch.ones(self.layers + 1, self.layers + 1).tril()
+        return ones / ones.sum(1, keepdim=True)
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Add y_l `[B, T, D]` to the l terms in `history`, and combine them into x_{l+1}."""
+        index = len(history)
+        norm = self.layer_norms[index - 1] if index else nn.Identity()
+        history.append(norm(output) if self.normalize_before else output)
+        combined = self.weighted_sum(history)
+        return combined if self.normalize_before else norm(combined)
+
+
+class DepthWeightedAverage(LayerSum):
+    """DenseFormer's average of the embeddings and of all layers so far, behind each layer.
+
+    It starts as the identity: W_ll is 1, all other weights are 0, and a plain stack keeps its function. Weights can
+    become negative and need not add up to 1. The average is taken after layers l that the period p divides, of the
+    outputs y_k with k = l (mod k'), where k' is the dilation. No average stands before the first layer.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layers: int) -> None:
+        super().__init__(layers)
+        self.dilation = config.aggregation_dilation
+        self.period = config.aggregation_period
+
+    def initial_weights(self) -> torch.Tensor:
+        """W, the identity."""
+        return torch.eye(self.layers + 1)
+
+    def used(self, index: int) -> Sequence[int]:
+        """The outputs that row `index` weighs; none where no average is taken."""
+        if index == 0 or index % self.period:
+            return ()
+        return range(index % self.dilation, index + 1, self.dilation)
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Add y_l `[B, T, D]` to the l terms in `history`; x_{l+1} is their average, or y_l where none is taken."""
+        history.append(output)
+        return self.weighted_sum(history) if self.used(len(history) - 1) else output
+
+
+COMBINATIONS: dict[str, type[LayerSum]] = {"dlcl": LayerCombination, "denseformer": DepthWeightedAverage}

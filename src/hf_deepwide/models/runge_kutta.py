@@ -1,0 +1,61 @@
+"""An encoder layer as a step of a solver of ordinary differential equations (Li et al. 2022, "ODE Transformer").
+
+Let layer(x) = x + F(x). The second-order Runge-Kutta method evaluates the layer twice with the same weights:
+
+    F_1 = F(x),  F_2 = F(x + F_1),  y = x + g F_1 + (1 - g) F_2,  g = sigmoid(w . [F_1; F_2] + b)
+
+g is learned, one number for each position, and one gate serves the whole encoder. The released code takes layer(x) for
+F(x). Then the residual is in it, and y grows twofold or threefold in each layer, which only DLCL's norms hide. Here,
+as in the paper, F is what a layer adds. Shapes: B batch, S time, D model width.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .layers import EncoderLayer
+
+
+class SolverGate(nn.Module):
+    """How much the first of two evaluations counts: g = sigmoid(w . [F_1; F_2] + b)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.solver_weight = nn.Parameter(torch.zeros(2 * width))
+        self.solver_bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Two `[B, S, D]` to g `[B, S, 1]`, in float32 at least."""
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        of_first, of_second = self.solver_weight.to(dtype).chunk(2)
+        # products and a sum, because autocast would make a matrix product of low precision
+        scores = (first.to(dtype) * of_first + second.to(dtype) * of_second).sum(-1, keepdim=True)
+        return torch.sigmoid(scores + self.solver_bias.to(dtype))
+
+
+class RungeKuttaEncoderLayer(EncoderLayer):
+    """Self-attention and feed-forward, evaluated twice. Dropout is drawn anew in the second evaluation.
+
+    Hooks and checkpointing see one layer.
+    """
+
+    mean_gate: torch.Tensor | None = None  # of the last forward pass in training, over all positions
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
+        *,
+        solver: SolverGate,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`[B, S, D]` to `[B, S, D]`; `solver` weighs the two evaluations, `gate` what the sub-layers add."""
+        once = super().forward(hidden_states, attention_mask, gate, **kwargs)
+        twice = super().forward(once, attention_mask, gate, **kwargs)
+        first, second = once - hidden_states, twice - once
+        weight = solver(first, second)
+        if self.training:
+            self.mean_gate = weight.detach().mean()
+        return torch.addcmul(hidden_states + second, weight.to(first.dtype), first - second)
