@@ -10,7 +10,8 @@ systems decode 40 tokens. Vanilla is Marian in our classes: the two engines diff
 with three branches stands between a vanilla model of its width, which has a third of its heads, and a vanilla model of
 as many heads, which is three times as wide.
 
-With `--model` a trained checkpoint translates a text by `generate`, and by its export in float32 and in int8.
+With `--model` a trained checkpoint translates a text by `generate` in float32 and in bfloat16, and by its export in
+float32 and in int8.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from transformers import (
     AutoTokenizer,
     MarianConfig,
     MarianMTModel,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     set_seed,
 )
@@ -139,18 +141,19 @@ def speed_table(report: dict) -> str:
 
 
 def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, threads: int) -> dict:
-    """BLEU and seconds of `generate` and of both exports on one text."""
+    """BLEU and seconds of `generate` in both precisions, and of both exports, on one text."""
     texts, references = (path.read_text(encoding="utf-8").splitlines() for path in (source, reference))
-    model, tokenizer = (
-        AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval(),
-        AutoTokenizer.from_pretrained(checkpoint),
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    full, half = (
+        AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dtype=dtype).eval()
+        for dtype in (torch.float32, torch.bfloat16)
     )
-    longest = model.config.max_position_embeddings
+    longest = full.config.max_position_embeddings
     ids = [tokenizer(text, truncation=True, max_length=longest)["input_ids"] for text in texts]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     limit = min(2 * max(map(len, ids)) + 20, longest - 1)
 
-    def by_generate() -> list[str]:
+    def by_generate(model: PreTrainedModel) -> list[str]:
         found = [""] * len(ids)
         for start in range(0, len(order), 32):
             rows = order[start : start + 32]
@@ -171,7 +174,10 @@ def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, th
 
     report = {}
     with tempfile.TemporaryDirectory() as folder:
-        systems: dict[str, Callable[[], list[str]]] = {"generate": by_generate}
+        systems: dict[str, Callable[[], list[str]]] = {
+            "generate, float32": lambda: by_generate(full),
+            "generate, bfloat16": lambda: by_generate(half),
+        }
         for quantization in ("float32", "int8"):
             place = hf_deepwide.export_ctranslate2(checkpoint, Path(folder) / quantization, quantization=quantization)
             systems[f"CTranslate2, {quantization}"] = lambda place=place: by_engine(place)

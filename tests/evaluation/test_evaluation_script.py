@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, NllbTokenizer
+from watched_generation import watch_generation
 from word_models import tiny_model, tiny_tokenizer
 
+from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
@@ -54,6 +56,13 @@ def test_scores_a_file(run, capsys):
     shown = capsys.readouterr().out
     assert f"{expected['bleu']:.2f}" in shown
     assert expected["signature"]["bleu"] in shown
+
+
+def test_a_checkpoint_decodes_the_fast_way(run, monkeypatch):
+    VanillaTransformerForConditionalGeneration.from_base(tiny_model()).save_pretrained("checkpoint")
+    counts = watch_generation(monkeypatch)
+    run("--model", "checkpoint", "--source", "sources.txt", *SEARCH)
+    assert counts["twins"] == counts["generate"] > 0
 
 
 def test_scores_a_checkpoint_and_keeps_its_translations(run, capsys):

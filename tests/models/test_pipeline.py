@@ -24,6 +24,7 @@ from transformers import (
     pipelines,
 )
 from transformers.pipelines.pt_utils import KeyDataset
+from watched_generation import watch_generation
 
 from hf_deepwide import registration
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
@@ -140,6 +141,14 @@ def test_equals_generation_by_hand(kinds, kind):
     assert len(set(expected)) == len(TEXTS)
     assert texts_of(translate(TEXTS)) == expected
     assert texts_of(translate(TEXTS, batch_size=3)) == expected
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_decodes_the_fast_way(kinds, kind, monkeypatch):
+    counts = watch_generation(monkeypatch)
+    model, tokenizer = kinds[kind]
+    pipeline("translation", model=model, tokenizer=tokenizer, device="cpu", **QUICK)(TEXTS)
+    assert counts["twins"] == counts["generate"] > 0
 
 
 def test_every_kind_of_input(mat):

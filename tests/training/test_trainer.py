@@ -20,6 +20,7 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from tiny_run import tiny_recipe, tiny_values
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, TOKENIZER_MAPPING, Trainer, TrainerCallback
+from watched_generation import watch_generation
 
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
@@ -140,6 +141,14 @@ def test_validation_bleu_is_that_of_the_translations(make, corpus):
     arguments = EvaluationArguments(num_beams=2)
     translations = translate(trainer.model, corpus.tokenizer, texts["source"][:], arguments)
     assert metrics["eval_bleu"] == score(translations, texts["target"][:], metrics=["bleu"])["bleu"]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_validation_in_training_decodes_the_fast_way(make, monkeypatch, bf16):
+    """Though the trainer has put autocast around the model."""
+    counts = watch_generation(monkeypatch)
+    make("mat", max_steps=1, bf16=bf16, eval_strategy="steps", eval_steps=1, predict_with_generate=True).train()
+    assert counts["twins"] == counts["generate"] > 0
 
 
 class Record(TrainerCallback):

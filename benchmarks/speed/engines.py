@@ -1,0 +1,141 @@
+"""One model, one text, every way to decode it: `generate`, `torch.compile`, CTranslate2.
+
+    python benchmarks/speed/engines.py --output benchmarks/results/decoding_engines_amd.json
+    python benchmarks/speed/engines.py --threads 1 --sentences 32 --beams 5 --output decoding_engines.json
+    python benchmarks/speed/engines.py --compile --sentences 1 --beams 1
+
+Models have random weights, 256 wide, with 6 + 6 layers. The end of a sentence is forbidden, so that all ways decode 40
+tokens. The ways take turns, and what counts is the median over the rounds of Marian's time by that of a way in the
+same round. Numbers that `--output` holds already stay, so that a measurement can be made in pieces.
+
+`--compile` measures the other way to fast steps: the decoder as one graph, by `torch.compile`, with a static cache.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import torch
+from exported import OURS, SETTINGS, SIZE, VOCABULARY, step_of, tokenizer_of
+from harness import against, machine, take_turns, write_text
+from tasks import Decoding
+from transformers import MarianConfig, MarianMTModel, PreTrainedModel, set_seed
+
+import hf_deepwide
+from hf_deepwide import MATConfig, VanillaTransformerConfig
+from hf_deepwide.errors import run_script
+from hf_deepwide.exporting.ctranslate2_spec import vocabulary
+from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
+
+YARDSTICK = "Marian, `generate`"
+
+
+def vanilla(**options: Any) -> PreTrainedModel:
+    """The same model each time."""
+    set_seed(0)
+    model = hf_deepwide.VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**OURS))
+    return model.eval().to(**options) if options else model.eval()
+
+
+def marian() -> PreTrainedModel:
+    """Marian of the same size."""
+    special = {"pad_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+    return MarianMTModel(MarianConfig(**SIZE, **special)).eval()
+
+
+def ways(folder: Path, threads: int, sentences: int, beams: int) -> dict[str, Callable[[], object]]:
+    """Every way to decode, as a function that decodes the same sources each time."""
+    task = Decoding(sentences, beams)
+    mat = hf_deepwide.MATForConditionalGeneration(MATConfig(**OURS, attention_branches=3)).eval()
+    steps = {
+        YARDSTICK: task.step(marian(), "cpu"),
+        "vanilla, `generate`": task.step(vanilla(), "cpu"),
+        "vanilla, `generate`, bfloat16": task.step(vanilla(dtype=torch.bfloat16), "cpu"),
+        "MAT of 3 branches, `generate`": task.step(mat, "cpu"),
+    }
+    for quantization in ("float32", "int8"):
+        place = folder / quantization
+        if not place.exists():
+            hf_deepwide.export_ctranslate2(vanilla(), place, quantization=quantization, tokenizer=tokenizer_of(1))
+        words = vocabulary(tokenizer_of(1), VOCABULARY)
+        steps[f"vanilla, CTranslate2, {quantization}"] = step_of(place, words, sentences, beams, threads)
+    return steps
+
+
+def compiled(sentences: int, beams: int) -> tuple[dict[str, Callable[[], object]], float]:
+    """The twin, and the decoder as a compiled graph with a static cache; and the seconds that compiling took."""
+    task, model = Decoding(sentences, beams), vanilla()
+    model.generation_config.cache_implementation = "static"
+    model.forward = torch.compile(model.forward)
+    graph = task.step(model, "cpu")
+    begin = time.perf_counter()
+    graph()
+    seconds = time.perf_counter() - begin
+    steps = {YARDSTICK: task.step(marian(), "cpu"), "vanilla, `generate`": task.step(vanilla(), "cpu")}
+    return steps | {"vanilla, torch.compile, static cache": graph}, seconds
+
+
+def table(report: dict) -> str:
+    """The report as Markdown."""
+    columns = list(report["speed"])
+    names = list(dict.fromkeys(name for column in report["speed"].values() for name in column))
+    lines = [
+        "# How fast is one model, by the way in which it decodes?",
+        "",
+        f"Marian's time by a way's, for equal work: more is faster. Medians of {report['rounds']} interleaved rounds. "
+        f"Columns: threads, sentences × beams. {report['machine']}, torch {report['torch']}, "
+        f"CTranslate2 {report['ctranslate2']}.",
+        "",
+        f"| way | {' | '.join(columns)} |",
+        "|---" * (1 + len(columns)) + "|",
+    ]
+    for name in names:
+        cells = (format(column[name], ".2f") if name in column else "" for column in report["speed"].values())
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    if report["compile_seconds"]:
+        seconds = ", ".join(f"{column}: {value:.0f} s" for column, value in report["compile_seconds"].items())
+        lines += ["", f"Seconds until the compiled graph had decoded for the first time: {seconds}."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each way that count")
+    parser.add_argument("--sentences", type=int, help="of a batch; all settings without it")
+    parser.add_argument("--beams", type=int, default=1, help="of the search, with --sentences")
+    parser.add_argument("--compile", action="store_true", help="measure torch.compile, too slow to be one of the ways")
+    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    bound_kernel_caches()
+    place = args.output
+    report: dict[str, Any] = {"speed": {}, "compile_seconds": {}}
+    if place and place.exists():
+        report = json.loads(place.read_text(encoding="utf-8"))
+    report |= {**machine("cpu"), "rounds": args.rounds, "ctranslate2": ctranslate2.__version__}
+    with tempfile.TemporaryDirectory() as folder:
+        for sentences, beams in ((args.sentences, args.beams),) if args.sentences else SETTINGS:
+            column = f"{args.threads} thread{'s' * (args.threads > 1)}, {sentences} × {beams}"
+            if args.compile:
+                steps, report["compile_seconds"][column] = compiled(sentences, beams)
+            else:
+                steps = ways(Path(folder), args.threads, sentences, beams)
+            measured = against(take_turns(steps, args.rounds, warm_up=1), YARDSTICK)
+            found = {name: round(1 / each.ratio, 3) for name, each in measured.items()}
+            report["speed"][column] = found | report["speed"].get(column, {}) if args.compile else found
+            print(column, {name: (round(each.seconds, 3), found[name]) for name, each in measured.items()}, flush=True)
+    if place:
+        write_text(place, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_text(place.with_suffix(".md"), table(report))
+
+
+if __name__ == "__main__":
+    run_script(main)
