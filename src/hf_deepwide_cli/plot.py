@@ -1,7 +1,8 @@
-"""Draw runs: learning curves, the layers that latent depth uses, the weights of a Multi-Path model's paths.
+"""Draw runs: learning curves, layers that latent depth uses, what joins layers, weights of a Multi-Path model's paths.
 
     hf-deepwide plot curves runs/static_24 runs/latent_24 --output plots
     hf-deepwide plot layers runs/multi30k_en_xx_latent_depth
+    hf-deepwide plot joints runs/denseformer
     hf-deepwide plot paths runs/multi30k_en_de_multipath path_weights.png
 
 `curves` draws learning_curves.png (of models whose loss has further terms, the cross-entropy alone) and, of runs with
@@ -9,6 +10,8 @@
 
 `layers` prints which layers every posterior selects, and draws how much it used them over training, and samples of z
 (Li et al. 2020, Figures 5 and 6).
+
+`joints` draws which layers read which (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over training.
 
 `paths` draws how unequal the weights of each encoder layer are, and the weights (Lin et al. 2023, Figure 7).
 
@@ -31,10 +34,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     layers.add_argument("--output", type=Path, help="folder of the figures (default: `plots` in the first folder)")
     layers.add_argument("--hard", action="store_true", help="samples that are 0 or 1")
     layers.add_argument("--seed", type=int, default=0, help="of the samples' noise (default: 0)")
+    joints = kinds.add_parser("joints", help="learned weights that join the layers of a model")
+    joints.add_argument("run", type=Path, help="folder of a run or a checkpoint")
+    joints.add_argument("--output", type=Path, help="folder of the figures (default: `plots` in the run)")
     paths = kinds.add_parser("paths", help="path weights of a Multi-Path model")
     paths.add_argument("checkpoint", help="a folder or Hub id")
     paths.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
-    for kind in (curves, layers, paths):
+    for kind in (curves, layers, joints, paths):
         kind.add_argument("--overwrite", action="store_true", help="replace figures of these names")
 
 
@@ -45,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
     kinds: dict[str, Callable[..., Iterable[Path]]] = {
         "curves": figures.draw_curves,
         "layers": figures.draw_layers,
+        "joints": figures.draw_joints,
         "paths": figures.draw_paths,
     }
     draw = kinds[args.kind]

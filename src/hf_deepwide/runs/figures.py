@@ -1,4 +1,4 @@
-"""Figures of runs that are there already: learning curves side by side, layer utilisation, path weights."""
+"""Figures of runs that are there already: learning curves, layer utilisation, joints of layers, path weights."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,6 +7,14 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrained
 
 from ..analysis import gradient_norms
 from ..analysis.figures import image_path, run_labels
+from ..analysis.layer_joints import (
+    GATES,
+    WEIGHTS,
+    layer_weights,
+    plot_layer_weights,
+    plot_solver_gates,
+    solver_gates,
+)
 from ..analysis.layer_utilization import (
     KEY,
     SAMPLES,
@@ -114,13 +122,49 @@ def draw_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterat
     yield plot_path_weights(model, output, Path(checkpoint).name)
 
 
-def latent_model(folder: Path) -> PreTrainedModel:
-    """The latent-depth model in a folder, or in its newest checkpoint."""
+def draw_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iterator[Path]:
+    """Draw what joins the layers of a run's model: which layers read which, and the gates of a solver over training.
+
+    Args:
+        run: the folder of a run or a checkpoint.
+        output: the folder of the figures; None: `plots` in the run.
+        overwrite: replace existing figures.
+
+    Yields:
+        Each figure that was written.
+    """
+    output, name = output or run / "plots", run_labels([run])[0]
+    model = newest_model(run)
+    weights = layer_weights(model)
+    gates = load_history(run) if getattr(model.config, "encoder_solver", None) is not None else []
+    if not weights and not gates:
+        raise UserError(
+            f"{run}: the layers of this {model.config.model_type} are joined without learned weights; accepted is a "
+            "vanilla_transformer with `layer_aggregation` or `encoder_solver`"
+        )
+    if gates and not solver_gates(gates)[0]:
+        raise UserError(f"{run}: its log holds no gates of the solver; give the folder of a run that logged")
+    figures = [*([output / WEIGHTS.name] if weights else []), *([output / GATES.name] if gates else [])]
+    for figure in figures:
+        check_output(figure, overwrite=overwrite, option="--overwrite")
+    if weights:
+        yield plot_layer_weights(model, output / WEIGHTS.name, name)
+    if gates:
+        yield plot_solver_gates(gates, output / GATES.name, name)
+
+
+def newest_model(folder: Path) -> PreTrainedModel:
+    """The model in a folder, or in its newest checkpoint."""
     found = [path for path in (folder, *reversed(checkpoints(folder))) if (path / "config.json").is_file()]
     if not found:
         raise UserError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
     masked = any(name.endswith("ForMaskedLM") for name in load_config(found[0]).architectures or [])
-    model = load_model(AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM, found[0])
+    return load_model(AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM, found[0])
+
+
+def latent_model(folder: Path) -> PreTrainedModel:
+    """The latent-depth model in a folder, or in its newest checkpoint."""
+    model = newest_model(folder)
     if not layer_selections(model):
         raise UserError(f"{folder} holds a {type(model).__name__}, which has no latent layers")
     return model

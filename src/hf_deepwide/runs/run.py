@@ -14,6 +14,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
+from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solver_gates, solver_gates
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import check_lengths
 from ..durable import saving, whole_files, write_whole
@@ -26,7 +27,16 @@ from .averaging import average_checkpoints
 from .facts import machine, training_facts, versions
 from .plots import plot_learning_curves
 from .recipe import RECIPE, Recipe
-from .run_folder import CURVES, PATH_WEIGHTS, RESULTS, Replacing, RunFolder, Start
+from .run_folder import (
+    CURVES,
+    LAYER_WEIGHTS,
+    PATH_WEIGHTS,
+    RESULTS,
+    SOLVER_GATES,
+    Replacing,
+    RunFolder,
+    Start,
+)
 from .task import Task
 from .translation import Translation
 from .yaml_values import to_yaml
@@ -175,6 +185,10 @@ def finish(
     write_whole(run / RECIPE, to_yaml(task.recipe.values))
     if history is not None:
         plot_learning_curves(history, run / CURVES, name)
+        if solver_gates(history)[0]:
+            plot_solver_gates(history, run / SOLVER_GATES, name)
+    if layer_weights(model):
+        plot_layer_weights(model, run / LAYER_WEIGHTS, name)
     if path_weights(model):
         plot_path_weights(model, run / PATH_WEIGHTS, name)
     task.write(run, model, results)

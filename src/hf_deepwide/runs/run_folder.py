@@ -25,6 +25,8 @@ from datasets import disable_progress_bars
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..analysis.gradient_norms import PLOT as GRADIENT_NORMS
+from ..analysis.layer_joints import GATES as SOLVER_GATES
+from ..analysis.layer_joints import WEIGHTS as LAYER_WEIGHTS
 from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
 from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
@@ -53,7 +55,7 @@ from .yaml_values import LARGEST, parse_yaml, to_yaml
 logger = logging.getLogger(__name__)
 
 RESULTS, TRANSLATIONS, CURVES = "results.json", "translations.txt", "plots/learning_curves.png"
-PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION)
+PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, LAYER_WEIGHTS, SOLVER_GATES)
 # What `hf-deepwide plot` draws in a run unless another place is given.
 DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
 CARD = "README.md"

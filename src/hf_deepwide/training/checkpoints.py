@@ -26,6 +26,7 @@ REQUIRED = (TRAINER_STATE_NAME, WEIGHTS, "config.json", "tokenizer_config.json",
 OPTIMIZER = ("optimizer.pt", "optimizer_0/.metadata")  # the latter, written after the shards, of a sharded model
 # What is drawn of a log: numbers, and of each stack numbers by layer, or by posterior and layer.
 NUMBERS = ("loss", "reconstruction", "eval_loss", "eval_bleu", "grad_norm", "learning_rate")
+GATES = "solver_gate/"  # before the number of a layer
 TABLES = {"gradient_norms": 1, "layer_utilization": 2}
 # The kinds of checkpoint: those that a recipe asks for, and the one that a run leaves where a signal ends it, which
 # is no part of what is averaged or chosen from, and is deleted when the next one is saved.
@@ -279,7 +280,8 @@ def _history_problem(history: list[dict]) -> str | None:
     for number, entry in enumerate(history, start=1):
         if "step" not in entry:
             return f"entry {number} of log_history has no step"
-        numbers = all(_shape(entry[name]) == () for name in NUMBERS if name in entry)
+        drawn = [name for name in entry if name in NUMBERS or name.startswith(GATES)]
+        numbers = all(_shape(entry[name]) == () for name in drawn)
         if not numbers or not all(_are_tables(entry[name], depth) for name, depth in TABLES.items() if name in entry):
             return f"entry {number} of log_history is {quote(entry)}, which no Trainer logs"
     for name in TABLES:
