@@ -188,7 +188,7 @@ class Workshop:
         run = Run(system, self.study.stages(system)[-1], {}, seed)
         recipe = recipe_of(self.study, system, run.stage, run.setting, seed, folder.parent)
         if "pad_to_multiple_of" in recipe.values["training"]:  # what it was, whether or not its recipe said so
-            earlier["recipe"]["training"].setdefault("pad_to_multiple_of", earlier.get("padding", 8))
+            earlier["recipe"]["training"].setdefault("pad_to_multiple_of", earlier["train"].get("padding", 8))
         apart = {"data.test", "data.root", "training.output_dir", "training.disable_tqdm"}
         changes = [
             change for change in differences(earlier["recipe"], recipe.values) if change.partition(":")[0] not in apart
@@ -207,7 +207,7 @@ class Workshop:
             "setting": run.setting,
             "seed": seed,
             **results,
-            "recipe": recipe.values,
+            "recipe": recipe_of(self.study, system, run.stage, run.setting, seed, self.runs).values,
         }
         self._keep(record, {run.name: lines})
 
