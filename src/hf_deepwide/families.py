@@ -139,8 +139,13 @@ FAMILIES = {
             VanillaTransformerForConditionalGeneration,
             paper=("Vaswani et al. 2017, Attention Is All You Need", "1706.03762"),
             start=Start(
-                free=("encoder_solver", "aggregation_dilation", "aggregation_period"),
-                neutral=MappingProxyType({"layer_aggregation": ("denseformer",)}),
+                free=(
+                    *("encoder_solver", "aggregation_dilation", "aggregation_period"),
+                    *("attention_block", "residual_streams", "dynamic_streams", "sinkhorn_iterations"),
+                ),
+                neutral=MappingProxyType(
+                    {"layer_aggregation": ("denseformer",), "residual": ("attention", "hyper", "mhc")}
+                ),
                 losses=losses_of_vanilla,
             ),
             is_base=True,

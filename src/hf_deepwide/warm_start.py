@@ -25,6 +25,7 @@ from .families import Start, family_of
 from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.joined_layers import Join
 from .vanilla_form import SHARED, Tensors, as_vanilla, load_base, name_of, own_fields, some, tie
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         base: a folder, a Hub id, or a loaded model: one of a family of ours whose row says `is_base`, Marian, BART,
             mBART, M2M100, NLLB.
         config_overrides: fields that leave the function as it is: branches and dropping, dropout rates, token ids
-            other than padding, untying of embeddings, and the longest sequence if positions are computed.
+            other than padding, untying of embeddings, and the longest sequence if positions are computed. A vanilla
+            model from a pre-norm base can also be joined by `residual="attention"`, `"hyper"` or `"mhc"`.
             `branch_merge="double_mean"` divides the copies' sum by N**2, as the paper's released code does, and so
             does change the function; it is logged as a warning.
 
@@ -101,7 +103,11 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         )
     tensors = copy_branches({key: used[key] for key in used if key in own}, base_config, config)
     if lacking := own - tensors.keys() - {SHARED}:  # what no base has starts as in a new model
-        tensors |= {key: tensor for key, tensor in cls(config).state_dict().items() if key in lacking}
+        fresh = cls(config)
+        for module in fresh.modules():
+            if isinstance(module, Join):
+                module.initialise_plainly()
+        tensors |= {key: tensor for key, tensor in fresh.state_dict().items() if key in lacking}
     result = cls.from_pretrained(None, config=config, state_dict=tie(tensors, config), dtype=model.dtype)
     result.generation_config = copy.deepcopy(model.generation_config)
     for field in TOKEN_IDS:

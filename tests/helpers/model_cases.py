@@ -44,6 +44,22 @@ CASES = {
     "vanilla-rezero": Case("vanilla_transformer", {"residual": "rezero"}),
     "vanilla-deepnorm": Case("vanilla_transformer", {"residual": "deepnorm", "attention_branches": 2}),
     "vanilla-b2t": Case("vanilla_transformer", {"residual": "b2t", "ffn_branches": 2}),
+    "vanilla-attention": Case("vanilla_transformer", {"residual": "attention", "normalize_before": True}),
+    "vanilla-attention-blocks": Case(
+        "vanilla_transformer",
+        {"residual": "attention", "attention_block": 2, "normalize_before": True, "attention_branches": 3},
+    ),
+    "vanilla-hyper": Case("vanilla_transformer", {"residual": "hyper", "normalize_before": True, "ffn_branches": 2}),
+    "vanilla-mhc": Case(
+        "vanilla_transformer",
+        {
+            "residual": "mhc",
+            "residual_streams": 3,
+            "sinkhorn_iterations": 4,
+            "normalize_before": True,
+            "ffn_branches": 2,
+        },
+    ),
     "vanilla-dlcl": Case("vanilla_transformer", {"layer_aggregation": "dlcl"}),
     "vanilla-dlcl-prenorm": Case(
         "vanilla_transformer", {"layer_aggregation": "dlcl", "normalize_before": True, "attention_branches": 2}
@@ -151,7 +167,7 @@ def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in sorted(dict(model.named_parameters()).items()):
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or name.endswith("static_alpha"):  # many random ones: ill-conditioned
                 parameter.add_(0.2 * noise)
             else:
                 spread = 3 if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention

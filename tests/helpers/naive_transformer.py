@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from naive_depthwise_lstm import step_in_depth
 from naive_dropout import drop
+from naive_joined_layers import JOINED, join, read
 
 Uniform = Callable[[str], Any] | None
 Weights = dict[str, torch.Tensor]
@@ -183,6 +184,9 @@ def residual(
     """
     layer = norm.rpartition(".")[0]
     pre, kind = config.normalize_before, getattr(config, "residual", "add")
+    if kind in JOINED:
+        joint = norm.rpartition(".")[2].removesuffix("_layer_norm").replace("final", "feed_forward")
+        return join(w, f"{layer}.joins.{joint}", config, xs, lambda x: layer_norm(x, w, norm), f)
     if kind == "deepnorm":
         alpha = deepnorm_alpha(norm.partition(".")[0], config.encoder_layers, config.decoder_layers)
         return torch.stack([layer_norm(alpha * x + drop(y), w, norm) for x, y in zip(xs, f(xs), strict=True)])
@@ -422,14 +426,14 @@ def logits(w: Weights, config: Any, source: list[int], target: list[int], unifor
     for layer in range(config.encoder_layers):
         xs = combine(w, "encoder", config, outputs)
         outputs.append(encoder_layer(w, f"encoder.layers.{layer}", config, xs, uniform))
-    xs = combine(w, "encoder", config, outputs)
+    xs = read(combine(w, "encoder", config, outputs))
     if config.normalize_before:
         xs = torch.stack([layer_norm(x, w, "encoder.layer_norm") for x in xs])
     outputs = [embed(w, "decoder", config, target)]
     for layer in range(config.decoder_layers):
         ys = combine(w, "decoder", config, outputs)
         outputs.append(decoder_layer(w, f"decoder.layers.{layer}", config, ys, xs, uniform))
-    ys = combine(w, "decoder", config, outputs)
+    ys = read(combine(w, "decoder", config, outputs))
     if config.normalize_before:
         ys = torch.stack([layer_norm(y, w, "decoder.layer_norm") for y in ys])
     return torch.stack([w["lm_head.weight"] @ y + w.get("lm_head.bias", 0) for y in ys])

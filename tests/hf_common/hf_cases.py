@@ -31,6 +31,13 @@ TINY = {
 # By default a model runs sdpa, and tests that need attention weights switch to eager.
 EAGER = {"attn_implementation": "eager"}
 PRE_NORM = {"normalize_before": True}
+JOINED = (
+    {"residual": "attention"},
+    {"residual": "attention", "attention_block": 1},
+    {"residual": "hyper"},
+    {"residual": "hyper", "dynamic_streams": False},
+    {"residual": "mhc"},
+)
 RNN = {"cell": "rnn", "lstm_hidden": "single", "cross_query": "residual"}
 BIASED = {"lstm_bias": True, "attn_input_norm": False, "final_layer_norm": True, "attention_branches": 2}
 GLOBAL = {"share_gates": "global", "share_hidden": "global"}
@@ -69,6 +76,7 @@ CASES = [
         PRE_NORM,
         {"residual": "rezero"},
         *({"residual": residual, "attention_branches": n} for residual, n in product(("deepnorm", "b2t"), (1, 3))),
+        *({**joined, **PRE_NORM, "attention_branches": n} for joined, n in product(JOINED, (1, 3))),
         {"layer_aggregation": "dlcl"},
         *({"layer_aggregation": "denseformer", "attention_branches": n} for n in (1, 3)),
         *({"encoder_solver": "rk2", "attention_branches": n} for n in (1, 3)),

@@ -53,6 +53,7 @@ def test_flex_attention_agrees():
 
 COMPILED = ["vanilla", "mat-3", "mat-2-prenorm", "latent-both", "latent-decoder-hard", "lstm", "lstm-two"]
 JOINED = ["vanilla-deepnorm", "vanilla-b2t", "vanilla-denseformer", "vanilla-rk2-prenorm"]
+JOINED += ["vanilla-attention-blocks", "vanilla-hyper", "vanilla-mhc"]
 
 
 @pytest.mark.parametrize("case", COMPILED + JOINED)

@@ -90,6 +90,18 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"layer_aggregation": "denseformer", "aggregation_dilation": 0}, ["`aggregation_dilation`", "at least 1"]),
         ({"encoder_solver": "euler"}, ["`encoder_solver`", "rk2, None", "'euler'"]),
         ({"encoder_solver": "rk2", "residual": "b2t"}, ["rk2", "b2t", "`residual='add'`"]),
+        *(({"residual": kind}, [kind, "`normalize_before=True`"]) for kind in ("attention", "hyper", "mhc")),
+        (
+            {"residual": "mhc", "normalize_before": True, "layer_aggregation": "dlcl"},
+            ["mhc", "dlcl", "one of them"],
+        ),
+        ({"residual": "attention", "normalize_before": True, "layer_drop": 0.1}, ["attention", "`layer_drop=0`"]),
+        ({"residual": "hyper", "normalize_before": True, "attention_block": 2}, ["`attention_block`", "'hyper'"]),
+        ({"residual": "attention", "normalize_before": True, "attention_block": 0}, ["`attention_block`", "least 1"]),
+        ({"residual": "hyper", "normalize_before": True, "residual_streams": 0}, ["`residual_streams`", "least 1"]),
+        ({"residual": "mhc", "normalize_before": True, "residual_streams": 1}, ["`residual_streams`", "least 2"]),
+        ({"residual": "mhc", "normalize_before": True, "residual_streams": 9000}, ["parameters"]),
+        ({"sinkhorn_iterations": 0}, ["`sinkhorn_iterations`", "at least 1"]),
     ],
 )
 def test_a_wrong_depth_is_named_likewise(fields, words):

@@ -49,7 +49,7 @@ def without(weights, config, encoder, decoder):
     return rest, type("Config", (), fields)
 
 
-@pytest.mark.parametrize("case", ["vanilla", "vanilla-prenorm"])
+@pytest.mark.parametrize("case", ["vanilla", "vanilla-prenorm", "vanilla-hyper", "vanilla-mhc"])
 @pytest.mark.parametrize(
     ("u_encoder", "u_decoder"),
     [((0.9, 0.1), (0.4, 0.5, 0.41)), ((0.2, 0.3), (0.0, 0.4, 0.7)), ((0.9, 0.9), (0.1, 0.1, 0.1))],

@@ -83,18 +83,27 @@ def test_posteriors_are_a_group_of_their_own_and_do_not_decay(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "exempt"),
     [
-        ({"residual": "rezero"}, "residual_weight"),
-        ({"layer_aggregation": "dlcl"}, "combination_weights"),
-        ({"layer_aggregation": "denseformer"}, "combination_weights"),
-        ({"encoder_solver": "rk2"}, "solver_weight"),
+        ({"residual": "rezero"}, ("residual_weight",)),
+        ({"layer_aggregation": "dlcl"}, ("combination_weights",)),
+        ({"residual": "attention", "normalize_before": True}, ("depth_query",)),
+        (
+            {"residual": "hyper", "normalize_before": True},
+            ("static_alpha", "static_beta", "alpha_scale", "beta_scale"),
+        ),
+        ({"residual": "mhc", "normalize_before": True}, ("coefficient_bias", "coefficient_scale")),
+        ({"layer_aggregation": "denseformer"}, ("combination_weights",)),
+        ({"encoder_solver": "rk2"}, ("solver_weight",)),
     ],
 )
 def test_weights_of_layers_do_not_decay(fields, exempt, corpus, tmp_path):
     """Decay would draw layers towards not being used."""
     trainer = build_trainer(corpus, tmp_path, family="vanilla_transformer", model=fields)
     decaying = trainer.get_decay_parameter_names(trainer.model)
-    assert any(name.endswith(exempt) for name, _ in trainer.model.named_parameters())
+    names = [name for name, _ in trainer.model.named_parameters()]
+    assert all(any(name.endswith(each) for name in names) for each in exempt)
     assert not [name for name in decaying if name.endswith(exempt)]
+    maps = ("dynamic_alpha", "dynamic_beta", "coefficient_map")
+    assert {name for name in names if name.endswith(maps)} <= set(decaying), "what depends on the position decays"
     assert "model.encoder.layers.0.feed_forward.fc1.weight" in decaying
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from .configuration_base import DeepWideConfig, check_bounds, check_rates, validated
+from .configuration_base import LAYERS, DeepWideConfig, check_bounds, check_rates, validated
 
 
 @validated
@@ -19,7 +19,9 @@ class VanillaTransformerConfig(DeepWideConfig):
             (Bachlechner et al. 2021): x + a F(x), with one learned weight a per layer that starts at 0, and without
             LayerNorms. `"deepnorm"` (Wang et al. 2022): LN(alpha x + F(x)), and smaller initial weights, by constants
             of both depths. `"b2t"` (Takase et al. 2023): post-norm, and the input of a layer is added again before
-            the layer's last norm.
+            the layer's last norm. Three ways are pre-norm and start as the plain stack. `"attention"` (Kimi 2026): F
+            reads a learned mixture of all outputs before it. `"hyper"` (Zhu et al. 2024): F reads and writes several
+            residual streams. `"mhc"` (DeepSeek 2025): the same with bounded weights.
         layer_aggregation: None; or `"dlcl"` (Wang et al. 2019): each layer's input is a learned linear combination
             of the embeddings and of all layers' outputs before it, normalised; or `"denseformer"` (Pagliardini et al.
             2024): the same without norms, which starts as the plain stack.
@@ -27,6 +29,11 @@ class VanillaTransformerConfig(DeepWideConfig):
         aggregation_period: of DenseFormer: a sum is made behind every so many-th layer only.
         encoder_solver: None, or `"rk2"` (Li et al. 2022): each encoder layer is evaluated twice, and a learned gate
             weighs what the two evaluations add.
+        attention_block: in attention residuals, how many layers add up to one source. None: each sub-layer's output
+            is a source.
+        residual_streams: n, the streams of `"hyper"` and `"mhc"`.
+        dynamic_streams: whether the weights of `"hyper"` also depend on the streams themselves, at each position.
+        sinkhorn_iterations: how often `"mhc"` normalises the columns of a mixing matrix.
 
     Raises:
         ValueError: a field has a wrong type, is out of range, or contradicts another.
@@ -35,11 +42,22 @@ class VanillaTransformerConfig(DeepWideConfig):
     model_type = "vanilla_transformer"
 
     layer_drop: float | int = 0.0
-    residual: Literal["add", "rezero", "deepnorm", "b2t"] = "add"
+    residual: Literal["add", "rezero", "deepnorm", "b2t", "attention", "hyper", "mhc"] = "add"
     layer_aggregation: Literal["dlcl", "denseformer"] | None = None
     aggregation_dilation: int = 1
     aggregation_period: int = 1
     encoder_solver: Literal["rk2"] | None = None
+    attention_block: int | None = None
+    residual_streams: int = 4
+    dynamic_streams: bool = True
+    sinkhorn_iterations: int = 20
+
+    @property
+    def least_parameters(self) -> int:
+        """As for all families, and the maps of mHC, which grow with the third power of the streams."""
+        joints = 2 * self.encoder_layers + 3 * self.decoder_layers
+        maps = joints * self.residual_streams**3 * self.d_model if self.residual == "mhc" else 0
+        return super().least_parameters + maps
 
     def validate_depth(self) -> None:
         """LayerDrop has a rate in [0, 1), and ways to join layers fit each other and the norms."""
@@ -65,3 +83,26 @@ class VanillaTransformerConfig(DeepWideConfig):
                 "`residual='rezero'` has no LayerNorms, and `layer_aggregation='dlcl'` normalises what it combines; "
                 "choose one of them"
             )
+        self._validate_joined_layers()
+
+    def _validate_joined_layers(self) -> None:
+        """Attention residuals, hyper-connections and mHC are pre-norm, and each has its own sizes."""
+        check_bounds(self, 1, LAYERS, "attention_block", "sinkhorn_iterations")
+        check_bounds(self, 2 if self.residual == "mhc" else 1, LAYERS, "residual_streams")
+        if self.residual in ("attention", "hyper", "mhc"):
+            if not self.normalize_before:
+                raise ValueError(
+                    f"`residual={self.residual!r}` is a way to join pre-norm sub-layers; set `normalize_before=True`"
+                )
+            if self.layer_aggregation is not None:
+                raise ValueError(
+                    f"`residual={self.residual!r}` lets a layer read more than the layer before it, and so does "
+                    f"`layer_aggregation={self.layer_aggregation!r}`; choose one of them"
+                )
+        if self.residual == "attention" and self.layer_drop:
+            raise ValueError(
+                "`residual='attention'` has a source for each sub-layer, which `layer_drop` would leave out; set "
+                "`layer_drop=0`"
+            )
+        if self.attention_block is not None and self.residual != "attention":
+            raise ValueError(f"`attention_block` belongs to `residual='attention'`, and not to {self.residual!r}")

@@ -20,6 +20,8 @@ from .feed_forward import MultiBranchFeedForward
 class ResidualLayer(GradientCheckpointingLayer):
     """A layer whose sub-layers are joined to their input by addition, pre- or post-norm."""
 
+    joints: tuple[str, ...]  # names of the sub-layers, in their order
+
     def __init__(self, config: DeepWideConfig) -> None:
         super().__init__()
         self.normalize_before = config.normalize_before
@@ -31,10 +33,12 @@ class ResidualLayer(GradientCheckpointingLayer):
         norm: nn.Module,
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         gate: torch.Tensor | None = None,
+        joint: str = "",
     ) -> torch.Tensor:
         """Pre-norm: x + gate * dropout(sublayer(norm(x))). Post-norm: norm(x + gate * dropout(sublayer(x))).
 
-        `gate` is a scalar or `[B, 1, 1]`; None means 1.
+        `gate` is a scalar or `[B, 1, 1]`; None means 1. `joint` is the name of the sub-layer, one of `joints`: a class
+        whose joints have weights of their own finds them by it.
         """
         output = self.addend(norm(x) if self.normalize_before else x, sublayer, gate)
         return x + output if self.normalize_before else norm(x + output)
@@ -48,7 +52,7 @@ class ResidualLayer(GradientCheckpointingLayer):
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `residual`, of a layer's last sub-layer; `bottom` `[B, time, D]` is the layer's input, not used here."""
-        return self.residual(x, norm, sublayer, gate)
+        return self.residual(x, norm, sublayer, gate, self.joints[-1])
 
     def addend(
         self,
@@ -63,6 +67,8 @@ class ResidualLayer(GradientCheckpointingLayer):
 
 class EncoderLayer(ResidualLayer):
     """Self-attention, then feed-forward."""
+
+    joints = ("self_attn", "feed_forward")
 
     def __init__(self, config: DeepWideConfig) -> None:
         super().__init__(config)
@@ -81,13 +87,19 @@ class EncoderLayer(ResidualLayer):
         """`[B, S, D]` to `[B, S, D]`; `gate` weighs what the sub-layers add."""
         bottom = hidden_states
         hidden_states = self.residual(
-            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
+            hidden_states,
+            self.self_attn_layer_norm,
+            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
+            gate,
+            "self_attn",
         )
         return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)
 
 
 class DecoderLayer(ResidualLayer):
     """Causal self-attention, attention to the source, then feed-forward."""
+
+    joints = ("self_attn", "encoder_attn", "feed_forward")
 
     def __init__(self, config: DeepWideConfig, layer_idx: int) -> None:
         super().__init__(config)
@@ -116,7 +128,11 @@ class DecoderLayer(ResidualLayer):
         kwargs["past_key_values"] = past_key_values
         bottom = hidden_states
         hidden_states = self.residual(
-            hidden_states, self.self_attn_layer_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0], gate
+            hidden_states,
+            self.self_attn_layer_norm,
+            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
+            gate,
+            "self_attn",
         )
         if encoder_hidden_states is not None:
             hidden_states = self.residual(
@@ -124,5 +140,6 @@ class DecoderLayer(ResidualLayer):
                 self.encoder_attn_layer_norm,
                 lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
                 gate,
+                "encoder_attn",
             )
         return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)

@@ -15,6 +15,7 @@ Shapes: B batch, T time, D model width.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,16 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from .attention_residuals import AttentionResidualDecoderLayer, AttentionResidualEncoderLayer
 from .branches import no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .hyper_connections import (
+    HyperDecoderLayer,
+    HyperEncoderLayer,
+    ManifoldHyperDecoderLayer,
+    ManifoldHyperEncoderLayer,
+)
+from .joined_layers import Join, add_joins, as_state
 from .layer_combination import COMBINATIONS, LayerSum
 from .layer_combination import LayerCombination as LayerCombination
 from .layers import DecoderLayer, EncoderLayer
@@ -54,6 +63,9 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "rezero": (ReZeroEncoderLayer, ReZeroDecoderLayer),
     "deepnorm": (DeepNormEncoderLayer, DeepNormDecoderLayer),
     "b2t": (BottomToTopEncoderLayer, BottomToTopDecoderLayer),
+    "attention": (AttentionResidualEncoderLayer, AttentionResidualDecoderLayer),
+    "hyper": (HyperEncoderLayer, HyperDecoderLayer),
+    "mhc": (ManifoldHyperEncoderLayer, ManifoldHyperDecoderLayer),
 }
 
 
@@ -62,7 +74,19 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
 
     config_class = VanillaTransformerConfig
     _no_split_modules = [cls.__name__ for layers in (*LAYERS.values(), (RungeKuttaEncoderLayer,)) for cls in layers]
-    no_weight_decay = ("residual_weight", "combination_weights", "solver_weight", "solver_bias")
+    no_weight_decay = (
+        "residual_weight",
+        "combination_weights",
+        "solver_weight",
+        "solver_bias",
+        "depth_query",
+        "static_alpha",
+        "static_beta",
+        "alpha_scale",
+        "beta_scale",
+        "coefficient_bias",
+        "coefficient_scale",
+    )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -76,6 +100,8 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             bound = math.sqrt(6 / (len(module.solver_weight) + 1))
             init.uniform_(module.solver_weight, -bound, bound)
             init.zeros_(module.solver_bias)
+        elif isinstance(module, Join):
+            module.initialise()
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
@@ -85,19 +111,22 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         super().__init__(config)
         combination = COMBINATIONS.get(config.layer_aggregation)
         self.combination = None if combination is None else combination(config, len(self.layers))
+        add_joins(self.layers, config)
         self.post_init()
 
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
         """Run the layers, `[B, T, D]` to `[B, T, D]`; see `Stack`."""
         history: list[torch.Tensor] = []
+        state: Sequence[torch.Tensor] = ()  # what joined layers hand on beside their output
         for layer, skipped in zip(self.layers, self.draw_skipped(kwargs.get("past_key_values")), strict=True):
             if self.combination is not None:
                 hidden_states = self.combination(history, hidden_states)
             if skipped:
                 tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-                hidden_states = hidden_states + no_gradient(layer, *tensors)
+                nothing = no_gradient(layer, *tensors)
+                hidden_states, *state = (x + nothing for x in (hidden_states, *state))
             else:
-                hidden_states = layer(hidden_states, *inputs, **kwargs)
+                hidden_states, *state = as_state(layer(hidden_states, *inputs, *state, **kwargs))
         return hidden_states if self.combination is None else self.combination(history, hidden_states)
 
     def draw_skipped(self, past_key_values: Any) -> list[bool]:

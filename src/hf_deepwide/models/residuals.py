@@ -40,9 +40,10 @@ class ReZero:
         norm: nn.Module,
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         gate: torch.Tensor | None = None,
+        joint: str = "",
     ) -> torch.Tensor:
         """Join a sub-layer to its input; the norm is the identity, and the gate is a."""
-        return super().residual(x, norm, sublayer, self.residual_weight)
+        return super().residual(x, norm, sublayer, self.residual_weight, joint)
 
 
 class ReZeroEncoderLayer(ReZero, EncoderLayer):
@@ -82,6 +83,7 @@ class DeepNorm:
         norm: nn.Module,
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         gate: torch.Tensor | None = None,
+        joint: str = "",
     ) -> torch.Tensor:
         """Join a sub-layer to its input: norm(alpha * x + gate * dropout(sublayer(x)))."""
         return norm(torch.add(self.addend(x, sublayer, gate), x, alpha=self.alpha))

@@ -1,0 +1,207 @@
+"""Hyper-connections (Zhu et al. 2024, arXiv 2409.19606) and mHC (DeepSeek 2025, arXiv 2512.24880): several streams.
+
+The residual stream is n streams H `[n, D]` at each position, all of them the embeddings at first. A sub-layer F reads
+one mixture of them, its output is written to all, and the streams are mixed among themselves:
+
+    u = A_m^T H,   o = F(LN(u)),   H <- beta o^T + A_r^T H
+
+At the end of a stack the final norm reads the streams' mean. The paper has their sum, which the norm makes the same.
+
+Hyper-connections: beta, A_m and A_r are weights. Dynamic ones add to them, with N the LayerNorm of each stream,
+s_a tanh(N(H) W_a) and s_b tanh(N(H) w_b) at each position. A_r is not bounded, so that its products over a deep stack
+can explode.
+
+mHC, on the manifold of doubly stochastic matrices: with v = vec(H) / rms(vec(H)), all from one linear map of v,
+
+    A_m = sigmoid(a_1 phi_1 v + b_1),   beta = 2 sigmoid(a_2 phi_2 v + b_2),   A_r = Sinkhorn(a_3 phi_3 v + b_3)
+
+Sinkhorn's algorithm makes the rows and columns of exp(.) add up to 1, by turns; those that are summed over come last.
+As in `deepseek_v4` of Transformers, 1e-6 is added to A_m and to what Sinkhorn's algorithm divides by.
+
+Shapes: B batch, T time, D model width, n streams.
+"""
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .joined_layers import Join, JoinedLayer, State
+from .layers import DecoderLayer, EncoderLayer
+
+EPSILON = 1e-6
+
+
+class StreamConnection(Join):
+    """Reads the streams for one sub-layer, mixes them, and writes the sub-layer's output to them."""
+
+    def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
+        super().__init__(config, number, joints)
+        self.streams = config.residual_streams
+        self.home = number % self.streams  # the stream that this sub-layer reads most at first
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[A_m A_r] `[n, n + 1]` and beta `[n]` for streams `[B, T, n, D]`, of each position or of all."""
+        raise NotImplementedError
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """u `[B, T, D]`, beta `[n]` or `[B, T, n]`, and A_r^T H `[B, T, n, D]` of streams H `[B, T, n, D]`."""
+        with torch.autocast(streams.device.type, enabled=False):  # it would make bf16 of any matrix product
+            alpha, beta = self.coefficients(streams.to(torch.promote_types(streams.dtype, torch.float32)))
+            mixed = alpha.to(streams.dtype).transpose(-1, -2) @ streams
+        return mixed[..., 0, :], beta.to(streams.dtype), mixed[..., 1:, :]
+
+
+class HyperConnection(StreamConnection):
+    """Static or dynamic hyper-connections, which start as the plain residual stream, n times."""
+
+    def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
+        super().__init__(config, number, joints)
+        width = config.d_model
+        self.dynamic = config.dynamic_streams
+        self.static_alpha = nn.Parameter(torch.zeros(self.streams, self.streams + 1))
+        self.static_beta = nn.Parameter(torch.zeros(self.streams))
+        if self.dynamic:
+            self.dynamic_alpha = nn.Parameter(torch.zeros(width, self.streams + 1))
+            self.dynamic_beta = nn.Parameter(torch.zeros(width))
+            self.alpha_scale = nn.Parameter(torch.zeros(1))
+            self.beta_scale = nn.Parameter(torch.zeros(1))
+
+    def initialise(self) -> None:
+        """Read the home stream, keep all streams, write to all alike, and let nothing depend on the position."""
+        alpha = torch.eye(self.streams, self.streams + 1).roll(1, 1)
+        alpha[self.home, 0] = 1
+        init.copy_(self.static_alpha, alpha)
+        init.ones_(self.static_beta)
+        if self.dynamic:
+            init.zeros_(self.dynamic_alpha)
+            init.zeros_(self.dynamic_beta)
+            init.constant_(self.alpha_scale, 0.01)
+            init.constant_(self.beta_scale, 0.01)
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[A_m A_r] and beta: weights, or weights and what each position adds."""
+        alpha, beta = self.static_alpha.to(streams.dtype), self.static_beta.to(streams.dtype)
+        if not self.dynamic:
+            return alpha, beta
+        maps = torch.cat([self.dynamic_alpha, self.dynamic_beta[:, None]], dim=1).to(streams.dtype)
+        added = torch.tanh(nn.functional.layer_norm(streams, streams.shape[-1:]) @ maps)
+        alpha = torch.addcmul(alpha, self.alpha_scale.to(streams.dtype), added[..., :-1])
+        return alpha, torch.addcmul(beta, self.beta_scale.to(streams.dtype), added[..., -1])
+
+
+class ManifoldHyperConnection(StreamConnection):
+    """Hyper-connections whose coefficients are positive and bounded, and whose A_r is doubly stochastic."""
+
+    def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
+        super().__init__(config, number, joints)
+        self.iterations = config.sinkhorn_iterations
+        count = self.streams * (self.streams + 2)  # of A_m, beta, and A_r row by row
+        self.coefficient_map = nn.Parameter(torch.zeros(count, self.streams * config.d_model))
+        self.coefficient_bias = nn.Parameter(torch.zeros(count))
+        self.coefficient_scale = nn.Parameter(torch.zeros(3))
+
+    def initialise(self) -> None:
+        """Read the mean of all streams, nearly keep them, and write to all alike; phi, which is small, parts them."""
+        init.normal_(self.coefficient_map, std=0.02)
+        self._initialise_rest(torch.full((self.streams,), -math.log(self.streams - 1)))
+
+    def initialise_plainly(self) -> None:
+        """Let nothing depend on the position, and read mostly the home stream: with equal ones none could part."""
+        init.zeros_(self.coefficient_map)
+        read = torch.full((self.streams,), -3.0)
+        read[self.home] = 3.0
+        self._initialise_rest(read)
+
+    def _initialise_rest(self, read: torch.Tensor) -> None:
+        mix = 6 * torch.eye(self.streams) - 3
+        init.copy_(self.coefficient_bias, torch.cat([read, torch.zeros(self.streams), mix.flatten()]))
+        init.constant_(self.coefficient_scale, 0.01)
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[A_m A_r] and beta of each position."""
+        n, flat = self.streams, streams.flatten(-2)
+        inverse_rms = torch.rsqrt(flat.square().mean(-1, keepdim=True) + EPSILON)
+        mapped = nn.functional.linear(flat, self.coefficient_map.to(flat.dtype)) * inverse_rms
+        scale = self.coefficient_scale.to(flat.dtype).repeat_interleave(
+            torch.tensor([n, n, n * n], device=flat.device), output_size=len(self.coefficient_bias)
+        )
+        raw = torch.addcmul(self.coefficient_bias.to(flat.dtype), scale, mapped)
+        read, write, mix = raw.split([n, n, n * n], dim=-1)
+        mix = sinkhorn(mix.unflatten(-1, (n, n)), self.iterations)
+        read = torch.sigmoid(read) + EPSILON
+        return torch.cat([read[..., None], mix], dim=-1), 2 * torch.sigmoid(write)
+
+
+def sinkhorn(logits: torch.Tensor, iterations: int) -> torch.Tensor:
+    """A nearly doubly stochastic matrix of each `[..., n, n]`: rows and columns add up to 1, and columns exactly.
+
+    The form is that of `deepseek_v4` in Transformers, which adds 1e-6 to the first matrix and to each sum.
+    """
+    matrix = torch.softmax(logits, dim=-1) + EPSILON
+    for iteration in range(iterations):
+        if iteration:
+            matrix = matrix / (matrix.sum(-1, keepdim=True) + EPSILON)
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + EPSILON)
+    return matrix
+
+
+class Streams(JoinedLayer):
+    """Joins sub-layers by streams; the state is all streams, and the layer's output is their mean."""
+
+    join_class: ClassVar[type[StreamConnection]]
+
+    def begin(self, hidden_states: torch.Tensor, state: State) -> torch.Tensor:
+        """The streams `[B, T, n, D]`; all are the embeddings at first."""
+        if state:
+            return state[0]
+        return hidden_states[..., None, :].repeat_interleave(self.joins["self_attn"].streams, dim=-2)
+
+    def residual(
+        self,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+        joint: str = "",
+    ) -> torch.Tensor:
+        """Let a sub-layer read the streams `[B, T, n, D]`, mix them, and write what it gives to each."""
+        read, beta, mixed = self.joins[joint](x)
+        output = self.addend(norm(read), sublayer, gate).to(mixed.dtype)
+        return torch.addcmul(mixed, beta[..., None], output[..., None, :])
+
+    def end(self, joined: torch.Tensor) -> State:
+        """The streams' mean, and the streams."""
+        return joined.mean(-2), joined
+
+
+class HyperEncoderLayer(Streams, EncoderLayer):
+    """Self-attention and feed-forward on streams."""
+
+    join_class = HyperConnection
+    inputs = 1
+
+
+class HyperDecoderLayer(Streams, DecoderLayer):
+    """Causal self-attention, attention to the source sentence and feed-forward on streams."""
+
+    join_class = HyperConnection
+    inputs = 3
+
+
+class ManifoldHyperEncoderLayer(Streams, EncoderLayer):
+    """Self-attention and feed-forward on streams that doubly stochastic matrices mix."""
+
+    join_class = ManifoldHyperConnection
+    inputs = 1
+
+
+class ManifoldHyperDecoderLayer(Streams, DecoderLayer):
+    """Causal self-attention, attention to the source sentence and feed-forward on such streams."""
+
+    join_class = ManifoldHyperConnection
+    inputs = 3
