@@ -35,7 +35,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 import hf_deepwide
-from hf_deepwide.runs.build import posteriors
+from hf_deepwide.runs.build import posterior_fields
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import Recipe, check_recipe, load_recipe, parse_yaml
 
@@ -87,7 +87,9 @@ class Row:
         """The config of the row's model; None if this library has no such model."""
         if self.recipe is not None:
             recipe = self.checked()
-            fields = recipe.model_fields | (posteriors(recipe) if hasattr(recipe.data, "posterior_names") else {})
+            fields = recipe.model_fields | (
+                posterior_fields(recipe) if hasattr(recipe.data, "posterior_names") else {}
+            )
             family, vocabulary = recipe.family, self.vocabulary or recipe.tokenizer.vocab_size
         elif self.config is not None:
             fields = self.config | {key.removeprefix("model."): value for key, value in self.overrides.items()}

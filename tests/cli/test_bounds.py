@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-BOUNDS = re.findall(r'"([\w-]+)>=([\w.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+BOUNDS = re.findall(r'"([\w-]+)>=([\w.]+)[";]', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 NOT_RUN = {"setuptools": "builds the package", "torch": "see constraints-oldest.txt"}
 
 

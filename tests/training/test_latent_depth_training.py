@@ -128,7 +128,7 @@ def test_a_step_without_posteriors_is_not_clipped_by_them(corpus, tmp_path, monk
 def test_only_gradients_that_the_optimizer_gets_are_faults(corpus, tmp_path):
     """The posteriors' are taken away in the first of two steps, before it is looked for what is not finite."""
     trainer = build_trainer(corpus, tmp_path, inner_steps=2, max_steps=2)
-    (posterior, *_) = trainer.latent.posteriors
+    (posterior, *_) = trainer.latent.posterior_parameters
     posterior.register_hook(lambda gradient: gradient + torch.inf)
     with pytest.raises(NonFiniteError, match=r"^step 2 .*: 1 of \d+ parameters have a gradient"):
         trainer.train()

@@ -106,21 +106,24 @@ def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     """The config of a new model: the recipe's fields, and ids and vocabulary of the tokenizer."""
     cls = config_class(recipe.family)
     given = recipe.model_fields
-    for origin, decided in (("tokenizer", _from_tokenizer(tokenizer, cls())), ("section data", posteriors(recipe))):
+    for origin, decided in (
+        ("tokenizer", _from_tokenizer(tokenizer, cls())),
+        ("section data", posterior_fields(recipe)),
+    ):
         for key, value in decided.items():
             if given.get(key, value) != value:
                 raise UserError(
                     f"{recipe.source}: model.{key}: {quote(given[key])} contradicts the {origin}, whose {key} is "
                     f"{quote(value)}; leave it out"
                 )
-    fields = given | _from_tokenizer(tokenizer, cls()) | posteriors(recipe)
+    fields = given | _from_tokenizer(tokenizer, cls()) | posterior_fields(recipe)
     try:
         return AutoConfig.for_model(recipe.family, **fields)
     except (ValueError, StrictDataclassError) as error:
         raise UserError(f"{recipe.source}: model: {one_line(error, 400)}") from error
 
 
-def posteriors(recipe: Recipe) -> dict[str, Any]:
+def posterior_fields(recipe: Recipe) -> dict[str, Any]:
     """Fields of a latent-depth config that `data.posteriors` decides: how many posteriors, and what they are of."""
     names = recipe.data.posterior_names
     if not names:
@@ -153,7 +156,7 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
 
 def _from_checkpoint(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
-    base, fields = recipe.init_from, recipe.model_fields | posteriors(recipe)
+    base, fields = recipe.init_from, recipe.model_fields | posterior_fields(recipe)
     told = f"{recipe.source}: model.init_from {quote(base)}"
     try:
         cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]

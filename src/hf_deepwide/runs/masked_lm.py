@@ -23,7 +23,7 @@ from ..families import FAMILIES
 from ..loading import load_model
 from ..training.arguments import REFUSED
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
-from .build import check_memory, posteriors
+from .build import check_memory, posterior_fields
 from .recipe import Recipe
 from .run import run
 from .task import Task, warn_of_few
@@ -134,7 +134,7 @@ def new_model(
         UserError: fields that contradict the tokenizer, or a checkpoint that cannot be loaded.
     """
     set_seed(args.seed)
-    fields = recipe.model_fields | posteriors(recipe)
+    fields = recipe.model_fields | posterior_fields(recipe)
     attention = {"attn_implementation": args.attn_implementation}
     try:
         if recipe.init_from is not None:

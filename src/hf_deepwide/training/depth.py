@@ -46,7 +46,7 @@ class DepthArguments:
     )
 
 
-def posteriors_of(model: nn.Module) -> list[nn.Parameter]:
+def posterior_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The parameters of all posteriors over layers, in the order of the model's modules."""
     return [
         parameter
@@ -75,7 +75,7 @@ class DepthTraining:
         self.find_posteriors()
         self.gradient_norms = GradientNorms() if trainer.args.gradient_norms else None
         for name, default in (("posterior_learning_rate", None), ("inner_steps", 1)):
-            if not self.posteriors and getattr(trainer.args, name) != default:
+            if not self.posterior_parameters and getattr(trainer.args, name) != default:
                 raise UserError(
                     f"training.{name}: {type(trainer.model).__name__} has no posteriors over layers; leave it out, "
                     "or train a latent_depth model"
@@ -87,29 +87,29 @@ class DepthTraining:
         yield TrainingStep()
         if self.gradient_norms is not None:
             yield self.gradient_norms
-        if self.posteriors:
+        if self.posterior_parameters:
             yield LayerUtilization()
 
     def find_posteriors(self) -> None:
         """Look the posteriors up in the trainer's model."""
-        self.posteriors = posteriors_of(self.trainer.model)
+        self.posterior_parameters = posterior_parameters(self.trainer.model)
 
     def add_group(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Make the posteriors a group of their own, the last, without weight decay."""
-        posteriors = posteriors_of(model)
-        if not posteriors:
+        parameters = posterior_parameters(model)
+        if not parameters:
             return
-        own = {id(parameter) for parameter in posteriors}
+        own = {id(parameter) for parameter in parameters}
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
         rate = self.trainer.args.posterior_learning_rate or self.trainer.args.learning_rate
-        optimizer.add_param_group({"params": posteriors, "lr": rate, "weight_decay": 0.0})
+        optimizer.add_param_group({"params": parameters, "lr": rate, "weight_decay": 0.0})
 
     def after_backward(self) -> None:
         """In steps that are not theirs, posteriors get no gradient: not to clip by, nor to Adam. Measure the rest."""
         trainer = self.trainer
         if (trainer.state.global_step + 1) % trainer.args.inner_steps:
-            for parameter in self.posteriors:
+            for parameter in self.posterior_parameters:
                 parameter.grad = None
         if self.gradient_norms is not None and trainer.accelerator.sync_gradients:
             scaler = trainer.accelerator.scaler
