@@ -31,7 +31,7 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     text = table(study, rows, results)
     write_whole(results / TABLE, text)
     for page in pages:
-        short = summary(study, rows, results)
+        short = text if study.published else summary(study, rows, results)
         write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, text, short))
     if any(_curve(record) for record in records):
         plot_curves(study, rows, results / "learning_curves.png")
