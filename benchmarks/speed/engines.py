@@ -13,6 +13,7 @@ same round. Numbers that `--output` holds already stay, so that a measurement ca
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def table(report: dict) -> str:
     lines = [
         "# How fast is one model, by the way in which it decodes?",
         "",
-        f"Marian's time by a way's, for equal work: more is faster. Medians of {report['rounds']} interleaved rounds. "
+        f"Marian's time by a way's, for equal work: more is faster. Medians of interleaved rounds. "
         f"Columns: threads, sentences × beams. {report['machine']}, torch {report['torch']}, "
         f"CTranslate2 {report['ctranslate2']}.",
         "",
@@ -97,6 +98,10 @@ def table(report: dict) -> str:
     for name in names:
         cells = (format(column[name], ".2f") if name in column else "" for column in report["speed"].values())
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    loads = ", ".join(
+        f"{column}: {report['rounds'][column]} rounds, load {load:.0f}" for column, load in report["load"].items()
+    )
+    lines += ["", f"The load counts programs that want one of the {report['cores']} cores. {loads}."]
     if report["compile_seconds"]:
         seconds = ", ".join(f"{column}: {value:.0f} s" for column, value in report["compile_seconds"].items())
         lines += ["", f"Seconds until the compiled graph had decoded for the first time: {seconds}."]
@@ -117,10 +122,15 @@ def main() -> None:
     keep_memory()
     bound_kernel_caches()
     place = args.output
-    report: dict[str, Any] = {"speed": {}, "compile_seconds": {}}
+    report: dict[str, Any] = {"speed": {}, "compile_seconds": {}, "load": {}, "rounds": {}}
     if place and place.exists():
         report = json.loads(place.read_text(encoding="utf-8"))
-    report |= {**machine("cpu"), "rounds": args.rounds, "ctranslate2": ctranslate2.__version__}
+    report |= {
+        **machine("cpu"),
+        "cores": os.cpu_count(),
+        "rounds": args.rounds,
+        "ctranslate2": ctranslate2.__version__,
+    }
     with tempfile.TemporaryDirectory() as folder:
         for sentences, beams in ((args.sentences, args.beams),) if args.sentences else SETTINGS:
             column = f"{args.threads} thread{'s' * (args.threads > 1)}, {sentences} × {beams}"
@@ -130,6 +140,8 @@ def main() -> None:
                 steps = ways(Path(folder), args.threads, sentences, beams)
             measured = against(take_turns(steps, args.rounds, warm_up=1), YARDSTICK)
             found = {name: round(1 / each.ratio, 3) for name, each in measured.items()}
+            report["rounds"][column] = args.rounds
+            report["load"][column] = round(os.getloadavg()[0], 1)
             report["speed"][column] = found | report["speed"].get(column, {}) if args.compile else found
             print(column, {name: (round(each.seconds, 3), found[name]) for name, each in measured.items()}, flush=True)
     if place:

@@ -10,7 +10,7 @@ from model_cases import CASES, needs_transformers, source
 from torch import nn
 from transformers import EncoderDecoderCache
 
-from hf_deepwide.models import matrix_product, modeling_base
+from hf_deepwide.models import attention_step, matrix_product, modeling_base
 from hf_deepwide.models.decoding import DecodingCache
 from hf_deepwide.models.matrix_product import MatrixProduct
 
@@ -89,8 +89,9 @@ def test_the_twin_generates_what_the_decoder_generates(case, search, caches, mon
 
 
 @pytest.mark.parametrize("case", ["vanilla", "mat-3", "latent-decoder-hard", "lstm"])
-def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case):
+def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case, monkeypatch):
     """In float64, over more tokens than a block of the cache holds, without the float32 logits of `generate`."""
+    monkeypatch.setattr(attention_step, "BLOCK", 4)
     model, target = build(case), torch.randint(4, 37, (3, 20), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         memory = model.get_encoder()(**source()).last_hidden_state
@@ -108,7 +109,7 @@ def test_the_source_is_kept_once_for_all_beams(case, caches):
     (cache,) = caches
     for layer in cache.decoder.layers:
         assert layer.encoder_attn.keys.mT.shape == layer.encoder_attn.values.shape == (3 * 4, 7, 4)
-        assert layer.self_attn.keys.mT.shape == layer.self_attn.values.shape == (3 * 4, 16 * 5, 4)
+        assert layer.self_attn.keys.mT.shape == layer.self_attn.values.shape == (3 * 4, 32 * 5, 4)
     assert len(cache.memory) == 3
     assert type(out.past_key_values) is EncoderDecoderCache
     assert out.past_key_values.cross_attention_cache.layers[0].keys.shape == (15, 4, 7, 4)
@@ -119,7 +120,8 @@ def test_the_source_is_kept_once_for_all_beams(case, caches):
 @pytest.mark.parametrize("case", ["mat-3", "lstm"])
 def test_the_cache_that_is_returned_is_the_decoder_s_own(case, search, monkeypatch):
     """Over more tokens than a block holds: each row has the keys of the beams that it came from."""
-    model, options = build(case), SEARCHES[search] | {"max_new_tokens": 18, "min_new_tokens": 18}
+    monkeypatch.setattr(attention_step, "BLOCK", 4)
+    model, options = build(case), SEARCHES[search] | {"max_new_tokens": 12, "min_new_tokens": 12}
     got = generate(model, **options)
     monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
     expected = generate(model, **options)

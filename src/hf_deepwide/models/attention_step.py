@@ -16,7 +16,7 @@ from torch import nn
 
 from .matrix_product import MatrixProduct
 
-BLOCK = 16  # tokens that a cache grows by, at least
+BLOCK = 32  # tokens that a cache grows by, at least
 Make = Callable[..., MatrixProduct]
 
 
