@@ -11,7 +11,8 @@
 `layers` prints which layers every posterior selects, and draws how much it used them over training, and samples of z
 (Li et al. 2020, Figures 5 and 6).
 
-`joints` draws which layers read which (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over training.
+`joints` draws which layers read which (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over training. Of
+attention residuals and of streams (hyper-connections, mHC), it draws what sub-layers read, over random tokens.
 
 `paths` draws how unequal the weights of each encoder layer are, and the weights (Lin et al. 2023, Figure 7).
 

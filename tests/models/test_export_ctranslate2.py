@@ -43,6 +43,9 @@ EXPRESSIBLE = {
 REFUSED = {
     "rezero": ("vanilla-rezero", {}, "rezero"),
     "deepnorm": ("vanilla-deepnorm", {}, "deepnorm"),
+    "attention residuals": ("vanilla-attention", {}, "attention"),
+    "hyper-connections": ("vanilla-hyper", {}, "hyper"),
+    "mhc": ("vanilla-mhc", {}, "mhc"),
     "combined layers": ("vanilla-dlcl", {}, "dlcl"),
     "averaged layers": ("vanilla-denseformer", {}, "denseformer"),
     "layers evaluated twice": ("vanilla-rk2", {}, "encoder_solver"),

@@ -21,6 +21,9 @@ CASES = {
     "branches": ("mat-2-prenorm", SMALL),
     "normalised paths": ("multipath-3-more", SMALL),
     "lstm": ("lstm-two", SMALL),
+    "attention residuals": ("vanilla-attention", SMALL),
+    "hyper-connections": ("vanilla-hyper", SMALL),
+    "mhc": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
 }
 
 

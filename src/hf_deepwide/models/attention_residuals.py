@@ -15,7 +15,7 @@ the plain pre-norm stack, and a trained one can start from it.
 Shapes: B batch, T time, D model width, K sources.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,6 +64,11 @@ class DepthAttention(Join):
     def initialise(self) -> None:
         """Weigh all sources alike."""
         init.zeros_(self.depth_query)
+
+    @classmethod
+    def measure(cls, joins: Sequence["DepthAttention"]) -> dict[str, float]:
+        """The mean length of the queries: 0 where all sources weigh alike."""
+        return {"query_length": torch.stack([join.depth_query.float().norm() for join in joins]).mean().item()}
 
     def forward(self, sources: Sources, output: torch.Tensor) -> Sources:
         """Add the output of a sub-layer `[B, T, D]` to the sources, and mix them."""

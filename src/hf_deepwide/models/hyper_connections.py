@@ -22,7 +22,7 @@ Shapes: B batch, T time, D model width, n streams.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -83,6 +83,14 @@ class HyperConnection(StreamConnection):
             init.constant_(self.alpha_scale, 0.01)
             init.constant_(self.beta_scale, 0.01)
 
+    @classmethod
+    def measure(cls, joins: Sequence["HyperConnection"]) -> dict[str, float]:
+        """How many times as large a stream can become on its way through all static A_r, at 1 in a new model."""
+        product = torch.eye(joins[0].streams, dtype=torch.float64)
+        for join in joins:
+            product = join.static_alpha[:, 1:].double().cpu().T @ product
+        return {"stream_gain": product.abs().sum(1).max().item()}
+
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[A_m A_r] and beta: weights, or weights and what each position adds."""
         alpha, beta = self.static_alpha.to(streams.dtype), self.static_beta.to(streams.dtype)
@@ -122,16 +130,21 @@ class ManifoldHyperConnection(StreamConnection):
         init.copy_(self.coefficient_bias, torch.cat([read, torch.zeros(self.streams), mix.flatten()]))
         init.constant_(self.coefficient_scale, 0.01)
 
+    @classmethod
+    def measure(cls, joins: Sequence["ManifoldHyperConnection"]) -> dict[str, float]:
+        """The mean size of the scales: how much coefficients depend on the position."""
+        return {
+            "coefficient_scale": torch.stack([join.coefficient_scale.abs().mean() for join in joins]).mean().item()
+        }
+
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[A_m A_r] and beta of each position."""
         n, flat = self.streams, streams.flatten(-2)
         inverse_rms = torch.rsqrt(flat.square().mean(-1, keepdim=True) + EPSILON)
         mapped = nn.functional.linear(flat, self.coefficient_map.to(flat.dtype)) * inverse_rms
-        scale = self.coefficient_scale.to(flat.dtype).repeat_interleave(
-            torch.tensor([n, n, n * n], device=flat.device), output_size=len(self.coefficient_bias)
-        )
-        raw = torch.addcmul(self.coefficient_bias.to(flat.dtype), scale, mapped)
-        read, write, mix = raw.split([n, n, n * n], dim=-1)
+        parts = [n, n, n * n]
+        scale, bias = self.coefficient_scale.to(flat.dtype), self.coefficient_bias.to(flat.dtype)
+        read, write, mix = map(torch.addcmul, bias.split(parts), scale.unbind(), mapped.split(parts, dim=-1))
         mix = sinkhorn(mix.unflatten(-1, (n, n)), self.iterations)
         read = torch.sigmoid(read) + EPSILON
         return torch.cat([read[..., None], mix], dim=-1), 2 * torch.sigmoid(write)

@@ -4,6 +4,7 @@ What a layer hands on beside its output is its state: the sources of attention r
 hyper-connections. A state is a tuple of tensors. It travels by position, as reentrant gradient checkpointing needs it.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,11 @@ class Join(nn.Module):
     def initialise_plainly(self) -> None:
         """Fill the weights so that a trained stack of residual connections keeps its function, up to rounding."""
         self.initialise()
+
+    @classmethod
+    def measure(cls, joins: Sequence[Any]) -> dict[str, float]:
+        """What the joints of one stack, from bottom to top, have come to: numbers for the log, by name."""
+        raise NotImplementedError
 
 
 class JoinedLayer:

@@ -195,16 +195,20 @@ class VanillaTransformerForConditionalGeneration(
 
     model_class = VanillaTransformerModel
 
+    @torch.no_grad()
     def training_logs(self) -> dict[str, float]:
         """What the learned ways to join layers have come to, layers counted from 1.
 
         - `newest_weight/<stack>.<layer>`: the weight of a layer's output in the learned sum behind this layer.
         - `earlier_weights/<stack>.<layer>`: there, the sum of the absolute weights of all that came before.
+        - `query_length/<stack>`, `stream_gain/<stack>` or `coefficient_scale/<stack>`: see `measure` of the joins.
         - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice, the mean of the last forward pass.
         """
         logs = {}
         for name in ("encoder", "decoder"):
             combination = getattr(self.model, name).combination
+            if joins := [module for module in getattr(self.model, name).modules() if isinstance(module, Join)]:
+                logs |= {f"{number}/{name}": value for number, value in type(joins[0]).measure(joins).items()}
             for layer, row in enumerate(combination.rows()[1:] if combination else (), start=1):
                 logs[f"newest_weight/{name}.{layer}"] = row[layer].item()
                 logs[f"earlier_weights/{name}.{layer}"] = row[:layer].abs().sum().item()

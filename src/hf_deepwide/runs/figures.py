@@ -7,6 +7,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrained
 
 from ..analysis import gradient_norms
 from ..analysis.figures import image_path, run_labels
+from ..analysis.joint_weights import JOINTS, joined_stacks, plot_joint_weights
 from ..analysis.layer_joints import (
     GATES,
     WEIGHTS,
@@ -125,6 +126,8 @@ def draw_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterat
 def draw_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iterator[Path]:
     """Draw what joins the layers of a run's model: which layers read which, and the gates of a solver over training.
 
+    Of attention residuals and streams, weights depend on the tokens; their means over random tokens are drawn.
+
     Args:
         run: the folder of a run or a checkpoint.
         output: the folder of the figures; None: `plots` in the run.
@@ -135,12 +138,17 @@ def draw_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iter
     """
     output, name = output or run / "plots", run_labels([run])[0]
     model = newest_model(run)
+    if joined_stacks(model):
+        figure = output / JOINTS.name
+        check_output(figure, overwrite=overwrite, option="--overwrite")
+        yield plot_joint_weights(model, figure, name)
+        return
     weights = layer_weights(model)
     gates = load_history(run) if getattr(model.config, "encoder_solver", None) is not None else []
     if not weights and not gates:
         raise UserError(
             f"{run}: the layers of this {model.config.model_type} are joined without learned weights; accepted is a "
-            "vanilla_transformer with `layer_aggregation` or `encoder_solver`"
+            "vanilla_transformer with `layer_aggregation`, `encoder_solver`, or `residual` attention, hyper or mhc"
         )
     if gates and not solver_gates(gates)[0]:
         raise UserError(f"{run}: its log holds no gates of the solver; give the folder of a run that logged")

@@ -14,6 +14,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
+from ..analysis.joint_weights import joined_stacks, plot_joint_weights
 from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solver_gates, solver_gates
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import check_lengths
@@ -29,6 +30,7 @@ from .plots import plot_learning_curves
 from .recipe import RECIPE, Recipe
 from .run_folder import (
     CURVES,
+    JOINT_WEIGHTS,
     LAYER_WEIGHTS,
     PATH_WEIGHTS,
     RESULTS,
@@ -189,6 +191,8 @@ def finish(
             plot_solver_gates(history, run / SOLVER_GATES, name)
     if layer_weights(model):
         plot_layer_weights(model, run / LAYER_WEIGHTS, name)
+    if joined_stacks(model):
+        plot_joint_weights(model, run / JOINT_WEIGHTS, name)
     if path_weights(model):
         plot_path_weights(model, run / PATH_WEIGHTS, name)
     task.write(run, model, results)

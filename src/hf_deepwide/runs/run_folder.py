@@ -25,6 +25,7 @@ from datasets import disable_progress_bars
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..analysis.gradient_norms import PLOT as GRADIENT_NORMS
+from ..analysis.joint_weights import JOINTS as JOINT_WEIGHTS
 from ..analysis.layer_joints import GATES as SOLVER_GATES
 from ..analysis.layer_joints import WEIGHTS as LAYER_WEIGHTS
 from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
@@ -55,7 +56,7 @@ from .yaml_values import LARGEST, parse_yaml, to_yaml
 logger = logging.getLogger(__name__)
 
 RESULTS, TRANSLATIONS, CURVES = "results.json", "translations.txt", "plots/learning_curves.png"
-PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, LAYER_WEIGHTS, SOLVER_GATES)
+PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, JOINT_WEIGHTS, LAYER_WEIGHTS, SOLVER_GATES)
 # What `hf-deepwide plot` draws in a run unless another place is given.
 DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
 CARD = "README.md"
