@@ -20,6 +20,9 @@ WIDE = {
     "multipath": ("multipath-3-more", {}),
     "multipath without norms": ("multipath-3-more", {"path_norm": False}),
     "lstm": ("lstm-two", {}),
+    "rk2 and DLCL": ("vanilla-rk2", {}),
+    "deepnorm": ("vanilla-deepnorm", {}),
+    "denseformer": ("vanilla-denseformer", {}),
 }
 
 
