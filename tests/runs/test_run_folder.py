@@ -479,7 +479,7 @@ def test_a_warm_up_beyond_the_training_is_refused(options, refused, corpus, tmp_
     for step in (0, 4):
         state = SimpleNamespace(max_steps=8, global_step=step)
         if refused and step == 0:
-            with pytest.raises(UserError, match=r"tiny\.yaml: training\.warmup_steps is 9, and .* 8 steps.* about 1,"):
+            with pytest.raises(UserError, match=r"tiny\.yaml: training\.warmup_steps is 9, and .* 8 steps.* to 0.1,"):
                 fits.on_train_begin(args, state, None)
         else:
             fits.on_train_begin(args, state, None)  # also of a run that has begun
