@@ -28,6 +28,18 @@ FAMILIES = {
         "layer_drop": 0.2,
     },
     "vanilla, ReZero": {"family": "vanilla_transformer", "attention_branches": 1, "residual": "rezero"},
+    "vanilla, attention residuals": {
+        "family": "vanilla_transformer",
+        "attention_branches": 1,
+        "residual": "attention",
+        "normalize_before": True,
+    },
+    "vanilla, mHC": {
+        "family": "vanilla_transformer",
+        "attention_branches": 1,
+        "residual": "mhc",
+        "normalize_before": True,
+    },
     "MAT": {"family": "mat", "ffn_branches": 2, "drop_branch": 0.3},
     "MAT, head drop": {"family": "mat", "drop_unit": "head", "drop_branch": 0.3},
     "Multi-Path": {
