@@ -31,7 +31,7 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     text = table(study, rows, results)
     write_whole(results / TABLE, text)
     for page in pages:
-        short = text if study.published else summary(study, rows, results)
+        short = summary(study, rows, results)
         write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, text, short))
     if any(_curve(record) for record in records):
         plot_curves(study, rows, results / "learning_curves.png")
@@ -136,7 +136,12 @@ def table(study: Study, rows: Rows, results: Path) -> str:
 
 
 def summary(study: Study, rows: Rows, results: Path) -> str:
-    """The rows that `summary` in the study's file names, without the columns that need an explanation."""
+    """The rows that `summary` in the study's file names, without the columns that need an explanation.
+
+    A comparison with published scores is short as it is.
+    """
+    if study.published:
+        return beside_published(study, rows)
     columns = ["system", "parameters", TITLES[study.metric], "validation loss", "updates", "seeds"]
     cells = (_measured_cells if _is_measured(rows) else _cells)(study, rows, results)
     return markdown([{column: cells[name][column] for column in columns} for name in study.summary if name in cells])
