@@ -128,7 +128,6 @@ def main() -> None:
     report |= {
         **machine("cpu"),
         "cores": os.cpu_count(),
-        "rounds": args.rounds,
         "ctranslate2": ctranslate2.__version__,
     }
     with tempfile.TemporaryDirectory() as folder:
