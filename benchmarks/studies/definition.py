@@ -9,6 +9,7 @@
     baseline:   the system that the others are compared with
     systems:    name to {title, model, overrides, search, base, start, start_rate, prune}
     summary:    the systems in the short table of README, if it has one
+    corpus:     a description of the corpus; with it, model_cards/ shows the first system of each family in `summary`
     margin:     the largest difference in validation loss that does not matter, for the test of equivalence
     published:  {title, scores: {test set: score}}, which the scores of the only system are shown beside
 
@@ -67,6 +68,7 @@ class Study:
     overrides: dict[str, Any] = field(default_factory=dict)
     metric: str = "bleu"
     summary: list[str] = field(default_factory=list)
+    corpus: str = ""
     close_seeds: list[int] = field(default_factory=list)
     margin: float | None = None
     published: dict[str, Any] = field(default_factory=dict)

@@ -94,9 +94,9 @@ def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
 
 ABOUT = (
     "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is a "
-    "standard error over seeds. p (seeds) is of Welch's t-test on the smoothed loss, a seed being the unit; p (Holm) "
-    "allows for the number of systems; p (equal) is of two one-sided tests that the losses differ by less than the "
-    "margin. p (sentences) is of approximate randomisation over sentences: it speaks of these trained models alone."
+    "standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p (Holm) "
+    "corrects it for the number of systems. p (equal) comes from two one-sided tests that the losses differ by less than the "
+    "margin. p (sentences) comes from approximate randomisation over sentences: it is about these trained models only."
 )
 
 
@@ -125,14 +125,15 @@ def table(study: Study, rows: Rows, results: Path) -> str:
     """One row a system: scores with standard errors over seeds, difference, p, setting and validation loss."""
     if study.published:
         return beside_published(study, rows)
+    cells = list(table_cells(study, rows, results).values())
     if _is_measured(rows):
-        return f"{markdown(list(_measured_cells(study, rows, results).values()))}\n{ABOUT}\n"
+        return f"{markdown(cells)}\n{ABOUT}\n"
     about = (
         "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
-        "share. p is of approximate randomisation over sentences: it speaks of these trained models, not of other "
-        "seeds. Validation loss is in nats a token, smoothed as in training."
+        "share. p comes from approximate randomisation over sentences: it is about these trained models only, not "
+        "about other seeds. Validation loss is in nats a token, smoothed as in training."
     )
-    return f"{markdown(list(_cells(study, rows, results).values()))}\n{about}\n"
+    return f"{markdown(cells)}\n{about}\n"
 
 
 def summary(study: Study, rows: Rows, results: Path) -> str:
@@ -143,7 +144,7 @@ def summary(study: Study, rows: Rows, results: Path) -> str:
     if study.published:
         return beside_published(study, rows)
     columns = ["system", "parameters", TITLES[study.metric], "validation loss", "updates", "seeds"]
-    cells = (_measured_cells if _is_measured(rows) else _cells)(study, rows, results)
+    cells = table_cells(study, rows, results)
     return markdown([{column: cells[name][column] for column in columns} for name in study.summary if name in cells])
 
 
@@ -154,8 +155,13 @@ def markdown(rows: list[dict[str, str]]) -> str:
     return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
+def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
+    """System to column to cell: all cells of the study's table."""
+    return (_measured_cells if _is_measured(rows) else _cells)(study, rows, results)
+
+
 def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
-    """System to column to cell."""
+    """System to column to cell, of older runs."""
     comparison, cells = load_comparison(results), {}
     for name, by_seed in rows.items():
         runs = list(by_seed.values())

@@ -3,7 +3,7 @@
     HF_DEEPWIDE_DATA=PATH python benchmarks/studies/study.py benchmarks/studies/multi30k.yaml
     … --systems vanilla mat --jobs 1      only these, in this order, one run at a time
     … --order                             train nothing; print which runs come next
-    … --report                            train nothing; write the pages of the runs that are there
+    … --report                            train nothing; write the pages and cards of the runs that are there
     … --adopt runs/tiny-1 runs/tiny-2     score these finished runs on the study's test sets, and keep their records
 
 definition.py says what a study is. Each training is a process of `scripts/train_translation.py`; `--jobs` of them run
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 import yaml
+from cards import write_cards
 from definition import Setting, Stage, Study, System, load_study, recipe_of, run_name
 from pages import write_pages
 from records import PRUNED, Record, add_record, read_records, write_records
@@ -71,10 +72,20 @@ class Workshop:
         results: the folder for the records and pages.
         jobs: trainings at a time.
         pages: where the table, or its short form, is shown, too.
+        cards: the folder for the cards of the families, if they are to be written.
     """
 
-    def __init__(self, study: Study, runs: Path, results: Path, jobs: int, pages: Sequence[Path] = ()) -> None:
-        self.study, self.runs, self.results, self.jobs, self.pages = study, runs, results, jobs, pages
+    def __init__(
+        self,
+        study: Study,
+        runs: Path,
+        results: Path,
+        jobs: int,
+        pages: Sequence[Path] = (),
+        cards: Path | None = None,
+    ) -> None:
+        self.study, self.runs, self.results, self.jobs = study, runs, results, jobs
+        self.pages, self.cards = pages, cards
         self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         self._writing = threading.Lock()
 
@@ -218,7 +229,13 @@ class Workshop:
             if len(others) < len(read_records(self.results)):
                 write_records(self.results, others)
             add_record(self.results, record, translations)
-            write_pages(self.study, self.results, self.pages)
+            self.report()
+
+    def report(self) -> str:
+        """Write the pages and the cards of the runs that are there; returns the table."""
+        if self.cards:
+            write_cards(self.study, self.results, self.cards)
+        return write_pages(self.study, self.results, self.pages)
 
 
 def train(recipe: Recipe, threads: int) -> None:
@@ -287,7 +304,8 @@ def main() -> None:
         raise UserError(f"--systems: {', '.join(sorted(unknown))} not in {args.study}, which has {', '.join(known)}")
     results = args.results or ROOT / "benchmarks" / "results" / study.name
     pages = [] if args.results else [ROOT / "docs" / "results.md", ROOT / "README.md"]
-    workshop = Workshop(study, args.runs / study.name, results, args.jobs, pages)
+    cards = None if args.results else ROOT / "model_cards"
+    workshop = Workshop(study, args.runs / study.name, results, args.jobs, pages, cards)
     torch.set_num_threads(workshop.threads)
     systems = [study.system(name) for name in args.systems or known]
     if args.order:
@@ -297,7 +315,7 @@ def main() -> None:
         workshop.adopt(folder)
     if not (args.report or args.adopt):
         workshop.make(systems)
-    print(write_pages(study, results, pages))
+    print(workshop.report())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,11 @@ _USE = re.compile(
     r"(?:import hf_deepwide [^\n]*\n)?from transformers import pipeline\n\n(?:# [^\n]*\n)*"
     r'translator = pipeline\("translation", model=[^\n]*\)'
 )
-_UNCHOSEN = re.compile(r"Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\.")
+# The sentence of the template, and the sentence in the cards of older runs.
+_UNCHOSEN = re.compile(
+    r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data\."
+    r"|Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\."
+)
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 

@@ -1,7 +1,8 @@
 """The command `hf-deepwide`, one file a subcommand.
 
-This is a package beside the library because `import hf_deepwide` loads PyTorch, which `--help` need not wait for. The
-docstring of a subcommand's file is its manual. `configure` adds its arguments; `run` imports what it needs.
+This package lies beside the library: `import hf_deepwide` loads PyTorch, and `--help` need not wait for it. The
+docstring of a subcommand's file is its manual. `configure` adds its arguments. `run` imports what it needs. A file may
+also have `run_light`: it does what needs no library, and returns True if nothing is left to do.
 """
 
 import difflib
@@ -44,6 +45,8 @@ def main(command: str | None = None) -> None:
         execute(lambda: module.run(args, overrides))
     else:
         args = parser.parse_args(words)
+        if hasattr(module, "run_light") and until_the_reader_stops(lambda: module.run_light(args)):
+            return
         execute(lambda: module.run(args))
 
 
@@ -61,13 +64,20 @@ def execute(run: Callable[[], None]) -> None:
 
     def run_and_leave() -> None:
         with leaving_process_group():
-            try:
-                run()
-                sys.stdout.flush()
-            except BrokenPipeError:  # `head` has seen enough; Python would complain once more at exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            until_the_reader_stops(run)
 
     run_script(run_and_leave)
+
+
+def until_the_reader_stops(run: Callable[[], object]) -> object:
+    """Return what `run` returns, or True if the reader of the output, such as `head`, has stopped early."""
+    try:
+        result = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain once more at exit
+        return True
+    return result
 
 
 def _first(words: list[str]) -> list[str]:

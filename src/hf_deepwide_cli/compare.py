@@ -6,11 +6,11 @@
 
     hf-deepwide compare … --equivalence bleu=0.5 loss=0.02 --output comparison.json
 
-The first system is the baseline. A system is the folder of a finished run or a file of translations. Runs of several
-seeds are joined by commas: Welch's t-test over the seeds then says whether other trainings would differ, and Holm's
-adjustment allows for the number of systems. --equivalence tests whether a difference is within a margin. The paired
-test over sentences (approximate randomisation) speaks of these trained models alone. Validation losses stand first,
-where all systems are runs with one tokenizer.
+The first system is the baseline. A system is the folder of a finished run, or a file of translations. Commas join the
+runs of several seeds. Welch's t-test over the seeds then tests whether new trainings would differ, too. Holm's
+adjustment corrects for the number of systems. --equivalence tests whether a difference is within a margin. The
+paired test over sentences (approximate randomisation) is about these trained models only. Validation losses come
+first, if all systems are runs with the same tokenizer.
 """
 
 import argparse

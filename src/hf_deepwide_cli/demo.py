@@ -5,7 +5,7 @@
 
 A model is the folder of a run, a checkpoint, a folder that was exported to CTranslate2, or a Hub id. The page shows
 translations, all beams with their scores, times, and pictures: attention of each branch, layers that latent depth
-uses, weights of paths, gates of depth-wise LSTMs. It is served by this machine alone, and sends nothing anywhere.
+uses, weights of paths, gates of depth-wise LSTMs. Only this machine can open the page, unless --host allows others.
 """
 
 import argparse

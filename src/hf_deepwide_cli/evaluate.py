@@ -10,8 +10,8 @@ A file of translations, one a line:
 
     hf-deepwide evaluate --hypotheses mat.de.txt --reference test_2016_flickr.de.gz
 
-Other systems against it, by paired bootstrap resampling and approximate randomisation; each is a file of
-translations or a checkpoint folder (which needs --source):
+Other systems against this system, by paired bootstrap resampling and approximate randomisation. Each system is a file
+of translations, or a checkpoint folder with --source:
 
     hf-deepwide evaluate --hypotheses vanilla.de.txt --reference test_2016_flickr.de.gz \
         --compare mat.de.txt runs/multi30k-deep --source test_2016_flickr.en.gz --metrics bleu chrf
@@ -28,19 +28,18 @@ A multilingual checkpoint on all its pairs, each with its own files, and on aver
         --source 'test_2016_flickr.{source_lang}.gz' --reference 'test_2016_flickr.{target_lang}.gz' \
         --translations 'out.{pair}.txt' --output multilingual.json
 
-or on one of them, with --source_lang en --target_lang de. Names of systems are filled in, too: the models that pruning
-made of one are --model 'runs/pruned-{target_lang}'.
+For one of its pairs, add --source_lang en --target_lang de. Names of models are filled in, too: the pruned models of
+all languages are --model 'runs/pruned-{target_lang}'.
 
-Where one language is on one side of all pairs, means of the directions out of it and into it are given, too. As papers
-on OPUS-100 report them (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), of what a run has left behind:
+If all pairs share one language, the means of the directions out of it and into it are reported, too. The scores of
+papers on OPUS-100 (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), from the translations of a finished run:
 
     ZHANG=benchmarks/opus100_zhang2020.tsv
     hf-deepwide evaluate --pairs $(cut -sf1 $ZHANG | tail -n +2) --win_ratio $ZHANG --metrics bleu \
         --hypotheses 'runs/opus100_m2m_dwlstm/translations.{pair}.txt' --average_languages de zh br te \
         --reference 'opus100/supervised/{sorted_pair}/opus.{sorted_pair}-test.{target_lang}'
 
-Files are UTF-8 text; names that end in .gz are read compressed. Existing files are not overwritten without
---overwrite. `--help` lists every setting.
+Files are UTF-8 text, or compressed if their names end in .gz. Existing files are not overwritten without --overwrite.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""Make a wide model that starts as a trained base: proximal initialisation, MAT section 3.3.
+"""Make a wider model from a trained base, with the same function (proximal initialisation, MAT section 3.3).
 
     hf-deepwide init runs/multi30k_en_de_vanilla runs/mat3 --attention_branches 3 --drop_branch 0.2
     hf-deepwide init Helsinki-NLP/opus-mt-en-de runs/mat2 --attention_branches 2 --dropout 0.3
 
-The base is a folder or a Hub id of a vanilla model or MAT of ours, Marian, BART, mBART, M2M100 or NLLB. Fields of the
-family's config can be given by name where they leave the base's function as it is. Other families by --family:
+The base is a folder or a Hub id: our vanilla model or MAT, Marian, BART, mBART, M2M100 or NLLB. Options set fields of
+the new config, if they do not change the function of the base. --family chooses another family:
 
     hf-deepwide init Helsinki-NLP/opus-mt-en-de runs/ours --family vanilla_transformer
 
 The output is a checkpoint with the base's generation config and tokenizer, for `from_pretrained`, `pipeline` and
-`init_from` of a recipe, whose source_lang and target_lang are then the codes of an mBART's, M2M100's or NLLB's
-tokenizer (deu_Latn). It is read back and its logits on a random batch are compared with the base's, in float32.
+`init_from` of a recipe. A recipe for mBART, M2M100 or NLLB names languages by the codes of the tokenizer (deu_Latn).
+The command reads the output back, and compares its logits on a random batch with the base's, in float32.
 """
 
 import argparse

@@ -4,10 +4,10 @@
     hf-deepwide prune runs/multi30k_en_xx_latent runs/pruned-de --language de
     hf-deepwide prune runs/multi30k_en_de_latent runs/folded --selection tempered
 
-The model is a folder or a Hub id. Of several posteriors one is given by its name or index. `--selection tempered` (or
-soft) keeps all layers and folds their weights in; a model that is evaluated so, as after training with soft samples,
-is pruned so by default. The output is a `vanilla_transformer` with the model's
-generation config and tokenizer. It is read back and its logits on a random batch are compared with the model's.
+The model is a folder or a Hub id. If it has several posteriors, --language names one. `--selection tempered` (or soft)
+keeps all layers and folds their weights in; this is the default after training with soft samples. The output is a
+`vanilla_transformer` with the model's generation config and tokenizer. The command reads the output back, and compares
+its logits on a random batch with the model's.
 """
 
 import argparse

@@ -8,8 +8,11 @@ hf-deepwide recipes multi30k_en_de_vanilla --fit my.de my.en --copy small.yaml
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+from . import packaged
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,51 +28,85 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """List, print or copy."""
-    from hf_deepwide.durable import check_output, write_whole
-    from hf_deepwide.errors import UserError
-    from hf_deepwide.runs.recipe import PACKAGED, find_recipe, packaged_recipes
+def run_light(args: argparse.Namespace) -> bool:
+    """List, print or copy packaged recipes without loading the library; False leaves everything else to `run`.
 
+    What goes wrong here goes wrong in `run`, too, which says why.
+    """
+    if args.fit is not None:
+        return False
     if args.name is None:
-        if args.copy or args.fit:
-            raise UserError(f"--{'copy' if args.copy else 'fit'}: name the recipe first: hf-deepwide recipes NAME …")
-        names = packaged_recipes()
+        if args.copy:
+            return False
+        names = packaged.names()
         width = max(map(len, names))
         for name in names:
-            print(f"{name:<{width}}  {title((PACKAGED / f'{name}.yaml').read_text(encoding='utf-8'))}")
-        return
+            text = (packaged.folder() / f"{name}.yaml").read_text(encoding="utf-8")
+            print(f"{name:<{width}}  {packaged.title(text)}")
+        return True
+    if args.name not in packaged.names() or Path(args.name).exists():
+        return False
+    text = packaged.whole(packaged.folder() / f"{args.name}.yaml")
+    if args.copy is None:
+        print(text, end="")
+        return True
+    target = _target(args.copy, args.name)
+    if not _write_new(target, text):
+        return False
+    print(target)
+    return True
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print or copy a recipe."""
+    from hf_deepwide.durable import check_output, write_whole
+    from hf_deepwide.errors import UserError
+    from hf_deepwide.runs.recipe import find_recipe
+
+    if args.name is None:
+        raise UserError(f"--{'fit' if args.fit else 'copy'}: name the recipe first: hf-deepwide recipes NAME …")
     path = find_recipe(args.name)
     text = whole(path) if args.fit is None else fitted(path, *args.fit)
     if args.copy is None:
         print(text, end="")
         return
-    target = args.copy / path.name if args.copy.is_dir() else args.copy
+    target = _target(args.copy, args.name)
     check_output(target)
     write_whole(target, text)
     print(target)
 
 
-def title(text: str) -> str:
-    """The first sentence of a recipe's comment."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# "))
-    return " ".join(lines).partition(". ")[0].rstrip(".")
+def _target(place: Path, name: str) -> Path:
+    """The file to write: `place`, or a file in it named as the recipe."""
+    return place / f"{Path(name).name.removesuffix('.yaml')}.yaml" if place.is_dir() else place
+
+
+def _write_new(target: Path, text: str) -> bool:
+    """Write a file that does not exist, in full or not at all; False if it exists or cannot be written in this way."""
+    draft = target.with_name(f".{target.name}")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+        os.link(draft, target)  # refuses a target that exists
+    except OSError:
+        return False
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
 
 
 def whole(path: Path) -> str:
     """A recipe as one file: the text itself, or its comment and the merged values where it extends another."""
     from hf_deepwide.runs.masked_lm import MaskedLMRecipe
-    from hf_deepwide.runs.recipe import EXTENDS, Recipe, read_values, to_yaml
+    from hf_deepwide.runs.recipe import EXTENDS, PACKAGED, Recipe, read_values, to_yaml
 
     text = path.read_text(encoding="utf-8")
+    if path.is_relative_to(PACKAGED):
+        return packaged.whole(path)
     if not any(line.startswith(f"{EXTENDS}:") for line in text.splitlines()):
         return text
     kind = MaskedLMRecipe if path.parent.name == "masked_lm" else Recipe
-    return f"{comment(text)}\n{to_yaml(read_values(path, kind))}"
+    return f"{packaged.header(text)}\n{to_yaml(read_values(path, kind))}"
 
 
 def fitted(path: Path, source: Path, target: Path) -> str:
@@ -100,9 +137,4 @@ def fitted(path: Path, source: Path, target: Path) -> str:
     if suggested.expectation:
         print(f"what to expect of {len(sources):,} pairs: {suggested.expectation}", file=sys.stderr)
     header = f"# Fitted to {len(sources):,} sentence pairs: vocab_size, max_tokens, num_train_epochs, warmup_steps.\n"
-    return f"{comment(path.read_text(encoding='utf-8'))}{header}\n{to_yaml(values)}"
-
-
-def comment(text: str) -> str:
-    """The comment at the head of a recipe."""
-    return "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    return f"{packaged.header(path.read_text(encoding='utf-8'))}{header}\n{to_yaml(values)}"

@@ -10,9 +10,9 @@ Without the package, the folder or repository loads through `AutoModelForSeq2Seq
 
 `--space` writes a Hugging Face Space instead: the page of `hf-deepwide demo` with this model.
 
-`--as` writes the model as one of a class of Transformers, which needs no code of ours: m2m_100 (pre-norm, sinusoids),
-marian (post-norm, Marian's sinusoids), bart (post-norm, learned positions) or mbart (pre-norm, learned positions). A
-model that is not exactly one is refused.
+`--as` writes the model as a class of Transformers, which needs no code of ours: m2m_100 (pre-norm, sinusoids), marian
+(post-norm, Marian's sinusoids), bart (post-norm, learned positions) or mbart (pre-norm, learned positions). A model
+that does not compute exactly the same is refused.
 """
 
 import argparse

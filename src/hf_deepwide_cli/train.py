@@ -4,18 +4,18 @@
     hf-deepwide train my_recipe.yaml --data.root PATH --training.learning_rate 1e-3 --training.output_dir runs/try
     hf-deepwide train masked-lm masked_lm/multi30k_masked_lm --data.root PATH
 
-A recipe is a YAML file, or the name of a packaged one (`hf-deepwide recipes`). Any key can be set on the command line
-by its dotted name; values are YAML. `masked-lm` trains a masked language model.
+A recipe is a YAML file, or the name of a packaged recipe (`hf-deepwide recipes`). Any key can be set on the command
+line by its dotted name; values are YAML. `masked-lm` trains a masked language model.
 
 Several processes, each with its own GPU or share of the cores:
 
     accelerate launch --num_processes 8 -m hf_deepwide.cli train wmt14_en_de_mat
     python -m torch.distributed.run --nproc_per_node 8 -m hf_deepwide.cli train RECIPE
 
-An interrupted run goes on where it was when the same command is given again, and ends with the same weights as a run
-that was left alone. A finished run is not touched without --overwrite. The run's folder (training.output_dir, by
-default runs/RECIPE) holds what `from_pretrained` and `pipeline` load, README.md, results.json, translations.txt,
-plots/, recipe.yaml, run.json and the checkpoints.
+The same command continues an interrupted run. The run ends with the same weights as a run that was not interrupted. A
+finished run is not changed without --overwrite. The run's folder (training.output_dir, by default runs/RECIPE) holds
+the model for `from_pretrained` and `pipeline`, README.md, results.json, translations.txt, plots/, recipe.yaml,
+run.json and the checkpoints.
 """
 
 import argparse

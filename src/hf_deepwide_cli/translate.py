@@ -5,7 +5,7 @@
     hf-deepwide translate --model facebook/nllb-200-1.3B --source_lang deu_Latn --target_lang eng_Latn < text.de
 
 The output has as many lines as the input, in the same order; an empty line stays empty. A text of any length needs
-the memory of a few thousand lines. `--resume` goes on behind the lines that the output already has.
+the memory of a few thousand lines. `--resume` continues after the lines that the output already has.
 """
 
 import argparse

@@ -1,9 +1,11 @@
 """Studies: what is trained next, which setting is chosen, and what the pages say, the committed ones too."""
 
 import dataclasses
+import re
 import statistics
 from pathlib import Path
 
+import cards
 import definition
 import pages
 import pytest
@@ -161,6 +163,20 @@ def test_the_committed_table_is_made_of_the_records(path):
     for file in ("docs/results.md", "README.md"):
         page = (FOLDER.parents[1] / file).read_text(encoding="utf-8")
         assert pages.with_tables(page, study, *texts) == page
+
+
+def test_cards_show_the_runs_of_the_study_that_describes_its_corpus():
+    """Each family has one card, and its table has the score that README shows."""
+    made, folder = {}, FOLDER.parents[1] / "model_cards"
+    for path in STUDIES:
+        made |= cards.cards(load_study(path), RESULTS / path.stem)
+    assert list(made) == list(FAMILIES)
+    assert {file.stem for file in folder.glob("*.md")} == {*made, "template"}
+    readme = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    for family, card in made.items():
+        assert (folder / f"{family}.md").read_text(encoding="utf-8") == card
+        means = re.findall(r"\| (\d+\.\d+ ± \d+\.\d+) \|", card)
+        assert f"| {means[0]} |" in readme, family
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -11,7 +11,9 @@ import yaml
 import hf_deepwide_cli
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.stream import translate_stream
-from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide.runs.masked_lm import MaskedLMRecipe
+from hf_deepwide.runs.recipe import PACKAGED, Recipe, differences, load_recipe, packaged_recipes, read_values
+from hf_deepwide_cli import packaged
 
 LINES = ["drei", "", "eins zwei", "vier", "fünf\u2028sechs"]
 
@@ -57,6 +59,39 @@ def test_packaged_recipes_are_listed_and_copied_whole(monkeypatch, capsys, tmp_p
     with pytest.raises(SystemExit):
         call(monkeypatch, "recipes", "multi30k_en_de_mat_scratch", "--copy", str(copied))
     assert "exists already" in capsys.readouterr().err
+
+
+def test_recipes_shows_each_packaged_recipe_whole_with_its_comments():
+    assert packaged.folder() == PACKAGED
+    assert packaged.names() == packaged_recipes()
+    for name in packaged.names():
+        text = packaged.whole(PACKAGED / f"{name}.yaml")
+        kind = MaskedLMRecipe if name.startswith("masked_lm/") else Recipe
+        shown = yaml.safe_load(text)
+        assert differences(shown, read_values(PACKAGED / f"{name}.yaml", kind)) == [], name
+        assert text.startswith("# ")
+        assert text.count(" # ") > 20, name
+
+
+def test_recipes_loads_no_pytorch(tmp_path):
+    """Listing, showing and copying need no library, and take a fraction of a second."""
+    code = (
+        "import sys; from hf_deepwide_cli import main; main(); "
+        "assert not {'torch', 'transformers', 'hf_deepwide'} & set(sys.modules)"
+    )
+    for words in (
+        [],
+        ["quickstart"],
+        ["multi30k_en_de_mat"],
+        ["multi30k_en_de_mat", "--copy", str(tmp_path / "my.yaml")],
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, "recipes", *words], capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout
+    assert load_recipe(tmp_path / "my.yaml").values == load_recipe("multi30k_en_de_mat").values
+    assert [file.name for file in tmp_path.iterdir()] == ["my.yaml"]
 
 
 def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):

@@ -161,7 +161,11 @@ def test_a_licence_is_named_only_where_it_was_given(tmp_path):
     licensed = card_text.for_repository(card, "me/mine", "apache-2.0")
     before, after = ModelCard(card).data.to_dict(), ModelCard(licensed).data.to_dict()
     assert after == before | {"license": "apache-2.0"}
-    assert "for whoever trained it to" not in licensed
+    assert "No licence" in card
+    assert "No licence" not in licensed
+    old = "Its licence is for whoever trained it to\nchoose, with a view to the licence of that data.\n"
+    for unchosen in (card, old):
+        assert "Its licence is `apache-2.0`." in card_text.for_repository(unchosen, None, "apache-2.0")
     assert card_text.for_repository("# Mine\n", None, "mit").endswith("# Mine\n")
     for wrong in ("", "MIT License", "mit\nevil: 1", "a: b"):
         with pytest.raises(UserError, match="licence"):

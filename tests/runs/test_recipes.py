@@ -334,6 +334,19 @@ def test_the_reference_recipe_explains_every_key():
         assert {field for field in fields if not field.endswith("_token_id")} <= set(comments["model"]), family
 
 
+def test_the_reference_recipe_shows_the_defaults_of_all_families():
+    """The value is the default of each family with the key; a comment names the default that differs."""
+    text = (PACKAGED / "reference.yaml").read_text(encoding="utf-8")
+    section = text.partition("\nmodel:")[2].partition("\ndata:")[0]
+    shown = re.findall(r"^  (?:# )?(\w+): (.*?) +# (.*)$", section, flags=re.MULTILINE)
+    assert len(shown) > 60
+    for key, value, comment in shown:
+        for name, family in FAMILIES.items():
+            default = {field.name: field.default for field in dataclasses.fields(family.config)}.get(key, value)
+            accepted = default in (value, yaml.safe_load(value)) or str(default).lower() in comment
+            assert accepted or "default:" in comment, f"{name}: {key}: {default}"
+
+
 def test_the_reference_recipe_has_the_defaults():
     recipe = load_recipe("reference")
     for section, cls in Recipe.sections.items():

@@ -1,0 +1,78 @@
+"""One filled model card for each family, made from a study's records alone: nobody needs the models for it."""
+
+import copy
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from definition import Study
+from pages import TITLES, markdown, table_cells
+from records import PRUNED, Record, read_records
+from selection import Rows, chosen_rows
+
+from hf_deepwide.durable import write_whole
+from hf_deepwide.runs.model_card import card_of_results
+
+STUDIES = "benchmarks/studies"
+COLUMNS = ("system", "parameters", "chrF", "difference", "validation loss", "seeds", "setting")
+
+
+def write_cards(study: Study, results: Path, folder: Path) -> None:
+    """Write the card of each family, `FAMILY.md`, into `folder`."""
+    for family, text in cards(study, results).items():
+        write_whole(folder / f"{family}.md", text)
+
+
+def cards(study: Study, results: Path) -> dict[str, str]:
+    """Family to card, of the first system of each family in the study's summary.
+
+    A study that does not describe its corpus has no cards.
+    """
+    rows = chosen_rows(study, read_records(results))
+    systems: dict[str, str] = {}
+    for name in study.summary if study.corpus else []:
+        if name in rows:
+            systems.setdefault(next(iter(rows[name].values()))["recipe"]["model"]["family"], name)
+    return {family: _card(study, rows, results, name) for family, name in systems.items()}
+
+
+def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
+    """The card of a system's run with the first seed, with the scores of all seeds and the corpus added."""
+    seed, record = next(iter(rows[name].items()))
+    card = card_of_results(_at_home(study, record), f"{study.name}_{name}")
+    command = f"python {STUDIES}/study.py {STUDIES}/{study.name}.yaml --systems"
+    systems = " ".join(dict.fromkeys([study.baseline, name]))
+    unpublished = (
+        "The model is not published. This command trains and scores it, beside the baseline of the study:\n\n"
+        f"```\n{command} {systems} --results my_results\n```\n"
+    )
+    cells = table_cells(study, rows, results)
+    columns = (*COLUMNS[:2], TITLES[study.metric], *COLUMNS[2:])
+    shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
+    scores = (
+        f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"
+        "± is a standard error over seeds. The difference is to the baseline, on the seeds that both have.\n"
+        "[The page of results](../docs/results.md) says how the settings were chosen.\n\n"
+        f"The rest of this card is about the model of seed {seed}.\n"
+    )
+    card = _with(card, "## Scores", before=unpublished, after=scores)
+    return _with(card, "## Training", before=f"## Data\n\n{study.corpus.strip()}\n").rstrip() + "\n"
+
+
+def _at_home(study: Study, record: Record) -> Record:
+    """The record with the paths that study.py gives; older records have those of an earlier place."""
+    record = copy.deepcopy(record)
+    recipe: dict[str, dict[str, Any]] = record["recipe"]
+    for section, key in (("training", "output_dir"), ("model", "init_from"), ("tokenizer", "path")):
+        if place := recipe[section].get(key):
+            recipe[section][key] = str(PurePosixPath("runs/studies", study.name, PurePosixPath(place).name))
+    return record
+
+
+def _with(card: str, heading: str, before: str, after: str = "") -> str:
+    """The card with paragraphs around a heading.
+
+    Raises:
+        ValueError: the card has no such heading, or several.
+    """
+    start, end = card.split(f"\n{heading}\n")
+    return f"{start}\n{before}\n{heading}\n{after and chr(10)}{after}{end}"

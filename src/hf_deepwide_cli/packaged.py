@@ -1,0 +1,81 @@
+"""The packaged recipes as text. Reading them here spares a command the seconds in which the library loads PyTorch."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+SECTIONS = ("model", "data", "tokenizer", "training", "evaluation")
+WIDEST = 44  # where comments stand at most; behind a longer value they stand where the value ends
+_LINE = re.compile(r"  (\w+): ")
+_COMMENT = re.compile(r"(  \w+: [^#]*?) +(# .*)")
+
+
+def folder() -> Path:
+    """The folder of the packaged recipes, found without importing the library."""
+    spec = find_spec("hf_deepwide")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]) / "recipes"
+
+
+def names() -> list[str]:
+    """The names of the packaged recipes; the files in `base/` are only parts of others."""
+    files = (file.relative_to(folder()).with_suffix("").as_posix() for file in folder().rglob("*.yaml"))
+    return sorted(name for name in files if not name.startswith("base/"))
+
+
+def title(text: str) -> str:
+    """The first sentence of a recipe's comment."""
+    words = " ".join(line.lstrip("# ") for line in header(text).splitlines())
+    return re.split(r"\.(?= [A-Z`]|$)", words)[0]  # "et al. 2020" does not end a sentence
+
+
+def header(text: str) -> str:
+    """The comment at the head of a recipe."""
+    return re.match(r"(?:#.*\n)*", text)[0]
+
+
+def whole(path: Path) -> str:
+    """A packaged recipe as one text, with the keys of the recipes that it extends, and with all comments."""
+    text = path.read_text(encoding="utf-8")
+    if _parent(text) is None:
+        return text
+    sections = _sections(path)
+    return "\n".join(
+        [header(text), *(f"{name}:\n{_aligned(sections[name])}" for name in SECTIONS if name in sections)]
+    )
+
+
+def _parent(text: str) -> str | None:
+    """The file that a recipe extends."""
+    found = re.search(r"^extends: (\S+)", text, flags=re.MULTILINE)
+    return found and found[1]
+
+
+def _sections(path: Path) -> dict[str, dict[str, str]]:
+    """Section to key to its lines; the parent's keys come first, and the recipe's own lines replace them."""
+    text = path.read_text(encoding="utf-8")
+    parent = _parent(text)
+    sections = _sections(path.parent / parent) if parent else {}
+    keys: dict[str, str] = {}
+    key = ""
+    for line in text.removeprefix(header(text)).splitlines(keepends=True):
+        if found := _LINE.match(line):
+            key = found[1]
+            keys[key] = line
+        elif line.startswith(" "):
+            keys[key] += line
+        elif line.strip() and not line.startswith("extends:"):
+            keys = sections.setdefault(line.partition(":")[0], {})
+    if "family" in sections["model"]:
+        sections["model"] = {"family": "", **sections["model"]}
+    return sections
+
+
+def _aligned(keys: dict[str, str]) -> str:
+    """The lines of a section, with the comments in one column."""
+    parts = [_COMMENT.fullmatch(lines.rstrip("\n")) for lines in keys.values()]
+    width = max((len(part[1]) for part in parts if part and len(part[1]) <= WIDEST), default=0)
+    return "".join(
+        f"{part[1]:<{width}} {part[2]}\n" if part else lines for part, lines in zip(parts, keys.values(), strict=True)
+    )
