@@ -63,7 +63,7 @@ def test_utilisation_is_logged_and_drawn(run):
     assert imread(folder / layer_utilization.PLOT).shape[2] == 4
 
 
-def test_utilisation_goes_on_after_an_interruption(run, corpus):
+def test_logs_utilisation_after_a_resume(run, corpus):
     folder, trainer = run
     resumed = build_trainer(
         corpus, folder, gradient_norms=True, max_steps=6, logging_steps=2, save_steps=2, posterior_learning_rate=5.0
@@ -114,7 +114,7 @@ def test_gradient_norms_are_those_of_all_parameters_of_a_layer_before_clipping(f
     assert (tmp_path / "plots" / "gradient_norms.png").is_file()
 
 
-def test_nothing_is_measured_where_nothing_was_asked_for(corpus, tmp_path):
+def test_measures_no_gradient_norms_unless_asked(corpus, tmp_path):
     trainer = build_trainer(corpus, tmp_path, family="vanilla_transformer", model=None)
     trainer.train()
     assert not {"gradient_norms", "layer_utilization"} & trainer.state.log_history[0].keys()
@@ -153,7 +153,7 @@ def test_utilisation_has_a_panel_for_each_language_and_the_mean(steps, posterior
     assert height == pytest.approx(120 * (0.6 + 2.4 * 2), abs=2)
 
 
-def test_what_cannot_be_drawn(tmp_path):
+def test_refuses_runs_without_data_to_draw(tmp_path):
     plain = [{"step": 1, "loss": 2.0}]
     with pytest.raises(ValueError, match="no layer utilisation"):
         layer_utilization.plot_layer_utilization(plain, tmp_path / "a.png", NAMES)
@@ -185,7 +185,7 @@ def test_samples_are_those_of_eq_5_with_the_same_noise_for_all(run, tmp_path):
     assert imread(file).shape[2] == 4
 
 
-def test_runs_side_by_side(tmp_path):
+def test_plots_runs_side_by_side(tmp_path):
     diverged = [{"step": 10, "loss": 5.0}, {"step": 20, "loss": math.nan}, {"step": 20, "eval_loss": math.inf}]
     latent = [{"step": 10, "loss": 9.0, "reconstruction": 4.0}, {"step": 10, "eval_bleu": 3.0}]
     width = imread(plot_runs({"static": diverged, "latent": latent}, tmp_path / "a.png")).shape[1]
@@ -214,7 +214,7 @@ def test_the_scripts(run, tmp_path, capsys):
     }
 
 
-def test_runs_of_one_name_are_told_apart(run, tmp_path, capsys):
+def test_labels_distinguish_runs_with_one_name(run, tmp_path, capsys):
     folder, _ = run
     for seed in ("seed1", "seed2"):
         shutil.copytree(folder / "checkpoint-2", tmp_path / seed / "latent")
@@ -241,7 +241,7 @@ def test_labels_of_runs(folders, labels):
 
 
 @pytest.mark.parametrize("script", ["plot_layer_utilization.py", "compare_runs.py"])
-def test_a_folder_that_is_no_run(script, tmp_path, capsys):
+def test_refuses_a_folder_that_holds_no_run(script, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         run_script_here(SCRIPT.parent / script, str(tmp_path), "--output", str(tmp_path / "x"))
     assert end.value.code == 2

@@ -65,7 +65,7 @@ def test_an_ending_that_is_no_image_is_refused(tmp_path):
         save(figure, tmp_path / "figure.docx")
 
 
-def test_learning_curves_leave_out_what_was_not_logged(tmp_path):
+def test_learning_curves_omit_missing_values(tmp_path):
     history = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_loss": 2.5}]
     assert plot_learning_curves([], tmp_path / "plots" / "empty.png", "a run of one step").is_file()
     small = plot_learning_curves(history, tmp_path / "plots" / "a.png", "a").stat().st_size

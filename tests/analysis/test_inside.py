@@ -73,7 +73,7 @@ def test_skipped_layers_attend_to_nothing():
 
 
 @pytest.mark.parametrize("share", ["stack", "global"])
-def test_gates_are_noted_of_each_cell(share):
+def test_records_the_gates_of_each_cell(share):
     model, tokenizer = build(
         "depthwise_lstm", encoder_layers=2, decoder_layers=2, forget_bias_init=30.0, share_gates=share
     )

@@ -23,7 +23,7 @@ from hf_deepwide.runs.run_folder import LAYER_WEIGHTS, PLOTS, SOLVER_GATES
 from hf_deepwide_cli import main
 
 
-def test_weights_are_those_that_sums_use():
+def test_records_the_weights_that_the_sums_use():
     """Period and dilation 2 of three decoder layers: only behind layer 2 there is a sum, without layer 1."""
     model = build("vanilla-denseformer-sparse")
     weights = model.model.decoder.combination.combination_weights
@@ -78,7 +78,7 @@ def test_a_run_of_rk2_logs_gates_that_are_drawn(tmp_path):
         list(draw_joints(state.parent, tmp_path / "new"))
 
 
-def test_a_layer_that_was_skipped_so_far_leaves_a_gap(tmp_path):
+def test_draws_a_gap_for_a_layer_without_values(tmp_path):
     history = [{"step": 1, "solver_gate/2": 0.5}, {"step": 2}, {"step": 3, "solver_gate/1": 0.25, "solver_gate/2": 1}]
     steps, gates = solver_gates(history)
     assert steps == [1, 3]

@@ -32,7 +32,7 @@ def test_queries_of_zero_read_all_sources_alike():
         assert rest.isnan().all()
 
 
-def test_a_query_reads_what_is_like_it():
+def test_query_weighs_similar_sources_most():
     """Blocks of two layers: of three decoder layers the sources are the embeddings and two sums."""
     model = build("vanilla-attention-blocks")
     assert joint_weights(model)["decoder"].shape == (9, 3)
@@ -96,7 +96,7 @@ def test_a_plain_model_has_no_such_figure(tmp_path):
         ("vanilla-mhc", "coefficient_scale", {"coefficient_scale": -0.3}, 0.3),
     ],
 )
-def test_the_log_says_what_joints_have_come_to(case, name, change, expected):
+def test_logs_what_joints_have_learned(case, name, change, expected):
     model = build(case)
     for join in joined_stacks(model)["encoder"]:
         for parameter, value in change.items():

@@ -20,11 +20,11 @@ def script(monkeypatch, *arguments):
 
 
 @pytest.mark.parametrize(("one", "two"), [(0.5, 0.5), (0.7, 0.2), (-0.1, 0.4), (1.0, 0.0)])
-def test_of_two_paths_the_spread_is_the_papers(one, two):
+def test_spread_of_two_paths_follows_the_paper(one, two):
     assert spread([one, two]) == pytest.approx(abs(one - two) / abs(one + two))
 
 
-def test_of_more_paths_it_is_the_deviation_over_the_mean():
+def test_spread_of_many_paths_is_deviation_over_mean():
     alphas = [0.1, 0.2, 0.6, 0.5]
     expected = torch.tensor(alphas).std(unbiased=False) / torch.tensor(alphas).mean()
     assert spread(alphas) == pytest.approx(expected.item())

@@ -52,7 +52,7 @@ def test_counts_are_the_printed_ones(table):
             assert row.agrees(row.parameters), f"{row.label}: {row.parameters}, printed {row.printed} M"
 
 
-def test_only_rows_that_differ_say_why():
+def test_explains_only_rows_that_differ():
     """And a note excuses a printed number only where ours is not that one."""
     for row in PRINTED:
         plain = copy.copy(row)
@@ -60,7 +60,7 @@ def test_only_rows_that_differ_say_why():
         assert plain.agrees(row.parameters) == (row.note is None), row.label
 
 
-def test_a_layer_more_or_less_is_noticed():
+def test_counts_notice_one_layer_more_or_less():
     """In the encoder or in the decoder, of the first and the last row of each table that prints sizes."""
     for _, rows in itertools.groupby(PRINTED, key=lambda row: (row.paper, row.table)):
         rows = list(rows)

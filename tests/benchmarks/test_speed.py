@@ -12,7 +12,7 @@ from tasks import Decoding, Training
 from hf_deepwide import VanillaTransformerConfig
 
 
-def test_a_ratio_is_of_the_same_round(monkeypatch):
+def test_ratios_compare_the_same_round(monkeypatch):
     """Of a machine that becomes slower: every time grows, and the ratio stays."""
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
@@ -31,7 +31,7 @@ def test_a_ratio_is_of_the_same_round(monkeypatch):
     assert harness.against({"a": [1.0, 9.0, 2.0], "b": [2.0, 2.0, 4.0]}, "a")["b"] == (2.0, 2.0)
 
 
-def test_a_question_is_answered():
+def test_reports_the_answer_to_a_question():
     tiny = questions.size(1, 16, 2, 32)
     systems = {
         "one": VanillaTransformerConfig(**tiny),

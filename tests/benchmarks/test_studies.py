@@ -90,7 +90,7 @@ def test_a_search_goes_on_beyond_an_edge_and_then_to_the_next_stage(small):
     ]
 
 
-def test_other_seeds_are_trained_of_the_chosen_setting_alone(small, tmp_path):
+def test_trains_other_seeds_only_with_the_chosen_setting(small, tmp_path):
     plain, (short, full) = small.systems[0], small.search
     rate, dropout = "training.learning_rate", "model.dropout"
     made = [
@@ -241,14 +241,14 @@ def loss_of(run):
     return 2 + base + abs(dropout - 0.3) + 0.01 * run.seed
 
 
-def test_a_stop_leaves_whole_systems(made):
+def test_runs_systems_one_after_the_other(made):
     runs = made(loss_of)
     assert [run.system.name for run in runs] == ["plain"] * 6 + ["wide"] * 6
     assert [run.stage.name for run in runs[:6]] == ["short"] * 3 + [""] * 3
     assert [run.seed for run in runs[:6]] == [1] * 5 + [2]
 
 
-def test_the_baseline_and_what_is_close_to_it_have_more_seeds(made, small):
+def test_trains_more_seeds_of_baseline_and_close_systems(made, small):
     study = dataclasses.replace(small, close_seeds=[3, 4])
     far = made(loss_of, study)
     assert [run.seed for run in far if run.system.name == "plain"][-3:] == [2, 3, 4]

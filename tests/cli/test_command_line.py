@@ -43,12 +43,12 @@ def parser_of(*options):
 
 @pytest.mark.parametrize("words", ["x --repo-id=a_b-c", "x --repo_id a_b-c", "--repo-id a_b-c x"])
 @pytest.mark.parametrize("option", ["--repo-id", "--repo_id"])
-def test_dashes_and_underscores_are_one_in_names_only(option, words):
+def test_accepts_dashes_and_underscores_in_option_names_only(option, words):
     parsed = parser_of(option).parse_args(words.split())
     assert (parsed.repo_id, parsed.place) == ("a_b-c", "x")
 
 
-def test_an_unknown_option_is_told_as_it_was_given(capsys):
+def test_quotes_an_unknown_option_as_given(capsys):
     with pytest.raises(SystemExit):
         parser_of("--repo-id").parse_args(["x", "--re_po-id", "y"])
     assert "--re_po-id" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_each_branch_is_a_panel(system):
         ("depthwise_lstm", {}, "gates"),
     ],
 )
-def test_a_family_shows_what_is_its_own(family, fields, said, tmp_path):
+def test_draws_the_figures_of_each_family(family, fields, said, tmp_path):
     (system,) = load_systems([save(tmp_path, family, **fields)])
     request = read_request(TEXTS[2], 2)
     shown = show_inside(system, request, system.translate(request), 0, None)
@@ -132,12 +132,12 @@ def test_problems_are_one_line():
         ("a", 10**9, "beams"),
     ],
 )
-def test_what_is_too_much_is_refused(text, beams, said):
+def test_refuses_texts_and_beams_out_of_range(text, beams, said):
     with pytest.raises(UserError, match=said):
         read_request(text, beams)
 
 
-def test_a_bad_text_is_a_problem_of_this_text_alone(system):
+def test_survives_a_bad_text(system):
     with pytest.raises(FAILURES, match="surrogate"):
         system.translate(Request(("\ud800",), 2))
     assert system.translate(Request((TEXTS[0],), 2)).beams[0]
@@ -223,7 +223,7 @@ def test_a_missing_extra_is_one_line(folder, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
-def test_a_checkpoint_that_is_none_is_one_line(tmp_path, monkeypatch, capsys):
+def test_refuses_a_broken_checkpoint_in_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["hf-deepwide", "demo", str(tmp_path)])
     with pytest.raises(SystemExit):

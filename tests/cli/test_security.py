@@ -44,7 +44,7 @@ def poisoned(workspace, tmp_path, monkeypatch):
     return folder
 
 
-def test_the_payload_works(poisoned, tmp_path):
+def test_pickle_payload_runs_when_loaded(poisoned, tmp_path):
     torch.load(poisoned / "training_args.bin", weights_only=False)
     assert (tmp_path / "FIRED").exists()
 
@@ -163,7 +163,7 @@ def test_loading_goes_through_one_door(path):
                 assert not isinstance(keyword.value, ast.Constant) or keyword.value.value is False, call.lineno
 
 
-def test_the_door_asks_for_safetensors(monkeypatch, workspace):
+def test_loads_only_safetensors(monkeypatch, workspace):
     asked = {}
 
     class Auto(AutoModelForSeq2SeqLM):

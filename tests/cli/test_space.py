@@ -78,7 +78,7 @@ def test_the_app_starts_and_answers(space, tmp_path):
     assert any("2 attention branches" in str(component["props"].get("value")) for component in config["components"])
 
 
-def test_the_hub_is_told_how_to_run_it(space):
+def test_writes_the_metadata_of_a_space(space):
     fields = metadata_load(f"{space}/README.md")
     pinned = {line.partition("==")[0]: line.partition("==")[2] for line in CONSTRAINTS.read_text().splitlines()}
     assert fields["sdk"] == "gradio"
@@ -126,7 +126,7 @@ def test_a_model_on_the_hub_stays_there(tmp_path, monkeypatch):
     assert not (tmp_path / "space" / "model").exists()
 
 
-def test_what_is_no_model_is_refused(tmp_path):
+def test_refuses_a_space_without_a_model(tmp_path):
     with pytest.raises(UserError, match="neither a folder nor"):
         share(tmp_path / "no" / "such" / "folder", tmp_path / "space", space=True)
     assert not (tmp_path / "space").exists()

@@ -99,14 +99,14 @@ def test_a_stray_carriage_return_is_no_other_data(walk):
             walk(*corpus, *STOP)
 
 
-def test_a_wrong_option_is_said_before_anything_is_written(walk):
+def test_refuses_a_wrong_option_before_writing(walk):
     with pytest.raises(UserError, match="unknown key 'foo'"):
         walk("--training.foo", "1")
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("place", ["vanilla.yaml", "learning_curves.png", "data/train.de", "notes.txt"])
-def test_a_folder_that_is_not_its_own_is_left_alone(walk, place):
+def test_leaves_foreign_folders_alone(walk, place):
     corpus = make_corpus(60)
     mine = Path("mine", place)
     mine.parent.mkdir(parents=True)

@@ -58,7 +58,7 @@ def test_encoding(encoded, train, tokenizer):
         assert tokenizer.decode(row["labels"], skip_special_tokens=True) == text["target"]
 
 
-def test_a_tokenizer_with_two_sides_is_told_which_is_which():
+def test_encodes_each_side_with_its_language_code():
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>", "▁a", "▁b")]
     tokenizer = MBartTokenizer(vocab=vocabulary, src_lang="de_DE", tgt_lang="fr_XX")
     row = encode(letters((1, 1)), tokenizer, DataArguments(), filter=True)[0]

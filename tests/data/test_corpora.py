@@ -143,7 +143,7 @@ def test_duplicates_go_only_if_asked_and_only_from_training(tmp_path, caplog):
     assert len(load_parallel(args, "validation")) == 4
 
 
-def test_nothing_left(tmp_path):
+def test_refuses_a_corpus_without_pairs(tmp_path):
     write(tmp_path / "train.en", ["", " "])
     write(tmp_path / "train.de", ["eins", "zwei"])
     assert "no pair of the train split is left" in message(text(tmp_path))

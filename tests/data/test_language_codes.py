@@ -84,7 +84,7 @@ def test_codes_that_the_tokenizer_does_not_have_are_refused(tmp_path):
         set_codes(tokenizer, DataArguments(pairs=["deu_Latn-eng_Latn", "eng_Latn-deu_Latn"]))
 
 
-def test_one_language_may_stay_as_it_is(tmp_path):
+def test_sets_only_the_given_language(tmp_path):
     tokenizer = nllb(tmp_path)
     assert set_languages(tokenizer, "deu_Latn") == {}
     assert set_languages(tokenizer, None, "eng_Latn") == {"forced_bos_token_id": token_id(tokenizer, "eng_Latn")}

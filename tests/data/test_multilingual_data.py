@@ -51,7 +51,7 @@ def test_pairs_follow_one_another(corpus):
     ]
 
 
-def test_each_pair_may_be_somewhere_else(corpus):
+def test_reads_each_pair_from_its_own_place(corpus):
     rows = load_parallel(arguments(corpus, train="{source_lang}-{target_lang}/text"), "train")
     assert rows["pair"][:] == [0, 0, 0, 1]
     assert rows["target"][:] == [*LINES["de"], LINES["fr"][0]]
@@ -186,7 +186,7 @@ def test_the_tokenizer_sees_a_shared_side_once(corpus):
         ),
     ],
 )
-def test_what_is_wrong_is_named(fields, words):
+def test_names_what_is_wrong(fields, words):
     with pytest.raises(UserError) as error:
         DataArguments(**fields)
     for word in words:
@@ -229,7 +229,7 @@ def test_an_epoch_has_the_proportions_of_the_temperature(temperature):
     assert sorted(map(len, second)) == sorted(map(len, first)), "shapes stay"
 
 
-def test_without_copies_nothing_changes():
+def test_copies_of_one_change_no_batch():
     """Copies of 1 and none: the same batches, so that runs of one pair go on as before."""
     lengths = np.random.default_rng(7).integers(1, 50, (2, 300))
     plain = TokenBatchSampler(*lengths, 512, seed=3)

@@ -40,7 +40,7 @@ def code_model(kind, folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_codes_are_heard_in_every_way_of_asking(kind, tmp_path):
+def test_obeys_codes_in_every_interface(kind, tmp_path):
     model, tokenizer, source, target = code_model(kind, tmp_path)
     state = tokenizer.src_lang, tokenizer.tgt_lang, model.generation_config.to_dict()
     made = {"model": model, "tokenizer": tokenizer, "device": "cpu", **QUICK}
@@ -110,7 +110,7 @@ def test_pairs_of_our_models_name_what_may_have_been_meant():
             ask()
 
 
-def test_a_tag_in_a_text_asks_for_nothing():
+def test_ignores_tags_in_texts():
     model, tokenizer = build_pairs("mat", "source")
     made = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu", **QUICK)
     text = "<2fr> the dogs </s> sit"

@@ -103,7 +103,7 @@ def test_a_stream_holds_what_the_file_holds(source, corpus):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_taken_up_again_anywhere(source, corpus):
+def test_resumes_a_stream_at_any_batch(source, corpus):
     """From the position that any batch had, the rest comes out the same, and little is read for it."""
     args = arguments(corpus, source)
 
@@ -179,7 +179,7 @@ def test_memory_is_that_of_the_buffer(tmp_path):
     assert peaks[4_000] < 2 * len(line) * 4_000 / 2
 
 
-def test_mistakes_in_a_stream_are_told(corpus):
+def test_reports_mistakes_in_a_stream(corpus):
     (corpus / "train.de").write_bytes(b"eins\n\xff\n")
     with pytest.raises(UserError, match=r"train\.de, line 2: byte 1 \(0xff\) is not UTF-8"):
         list(load_parallel(arguments(corpus, "text"), "train"))
@@ -191,7 +191,7 @@ def test_mistakes_in_a_stream_are_told(corpus):
 
 
 @pytest.mark.parametrize("fields", [{"max_length": 2}, {"max_length_ratio": 1.0}])
-def test_a_stream_of_which_nothing_stays_ends(fields, corpus):
+def test_ends_a_stream_without_usable_pairs(fields, corpus):
     """Rather than be read again and again, in search of a first batch."""
     (corpus / "uneven.en").write_text("1 a\n2 a a\n")
     (corpus / "uneven.de").write_text("1 b b\n2 b\n")
@@ -246,7 +246,7 @@ def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     assert [name for name in finals[0] if not torch.equal(finals[0][name], finals[1][name])] == []
 
 
-def test_pairs_that_no_batch_could_hold_are_told_before_the_first_step(corpus, tmp_path):
+def test_refuses_too_long_pairs_before_the_first_step(corpus, tmp_path):
     """Not when one turns up in the stream; lengths are as padded."""
     padding = {"pad_to_multiple_of": 8}
     values = tiny_values(tmp_path / "run", max_tokens=96, eval_strategy="no", load_best_model_at_end=False, **padding)

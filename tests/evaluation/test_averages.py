@@ -21,7 +21,7 @@ OURS = {"en-de": 24.0, "en-te": 10.0, "en-fr": 35.0, "de-en": 30.0, "te-en": 18.
 THEIRS = {"en-de": 20.0, "en-te": 12.0, "en-fr": 34.0, "de-en": 30.0, "te-en": 17.5, "fr-en": 38.0}
 
 
-def test_by_hand():
+def test_matches_means_computed_by_hand():
     of_groups = groups(list(OURS), ["de", "te"])
     assert means(OURS, of_groups) == {
         "average": pytest.approx(156 / 6),

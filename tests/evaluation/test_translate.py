@@ -93,7 +93,7 @@ def test_batches_hold_each_sentence_once_within_max_tokens():
     assert len(batches) < 100
 
 
-def test_the_model_comes_back_as_it_was(model, tokenizer, sources):
+def test_restores_the_model_after_translation(model, tokenizer, sources):
     model.train()
     model.model.encoder.eval()  # a part frozen by its owner stays frozen
     model.config.use_cache = False
@@ -109,7 +109,7 @@ def test_the_model_comes_back_as_it_was(model, tokenizer, sources):
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-def test_the_model_comes_back_from_a_failure(model, tokenizer, sources, monkeypatch):
+def test_restores_the_model_after_a_failure(model, tokenizer, sources, monkeypatch):
     def fail(**_):
         assert not any(module.training for module in model.modules())
         raise MemoryError
@@ -134,7 +134,7 @@ def test_forced_first_token_of_the_checkpoint_is_kept(model, tokenizer, sources)
     assert {row[0] for row in generate_ids(model, tokenizer, sources, QUICK)} == {7}
 
 
-def test_text_is_not_tidied(model, tokenizer, sources):
+def test_does_not_clean_up_text(model, tokenizer, sources):
     """Cleaning up "do n't ." to "don't." would change scores on tokenised text."""
     ids = generate_ids(model, tokenizer, sources, QUICK)
     texts = translate(model, tokenizer, sources, QUICK)

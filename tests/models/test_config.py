@@ -104,7 +104,7 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"sinkhorn_iterations": 0}, ["`sinkhorn_iterations`", "at least 1"]),
     ],
 )
-def test_a_wrong_depth_is_named_likewise(fields, words):
+def test_names_a_wrong_depth_and_what_is_accepted(fields, words):
     test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, words, VanillaTransformerConfig)
 
 

@@ -73,7 +73,7 @@ def assert_same(got, expected):
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_twin_generates_what_the_decoder_generates(case, search, caches, monkeypatch):
+def test_fast_decoder_generates_the_same_tokens(case, search, caches, monkeypatch):
     """Three sentences of different lengths, and one alone."""
     options = SEARCHES[search]
     if case == "mat-3-two-vocabularies" and "num_beams" in options:
@@ -193,7 +193,7 @@ def test_a_decoder_that_is_not_as_it_was_made_decodes_itself(change, caches):
         {"cache_implementation": "static", "disable_compile": True},
     ],
 )
-def test_other_wishes_are_met_by_the_decoder_itself(options, caches):
+def test_uses_the_ordinary_decoder_for_other_options(options, caches):
     model = build("vanilla", attn_implementation="eager")
     assert_same(generate(model, **options), generate(model))
     assert len(caches) == 1, "recording hooks stay behind, and do not matter"
@@ -215,7 +215,7 @@ def test_low_rank_adapters_are_in_force(caches):
 
 
 @pytest.mark.parametrize("around", ["generate", "each call of the model"])
-def test_autocast_holds_in_the_twin(around, caches, monkeypatch):
+def test_fast_decoder_follows_autocast(around, caches, monkeypatch):
     """Around `generate`, or around the model's forward alone, as Accelerate puts it for a Trainer."""
     model, autocast = model_cases.build("mat-3"), torch.autocast("cpu", dtype=torch.bfloat16)
     if around != "generate":

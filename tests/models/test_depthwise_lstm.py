@@ -374,7 +374,7 @@ def test_a_wrong_field_is_named(fields, message):
         config_of(**fields)
 
 
-def test_what_is_not_used_is_not_asked_for():
+def test_accepts_unfit_sizes_of_unused_parts():
     """An odd width without a GLU, unequal widths of networks that are none, shared gates of an RNN, which has none."""
     config_of(lstm_hidden="single", encoder_ffn_dim=25, decoder_ffn_dim=21, share_hidden="global")
     config_of(cell="rnn", decoder_merge="concat", share_gates="global")

@@ -152,7 +152,7 @@ def test_heads_are_zeroed_before_they_are_mixed():
 
 
 @pytest.mark.parametrize("normalize_before", [False, True], ids=["post-norm", "pre-norm"])
-def test_with_every_branch_dropped_only_the_residual_passes_and_no_gradient_is_missing(normalize_before, monkeypatch):
+def test_passes_only_the_residual_when_all_branches_drop(normalize_before, monkeypatch):
     """Also those of a norm before the sub-layer and of the encoder: DistributedDataParallel waits for every one."""
     model = build("mat-3", drop_branch=0.5, normalize_before=normalize_before).train()
     keeping(monkeypatch, attention, [])

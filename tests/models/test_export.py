@@ -233,7 +233,7 @@ def test_needs_no_flag_where_the_package_is_imported(shared, elsewhere, name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_only_what_is_needed(shared, runs, name):
+def test_shares_only_the_needed_files(shared, runs, name):
     folder = shared / name
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     code = {file for file in files if file.endswith(".py")}
@@ -317,7 +317,7 @@ def test_a_model_in_memory_and_a_minimal_card(tokenizer, tmp_path):
     assert again.decode(again(TEXTS[1])["input_ids"], skip_special_tokens=True) == TEXTS[1]
 
 
-def test_the_result_is_tried_out(shared, runs, tmp_path, monkeypatch):
+def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
     share(runs / "mat", tmp_path / "good", verify=True)
     broken = shutil.copytree(shared / "mat", tmp_path / "broken")
     (broken / "attention.py").unlink()
@@ -355,7 +355,7 @@ def test_overwriting_replaces_what_share_wrote(runs, shared, tmp_path):
     assert (Path(small) / "config.json").is_file()
 
 
-def test_what_share_did_not_write_is_not_replaced(runs, shared, tuned, tmp_path):
+def test_share_replaces_only_what_it_wrote(runs, shared, tuned, tmp_path):
     for other in ("work", "a_run", "fine_tuned"):
         if other == "fine_tuned":
             shutil.copytree(tuned["with"] / "mat", tmp_path / other)
@@ -581,7 +581,7 @@ def test_uploads_that_fail(hub, runs, monkeypatch):
         share(runs / "mat", repo_id="me/mat", token="t", verify=False)
 
 
-def test_what_cannot_be_shared(runs, tokenizer, tmp_path):
+def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
     small = {key: value for key, value in SIZES.items() if key.startswith(("d_model", "encoder", "decoder"))}
     bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **small))
     bart.save_pretrained(tmp_path / "bart")

@@ -244,7 +244,7 @@ def test_a_new_model_computes_nearly_what_the_plain_stack_computes(fields):
 
 @pytest.mark.parametrize("residual", ["hyper", "mhc"])
 @pytest.mark.parametrize("start", ["new", "from a base"])
-def test_streams_part_in_training(residual, start):
+def test_streams_diverge_in_training(residual, start):
     """Equal streams with equal gradients would stay equal for ever: sub-layers begin by reading different ones."""
     model = new(residual=residual)
     if start == "from a base":
@@ -387,7 +387,7 @@ def test_layers_take_a_state_by_position():
     torch.testing.assert_close(streams.mean(2), mean)
 
 
-def test_homes_of_sub_layers_take_turns():
+def test_sub_layers_start_on_streams_in_turn():
     homes = [join.home for join in joins_of(new(residual="mhc").model.decoder)]
     assert homes == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     bias = joins_of(new(residual="mhc"))[1].coefficient_bias

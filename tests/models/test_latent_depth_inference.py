@@ -219,7 +219,7 @@ def test_posteriors_make_no_difference_where_there_is_one():
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_a_static_stack_takes_no_part(stack):
+def test_selects_no_layers_of_a_static_stack(stack):
     model = three(**{f"latent_{stack}": False})
     assert list(model.layer_selections) == [{"encoder": "decoder", "decoder": "encoder"}[stack]]
     counts = calls(model)

@@ -263,7 +263,7 @@ def test_rk2_starts_from_a_base_with_a_warning(caplog):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_such_a_model_is_no_base(case):
+def test_refuses_a_joined_model_as_base(case):
     """Of its weights a plain Transformer would make another function."""
     with pytest.raises(UserError, match=r"cannot start from .*`(layer_aggregation|encoder_solver)` is "):
         MATForConditionalGeneration.from_base(build(case))

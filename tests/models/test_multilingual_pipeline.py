@@ -111,7 +111,7 @@ def test_missing_and_unknown_languages(languages, message):
         )  # fmt: skip
 
 
-def test_what_makes_no_difference_need_not_be_said():
+def test_needs_no_language_where_there_is_no_choice():
     config = FAMILIES["mat"].config()
     assert pair_settings(config, "en", "xx") == {}, "a model of one pair"
     config.translation_pairs = {"de-en": {}, "fr-en": {}}

@@ -124,7 +124,7 @@ def test_checkpointed_layers_have_the_same_gradients(residual):
 
 
 @pytest.mark.parametrize("residual", ["deepnorm", "b2t"])
-def test_a_base_neither_becomes_nor_is_a_model_joined_so(residual):
+def test_from_base_refuses_deepnorm_and_b2t(residual):
     """The weights fit, and the function would be another one."""
     base = build("vanilla")
     with pytest.raises(UserError, match=rf"`residual` cannot be '{residual}': .* it was trained for that one"):

@@ -174,7 +174,7 @@ def test_dlcl_with_unit_weights_is_the_plain_stack():
         torch.testing.assert_close(model(**pair()).logits, plain(**pair()).logits)
 
 
-def test_what_lies_above_the_diagonal_is_never_used():
+def test_never_uses_weights_above_the_diagonal():
     model = build("vanilla-dlcl-prenorm")
     for stack in (model.model.encoder, model.model.decoder):
         weights = stack.combination.combination_weights

@@ -441,7 +441,7 @@ def test_other_models_whose_file_holds_two_matrices_for_one_are_refused(name, tm
         MATForConditionalGeneration.from_base(tmp_path)
 
 
-def test_what_is_lost_is_logged(caplog):
+def test_logs_what_the_base_loses(caplog):
     MATForConditionalGeneration.from_base(make("m2m100", encoder_layerdrop=0.05))
     assert "`encoder_layerdrop` 0.05" in caplog.text
     assert "decoder_layerdrop" not in caplog.text
@@ -505,7 +505,7 @@ def test_a_multi_path_encoder_of_copies_computes_the_bases_function(name, fields
         torch.testing.assert_close(model(**inputs).logits, base(**inputs).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_base_has_not_starts_as_the_paper_says():
+def test_initialises_new_weights_as_the_paper_says():
     model = MultiPathForConditionalGeneration.from_base(make("vanilla pre-norm"), encoder_paths=3)
     joint = model.model.encoder.layers[1].feed_forward_paths
     assert joint.alpha.tolist() == pytest.approx([6**-0.5] * 6)

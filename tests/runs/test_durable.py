@@ -51,7 +51,7 @@ def test_a_draft_follows_no_link(tmp_path):
     assert not (tmp_path / "note.txt").is_symlink()
 
 
-def test_what_fails_half_way_leaves_nothing(tmp_path):
+def test_leaves_nothing_after_a_failure(tmp_path):
     (tmp_path / "file").write_text("old")
 
     def fail(open_draft, name):

@@ -63,7 +63,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case, tmp_path):
+def test_names_what_is_wrong(case, tmp_path):
     section, key, value, words = WRONG[case]
     values = tiny_values(tmp_path)
     values[section][key] = value
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_named(case, tmp_path):
         ("training:\n  seed: 1\n  seed: 2\n", ["line 3", "'seed'", "twice"]),
     ],
 )
-def test_what_is_no_recipe_is_refused(text, words, tmp_path):
+def test_refuses_files_that_are_no_recipes(text, words, tmp_path):
     path = tmp_path / "odd.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as error:
@@ -186,7 +186,7 @@ def test_training_arguments_that_agree(fields, tmp_path):
         ("eval_accumulation_steps", 2), ("batch_eval_metrics", True), ("include_for_metrics", ["loss"]),
     ],
 )  # fmt: skip
-def test_what_breaks_a_promise_or_does_nothing_is_refused(key, value, tmp_path):
+def test_refuses_arguments_that_break_a_promise_or_do_nothing(key, value, tmp_path):
     values = tiny_values(tmp_path)
     values["training"][key] = value
     with pytest.raises(UserError, match=rf"tiny\.yaml: training\.{key} has no effect here: \w+"):
@@ -248,7 +248,7 @@ def test_a_recipe_begins_with_what_it_extends(tmp_path):
         ("- list", ["parent.yaml", "child.yaml", "mapping"]),
     ],
 )
-def test_what_is_wrong_in_a_parent_names_both_files(parent, words, tmp_path):
+def test_names_both_files_of_a_mistake_in_a_parent(parent, words, tmp_path):
     (tmp_path / "parent.yaml").write_text(parent)
     (tmp_path / "child.yaml").write_text("extends: parent.yaml\n")
     with pytest.raises(UserError) as caught:
@@ -271,7 +271,7 @@ def test_a_packaged_recipe_is_found_by_its_name(tmp_path, monkeypatch):
     ("languages", "pairs", "words"),
     [(["sw"], ["en-de", "de-en"], ["no language pair has sw; accepted: de, en"]), (["de"], None, ["data.pairs"])],
 )
-def test_languages_that_cannot_be_averaged_are_told_before_training(languages, pairs, words, tmp_path):
+def test_refuses_languages_without_pairs_before_training(languages, pairs, words, tmp_path):
     values = tiny_values(tmp_path)
     values["evaluation"]["average_languages"] = languages
     if pairs:

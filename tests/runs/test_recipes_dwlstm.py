@@ -28,7 +28,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_trained_as_the_paper_says(name):
+def test_trains_with_the_settings_of_the_paper(name):
     """Section 3.1 and Vaswani et al. 2017; of OPUS-100, the public code of Zhang et al. 2020."""
     recipe = recipe_of(name)
     model, args, evaluation = recipe.model_fields, recipe.training_arguments(), recipe.evaluation

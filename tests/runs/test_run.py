@@ -193,7 +193,7 @@ def unfinished(undisturbed, run: Path, **mark) -> None:
 @pytest.mark.parametrize(
     "mark", [{"batches_per_update": 2}, {"precision": "fp16 autocast"}, {"attention": "flash"}, {"padding": 64}]
 )
-def test_a_run_does_not_go_on_otherwise_than_it_began(mark, undisturbed, tmp_path):
+def test_refuses_to_resume_with_other_batches_or_precision(mark, undisturbed, tmp_path):
     run = tmp_path / "run"
     unfinished(undisturbed, run, **mark)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -220,7 +220,7 @@ def test_a_run_of_an_older_version_goes_on_with_the_padding_of_its_time(undistur
     assert read_mark(run)["padding"] == 8
 
 
-def test_what_comes_out_the_same_may_be_written_otherwise(undisturbed, tmp_path):
+def test_resumes_an_equivalent_recipe(undisturbed, tmp_path):
     """One process in place of two, with twice the accumulation; and what was automatic."""
     run = tmp_path / "run"
     unfinished(undisturbed, run, processes=2, batches_per_update=2)

@@ -190,7 +190,7 @@ def put_two_runs(run: Path) -> dict[str, str]:
     return dict.fromkeys(new, "new") | dict.fromkeys(mine, "old")
 
 
-def test_replacing_goes_on_where_it_was_killed(tmp_path, monkeypatch):
+def test_continues_an_interrupted_replacement(tmp_path, monkeypatch):
     """Killed before the n-th change of the disk, for all n, the new run is whole in the end, and a person's files."""
     number, killed = 0, True
     while killed:
@@ -339,7 +339,7 @@ def test_a_lock_is_no_pipe(tmp_path):
 
 
 @pytest.mark.parametrize("make", [Path.touch, lambda path: (path.mkdir(), (path / "mine").touch())])
-def test_what_has_the_name_of_a_start_and_is_none_stays(make, corpus, finished, tmp_path):
+def test_keeps_foreign_files_named_like_a_new_run(make, corpus, finished, tmp_path):
     run = copy_of(finished, tmp_path)
     make(run / NEW)
     before = files(run)
@@ -388,14 +388,14 @@ def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"train": {}}'])
-def test_results_that_are_none_are_left_alone(text, corpus, finished, tmp_path, no_training):
+def test_refuses_broken_results(text, corpus, finished, tmp_path, no_training):
     run = copy_of(finished, tmp_path)
     (run / "results.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="holds a finished run"):
         run_recipe(recipe(corpus, run, evaluation={"num_beams": 2}))
 
 
-def test_more_than_another_evaluation_is_refused(corpus, finished, tmp_path, no_training):
+def test_refuses_other_changes_of_a_finished_run(corpus, finished, tmp_path, no_training):
     run = copy_of(finished, tmp_path)
     before = files(run)
     with pytest.raises(UserError, match="holds a finished run"):
@@ -436,7 +436,7 @@ def test_a_full_disk_under_a_tokenizer_is_one_line(error, corpus, tmp_path, monk
     assert run_recipe(recipe(corpus, run))["train"]["steps"] == 8
 
 
-def test_a_base_that_is_gone_does_not_matter_to_a_run_that_goes_on(corpus, finished, tmp_path):
+def test_resumes_without_the_base(corpus, finished, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(finished, base)
     options = {"model": {"init_from": str(base)}, "tokenizer": {"path": str(base)}}
@@ -486,6 +486,6 @@ def test_a_warm_up_beyond_the_training_is_refused(options, refused, corpus, tmp_
 
 
 @pytest.mark.parametrize(("count", "base", "told"), [(3000, None, True), (3000, "base", False), (5000, None, False)])
-def test_few_sentences_are_told(count, base, told, caplog):
+def test_warns_of_few_sentences(count, base, told, caplog):
     warn_of_few(count, "sentence pairs", SimpleNamespace(init_from=base))
     assert ("3000 sentence pairs are few" in caplog.text) == told

@@ -92,7 +92,7 @@ def test_the_step_the_parameters_and_the_sentences_are_named(make, corpus, tmp_p
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e30], ids=["inf", "nan", "norm"])
-def test_a_gradient_alone_is_enough(value, make, tmp_path):
+def test_catches_a_gradient_that_is_not_finite(value, make, tmp_path):
     """Also one whose numbers are finite and whose norm is not, by which clipping would divide."""
     trainer = make()
     name = spoil_gradient(trainer, {2}, value)
@@ -102,7 +102,7 @@ def test_a_gradient_alone_is_enough(value, make, tmp_path):
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])
-def test_a_skipped_step_leaves_no_trace(clip, make):
+def test_skipping_a_step_changes_nothing(clip, make):
     """The optimizer's numbers of steps and its moments stay as they were; so do the weights, to the bit."""
     trainer = make(on_nonfinite="skip", gradient_accumulation_steps=2, max_grad_norm=clip, logging_steps=4)
     seen = spoil(trainer, {5})
@@ -297,12 +297,12 @@ def test_a_loss_that_is_not_finite_is_a_fault_under_a_scaler_too(action, make):
 
 
 @pytest.mark.parametrize(("key", "value"), [("on_nonfinite", "ignore"), ("max_skipped", 0)])
-def test_what_to_do_is_checked(key, value, tmp_path):
+def test_refuses_a_wrong_on_nonfinite(key, value, tmp_path):
     with pytest.raises(UserError, match=rf"{key} is {value!r}; accepted: "):
         tiny_recipe(tmp_path / "run", **{key: value}).training_arguments()
 
 
-def test_a_run_may_be_resumed_with_another_answer():
+def test_resumes_with_another_on_nonfinite():
     assert differences({"training": {"seed": 1}}, {"training": {"seed": 1, "on_nonfinite": "skip"}}) == []
     with pytest.raises(UserError, match=r"logging_nan_inf_filter has no effect here: .*on_nonfinite"):
         tiny_recipe(Path("unused"), logging_nan_inf_filter=True)

@@ -67,7 +67,7 @@ def assert_whole(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("moment", "count", "said"), KILLS)
-def test_killed(moment, count, said, runs, case):
+def test_resumes_after_a_kill_at_any_moment(moment, count, said, runs, case):
     recipe, run, reference = case()
     assert runs.run(recipe, blow=Blow(moment, count))[0] == [-signal.SIGKILL]
     assert_whole(run)
@@ -91,7 +91,7 @@ def test_killed(moment, count, said, runs, case):
         ({"dataloader_num_workers": 2}, Blow("in a step", 9, number=15, to_group=True), 143, "interrupted-9"),
     ],
 )
-def test_told_to_stop(options, blow, status, left, runs, case):
+def test_saves_and_exits_on_a_signal(options, blow, status, left, runs, case):
     recipe, run, reference = case(**options)
     codes, output = runs.run(recipe, blow=blow)
     assert codes == [status], output
@@ -222,7 +222,7 @@ def test_a_read_only_folder(tmp_path):
     assert (output / "model.safetensors").read_bytes() == b"old"
 
 
-def test_removing_leaves_nothing(tmp_path):
+def test_removes_checkpoints_completely(tmp_path):
     (tmp_path / "checkpoint-4" / "optimizer_0").mkdir(parents=True)
     remove(tmp_path / "checkpoint-4")
     assert list(tmp_path.iterdir()) == []

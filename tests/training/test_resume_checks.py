@@ -360,7 +360,7 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(two):
     assert last_checkpoint(two).name == "checkpoint-2"
 
 
-def test_damage_that_passes_as_whole_is_told_in_words(unfinished):
+def test_reports_damage_that_loads_without_an_error(unfinished):
     """Of an older version: what can be read, but is nothing for this run."""
     recipe, run = unfinished
     for name, content in (("rng_state.pth", {"python": 3}), ("optimizer.pt", {"state": {}})):

@@ -75,7 +75,7 @@ def flat(value) -> list[float]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_processes_are_one_that_accumulates(family, together, corpus, tmp_path):
+def test_two_processes_equal_one_that_accumulates(family, together, corpus, tmp_path):
     """After ten steps of Adam, clipped, with smoothed labels and all terms of the loss; replicated and sharded."""
     trainer = scale_worker.train_without_dropping(corpus, tmp_path, family, gradient_accumulation_steps=2)
     start = scale_worker.make_trainer(corpus, tmp_path, family, scale_worker.without_dropping(family))
@@ -161,7 +161,7 @@ def test_each_sentence_is_scored_once(reports, corpus, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["faults", "sharded-faults"])
-def test_a_fault_of_one_process_is_one_of_all(kind, together, reports, corpus, tmp_path):
+def test_fault_in_one_process_stops_all(kind, together, reports, corpus, tmp_path):
     """Two steps left out, of one of which the gradient is finite; as one process does that has all the batches."""
     alone, _ = scale_worker.train_with_faults(
         corpus, tmp_path, {5: "gradient", 13: "loss"}, on_nonfinite="skip", gradient_accumulation_steps=4

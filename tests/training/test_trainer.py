@@ -179,7 +179,7 @@ def test_each_epoch_has_every_sentence_once_in_another_order(make, corpus):
     assert first != second
 
 
-def test_workers_are_asked_as_the_recipe_says(make):
+def test_passes_worker_settings_to_the_data_loader(make):
     trainer = make("vanilla_transformer", dataloader_num_workers=1, dataloader_prefetch_factor=5)
     for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
         assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
@@ -418,7 +418,7 @@ def test_the_mean_comes_with_its_tokenizer_whatever_that_is(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_none_have_no_mean(value, tmp_path):
+def test_refuses_to_average_non_finite_weights(value, tmp_path):
     good = checkpoint(tmp_path / "good", w=torch.zeros(3))
     bad = checkpoint(tmp_path / "bad", w=torch.tensor([0, value, 1]))
     for folders in ([good, bad], [bad, good], [bad]):
@@ -447,7 +447,7 @@ def test_an_input_is_never_the_output_of_an_average(tmp_path):
     assert (two / "model.safetensors").read_bytes() == before
 
 
-def test_there_must_be_something_to_average(tmp_path):
+def test_refuses_to_average_nothing(tmp_path):
     with pytest.raises(UserError, match="no checkpoints"):
         average_checkpoints([], tmp_path / "mean")
     with pytest.raises(UserError, match=r"nowhere.*model\.safetensors"):
