@@ -6,8 +6,9 @@
 
 The folder holds weights (safetensors), config, generation config, tokenizer, model card, and the files of
 `hf_deepwide.models` that the family needs. With `trust_remote_code=True`, `AutoModelForSeq2SeqLM` and
-`pipeline("translation")` load it anywhere; where this package is imported they need no flag and run its code. A model
-that is exactly one of a class of Transformers can be shared as one: then it needs neither flag nor package.
+`pipeline("translation")` load it anywhere. After `import hf_deepwide` they need no flag and run this package's code.
+A model that computes exactly what a class of Transformers computes can be shared as this class. Then it needs neither
+flag nor package.
 """
 
 import copy
@@ -108,20 +109,22 @@ def share(
         commit_message: of the upload.
         overwrite: replace an earlier result of `share` in `folder`. Files of anybody else stay, and are not uploaded.
         verify: load the result and translate with it in a process that cannot import this package (some seconds).
-        license: the Hub's name of the model's licence, such as apache-2.0, for the card; None: what the card says.
+        license: the Hub's name of the model's licence, such as apache-2.0, for the card; None: leave the card as it
+            is.
         space: write a Hugging Face Space instead, which shows the model on the page of `hf_deepwide.demo`. A model
-            from a folder lies in the Space's folder `model`. A model on the Hub stays there, and the Space names it.
-        as_: `"m2m_100"`, `"marian"`, `"bart"` or `"mbart"`: write the model as one of this class of Transformers, with
-            the same function and weights. Then tools that know the class need neither this package nor
-            `trust_remote_code`. None: as one of our family, with its code.
+            from a folder is copied into the Space's folder `model`. A model on the Hub stays there, and the Space
+            names it.
+        as_: `"m2m_100"`, `"marian"`, `"bart"` or `"mbart"`: write the model as this class of Transformers, with the
+            same function and weights. Tools that know the class then need neither this package nor
+            `trust_remote_code`. None: as a model of our family, with its code.
 
     Returns:
         The folder, or the URL of the repository.
 
     Raises:
-        UserError: a model that is not ours, is incomplete, or is none of the class `as_`; no tokenizer; a folder that
-            is in use; no way to the Hub.
-        RuntimeError: the result does not load without the package; nothing is left in `folder` then.
+        UserError: the model is not ours, is incomplete, or does not fit the class `as_`; the tokenizer is missing; the
+            folder is in use; the Hub cannot be reached.
+        RuntimeError: the result does not load without the package; then `folder` stays empty.
 
     The model card is the one beside the model, else the one already in `folder`, else a minimal one. A card in
     `folder` that somebody has edited stays.

@@ -5,9 +5,9 @@
     small = prune(model, selection="hard")             # drops the layers that are not chosen
     same_depth = prune(model, selection="tempered")    # keeps all layers, with their weights folded in
 
-The result is a `vanilla_transformer`: it needs no posteriors, and is as much smaller and faster as it is shallower.
-By default the selection is that of the model's own evaluation, so the result computes the same. A model that was
-trained with soft samples therefore keeps all of its layers.
+The result is a `vanilla_transformer` without posteriors. With fewer layers it is smaller and faster. By default the
+selection is the one of the model's own evaluation, so the result computes the same. A model that was trained with soft
+samples therefore keeps all its layers.
 """
 
 import copy
@@ -32,10 +32,10 @@ ENDS_SUBLAYER = re.compile(r"(attn\.out_proj|feed_forward\.fc2)\.(weight|bias)$"
 def prune(
     model: PreTrainedModel, language: int | str | None = None, *, selection: str | None = None
 ) -> VanillaTransformerForConditionalGeneration:
-    """The vanilla model that computes what a latent-depth model computes in evaluation, by one of its posteriors.
+    """Return a vanilla model with the function of a latent-depth model in evaluation, for one of its posteriors.
 
-    Hard selection keeps the layers that the posterior selects and drops the others. Soft selection keeps all, and
-    multiplies what ends each sub-layer (`out_proj` and `fc2`, weights and biases) by its layer's z.
+    Hard selection keeps the layers that the posterior selects and drops the others. Soft selection keeps all layers.
+    It multiplies the last projection of each sub-layer (`out_proj` and `fc2`, weights and biases) by the layer's z.
 
     Args:
         model: a `LatentDepthForConditionalGeneration`. It is not changed and shares no memory with the result. The

@@ -64,15 +64,14 @@ SUBLAYERS = {
 
 
 def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) -> PreTrainedModel:
-    """A model of the family `cls` that computes the function of a trained base (MAT, section 3.3).
+    """Return a model of the family `cls` that computes the function of a trained base (MAT, section 3.3).
 
     The base is not changed and shares no memory with the result. The result has the base's dtype, device and
-    generation config, and is in evaluation mode. Fields of the config come from the base, with two exceptions: those
-    that `config_overrides` sets, and, where the base has a single branch, the fields of the branches (the family's
-    defaults hold).
+    generation config, and is in evaluation mode. Config fields come from the base, with two exceptions: the fields in
+    `config_overrides`, and the fields of branches if the base has a single branch (then the family's defaults hold).
 
-    What a family cannot take from the base, as the LSTM of a depth-wise LSTM, starts as in a new model. A result that
-    does not compute the base's function is logged as a warning with the reason.
+    Weights that the base does not have, such as the LSTM of a depth-wise LSTM, start as in a new model. If the result
+    does not compute the base's function, a warning is logged with the reason.
 
     Args:
         cls: a `…ForConditionalGeneration` of this package.
@@ -81,8 +80,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         config_overrides: fields that leave the function as it is: branches and dropping, dropout rates, token ids
             other than padding, untying of embeddings, and the longest sequence if positions are computed. A vanilla
             model from a pre-norm base can also be joined by `residual="attention"`, `"hyper"` or `"mhc"`.
-            `branch_merge="double_mean"` divides the copies' sum by N**2, as the paper's released code does, and so
-            does change the function; it is logged as a warning.
+            `branch_merge="double_mean"` divides the sum of the copies by N**2, as in the released code. This changes
+            the function, and is logged as a warning.
 
     Raises:
         UserError: nothing can be loaded from `base`; it is of another architecture or quantised; an override is

@@ -3,8 +3,8 @@
     export_ctranslate2("runs/mat", "exported")                          # float32
     export_ctranslate2("runs/mat", "exported-int8", quantization="int8")
 
-The folder holds the model, its tokenizer, and a README whose lines translate. They need ctranslate2 and transformers,
-but not this package.
+The folder holds the model, its tokenizer, and a README with code that translates. The code needs ctranslate2 and
+transformers, but not this package.
 """
 
 import json
@@ -48,11 +48,11 @@ def export_ctranslate2(
     Args:
         model: a folder, a Hub id, or a loaded model of one of our families. It is not changed.
         folder: where to write; new or empty.
-        quantization: the type of the weights: float32 computes exactly the same; float16 and bfloat16 halve the
-            folder; int8 quarters it and is the fastest on a processor; int8_float16 and its like say what is computed
-            with beside it. The names are CTranslate2's.
+        quantization: CTranslate2's name of the type of the weights. float32 computes exactly the same. float16 and
+            bfloat16 halve the folder. int8 makes the folder a quarter as large. In int8_float16 and similar names the
+            second part is the type of the other numbers.
         tokenizer: None: the one beside the model; required for a loaded model.
-        language: name or index of the posterior of a latent-depth model that has several: each is a folder of its own.
+        language: name or index of the posterior, if a latent-depth model has several. Export each to its own folder.
 
     Returns:
         The folder.

@@ -23,9 +23,9 @@ Make = Callable[..., MatrixProduct]
 class Ancestors:
     """Which keys each beam may see: its own and those of its ancestors.
 
-    A beam that goes on from another beam would need a copy of all its keys and values. Instead no key ever moves. The
-    beams of a sentence read the keys of all its beams in one product, which takes no longer than reading their own,
-    and a mask hides what is not a beam's past.
+    A beam that continues another beam would need a copy of all keys and values of that beam. Here no key ever moves.
+    The beams of a sentence read the keys of all its beams in one product, which is as fast as reading only their own
+    keys. A mask hides the keys that are not a beam's past.
     """
 
     def __init__(self, rows: int, beams: int) -> None:

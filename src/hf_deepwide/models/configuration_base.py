@@ -67,7 +67,7 @@ def accepted_values(annotation: Any) -> tuple[Any, ...]:
 
 @validated
 class DeepWideConfig(PreTrainedConfig):
-    """What all families share.
+    """The config fields that all families share.
 
     Args:
         vocab_size: entries of the source (or joint) vocabulary.
@@ -95,10 +95,10 @@ class DeepWideConfig(PreTrainedConfig):
         attention_branches: N_a, parallel attentions in each attention sub-layer (MAT, Eq. 4).
         ffn_branches: N_f, parallel feed-forward networks in each such sub-layer (MAT, Eq. 8).
         drop_branch: rho, the probability of dropping a branch in training (MAT, Eq. 5-8).
-        ffn_drop_branch: the same for feed-forward branches, where it differs; None means `drop_branch`. 0 is the
-            paper's ablation without drop-branch at the FFN layers (section 4.2).
-        drop_granularity: `"batch"` makes one draw of U (Eq. 5) for all sentences of a forward pass, as the released
-            code does, and does not compute what drops. `"sentence"` makes one draw for each sentence.
+        ffn_drop_branch: the same for feed-forward branches; None means `drop_branch`. 0 is the paper's ablation
+            without drop-branch at the FFN layers (section 4.2).
+        drop_granularity: `"batch"` makes one draw of U (Eq. 5) for all sentences of a forward pass, as in the released
+            code, and does not compute dropped branches. `"sentence"` makes one draw for each sentence.
         drop_unit: `"branch"` drops whole attention branches (Eq. 5), `"head"` their heads one by one (Eq. 9).
         branch_merge: `"mean"` is the paper's 1/N; `"double_mean"` the released code's 1/N**2.
 

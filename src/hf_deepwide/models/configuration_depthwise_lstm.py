@@ -8,9 +8,9 @@ from .quoting import quote
 
 @validated
 class DepthwiseLSTMConfig(DeepWideConfig):
-    """The Transformer with depth-wise LSTMs (Xu et al. 2024): attention layers that an LSTM over depth connects.
+    """The Transformer with depth-wise LSTMs (Xu et al. 2024): an LSTM over depth connects the attention layers.
 
-    The defaults are the paper's base model. What its tables compare, as fields:
+    The defaults are the paper's base model. The rows of the paper's tables, as fields:
 
     | table | row | fields |
     |---|---|---|
@@ -22,30 +22,31 @@ class DepthwiseLSTMConfig(DeepWideConfig):
     | 5 | share gates | the defaults; the counts printed for 6 layers are those of `share_gates="global"` |
     | 5 | share nothing | `share_gates="none"` |
 
-    Printed counts that no reading of the paper explains: 100.18 M for two LSTMs (here 87.58 M with global gates), and
-    288.41 M for the big model of 12 + 6 layers with Eq. 5.
+    No reading of the paper explains two of its parameter counts: 100.18 M for two LSTMs (here 87.58 M with global
+    gates), and 288.41 M for the big model of 12 + 6 layers with Eq. 5.
 
-    Of the shared fields, `encoder_ffn_dim` and `decoder_ffn_dim` are the widths of W_h1 in Eq. 6, of which the GLU
-    leaves half; `activation_function` is that of Eq. 5; `activation_dropout` follows the GLU.
+    Three shared fields have a special meaning. `encoder_ffn_dim` and `decoder_ffn_dim` are the widths of W_h1 in
+    Eq. 6; the GLU halves them. `activation_function` is the function of Eq. 5. `activation_dropout` follows the GLU.
 
     Args:
         decoder_merge: how a decoder layer joins self- and cross-attention for its LSTM: by their sum (`"add"`), by
-            concatenation (`"concat"`), or not: each has an LSTM of its own (`"two_lstms"`).
+            concatenation (`"concat"`), or with one LSTM for each attention (`"two_lstms"`).
         lstm_hidden: the hidden state is a GLU network of two layers (`"glu"`, Eq. 6) or one layer (`"single"`, Eq. 5).
         decoder_lstm_hidden: the same for the decoder; None means `lstm_hidden`.
         share_gates: layers share the weights of the gates, with their LayerNorms: `"none"`, all of one `"stack"`, or
-            all of both (`"global"`). Of two LSTMs in a layer, each shares with its like.
+            all of both (`"global"`). If a layer has two LSTMs, the first LSTMs share, and so do the second LSTMs.
         share_hidden: the same for the network of the hidden state.
-        cell: `"lstm"`, or `"rnn"`, whose output is the hidden state itself (section 3.3).
-        lstm_bias: the biases of Eq. 2-6. The paper's counts have none: each product but the last meets a LayerNorm.
-        forget_bias_init: what the bias of the forget gate's LayerNorm is at first. The paper says nothing of it; above
-            0, more of the embeddings reaches the last layers of a deep stack before it is trained. Wherever 1 was
-            compared with 0 here, it learnt better.
-        attn_input_norm: a LayerNorm on what asks in each attention, as the paper's counts say; without it, the "pure
-            attention" of its text.
-        cross_query: what asks in cross-attention, before the LayerNorm: the self-attention's output (`"self"`), that
-            and the layer's input added (`"residual"`), or the layer's input (`"previous"`). Two LSTMs leave no
-            choice: it is what the first of them gives.
+        cell: `"lstm"`, or `"rnn"`. The output of an RNN is the hidden state itself (section 3.3).
+        lstm_bias: the biases of Eq. 2-6. The paper's counts have no biases: a LayerNorm follows each product but the
+            last.
+        forget_bias_init: the initial bias of the forget gate's LayerNorm. The paper does not mention it. Above 0, more
+            of the embeddings reaches the last layers of a deep stack before training. In our studies 1 learned better
+            than 0.
+        attn_input_norm: a LayerNorm on the query of each attention, as in the paper's counts. False is the "pure
+            attention" of the paper's text.
+        cross_query: the query of cross-attention, before the LayerNorm: the output of self-attention (`"self"`), the
+            sum of this output and the layer's input (`"residual"`), or the layer's input (`"previous"`). With two
+            LSTMs the query is always the output of the first LSTM.
         final_layer_norm: a LayerNorm on the output of both stacks.
 
     Raises:

@@ -10,9 +10,10 @@ from .quoting import quote
 class LatentDepthConfig(DeepWideConfig):
     """The Transformer with latent depth (Li et al. 2020): which layers are used is learnt.
 
-    LL-D of the paper is `latent_encoder=False`, LL-E `latent_decoder=False`, LL-Both the default. Steps are optimizer
-    steps, t. Of the loss per target token (Eq. 8), `-log p + kl_weight * KL + target_depth_weight * L_K`, the last
-    two terms exist in training only. They grow linearly from zero, the second once the first has its full weight:
+    The paper's LL-D is `latent_encoder=False`, LL-E is `latent_decoder=False`, and LL-Both is the default. Steps are
+    optimizer steps, t. The loss per target token is `-log p + kl_weight * KL + target_depth_weight * L_K` (Eq. 8). The
+    last two terms exist in training only. They grow linearly from zero. The third term starts to grow when the second
+    term has its full weight:
 
         t0 = soft_selection_steps or 0         the last step before hard selection
         t0 .. t0 + kl_anneal_steps             the KL term is annealed
@@ -22,7 +23,7 @@ class LatentDepthConfig(DeepWideConfig):
         latent_encoder, latent_decoder: which stacks choose their layers.
         num_posteriors: N, one posterior per language or language pair; with several, `forward` and `generate` take
             `posteriors`, the index of each sentence's.
-        posterior_names: what each posterior is of, e.g. `["de", "fr", "cs"]`; for `hf_deepwide.prune` and plots.
+        posterior_names: a name for each posterior, e.g. `["de", "fr", "cs"]`; for `hf_deepwide.prune` and plots.
         gumbel_temperature: tau of Eq. 5.
         final_temperature: tau after `temperature_anneal_steps`, to which it falls geometrically; None: tau stays.
         temperature_anneal_steps: steps from the first tau to the last.
@@ -44,9 +45,9 @@ class LatentDepthConfig(DeepWideConfig):
             paper.
         layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target, which the
             released code adds and the paper does not have; grows with lambda.
-        inference_selection: in evaluation z is 1 if a >= 0 and else 0 (`"hard"`), sigmoid(a) (`"soft"`), or
-            sigmoid(a / tau) with the last tau (`"tempered"`), about the mean of the soft samples of training. None
-            takes the one that fits the samples with which training ends (`trained_selection`).
+        inference_selection: z in evaluation. `"hard"`: 1 if a >= 0, else 0. `"soft"`: sigmoid(a). `"tempered"`:
+            sigmoid(a / tau) with the last tau, which is near the mean of the soft samples in training. None: the value
+            that fits the samples at the end of training (`trained_selection`).
 
     Raises:
         ValueError: a field has a wrong type, is out of range, or contradicts another.

@@ -9,8 +9,8 @@ from .configuration_base import LAYERS, DeepWideConfig, check_bounds, check_rate
 class VanillaTransformerConfig(DeepWideConfig):
     """The Transformer of Vaswani et al. (2017): the baseline of every table.
 
-    The defaults are the paper's base model (D 512, F 2048, 8 heads, 6 + 6 layers, post-norm). Beside the shared
-    fields, see `DeepWideConfig`, it has those of known ways to train deep stacks:
+    The defaults are the paper's base model (D 512, F 2048, 8 heads, 6 + 6 layers, post-norm). `DeepWideConfig`
+    explains the shared fields. The other fields are known ways to train deep stacks:
 
     Args:
         layer_drop: LayerDrop (Fan et al. 2020): the probability of skipping a whole layer in training, in both
@@ -25,8 +25,8 @@ class VanillaTransformerConfig(DeepWideConfig):
         layer_aggregation: None; or `"dlcl"` (Wang et al. 2019): each layer's input is a learned linear combination
             of the embeddings and of all layers' outputs before it, normalised; or `"denseformer"` (Pagliardini et al.
             2024): the same without norms, which starts as the plain stack.
-        aggregation_dilation: of DenseFormer: a sum behind layer l takes every so many-th output, back from y_l.
-        aggregation_period: of DenseFormer: a sum is made behind every so many-th layer only.
+        aggregation_dilation: n, of DenseFormer: the sum after layer l takes only every n-th output, back from y_l.
+        aggregation_period: n, of DenseFormer: only every n-th layer is followed by a sum.
         encoder_solver: None, or `"rk2"` (Li et al. 2022): each encoder layer is evaluated twice, and a learned gate
             weighs what the two evaluations add.
         attention_block: in attention residuals, how many layers add up to one source. None: each sub-layer's output

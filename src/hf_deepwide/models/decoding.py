@@ -1,16 +1,17 @@
 """Decoding one token after another, as fast as `generate` of Transformers lets it be.
 
-`generate` calls the model once for each token. For the time of one call of `generate` the decoder has a twin, whose
-layers and equations are the decoder's own, and whose parts are made for this one purpose:
+`generate` calls the model once for each token. During one call of `generate` the decoder has a twin. The twin has the
+decoder's layers and equations. Its parts are made for single tokens:
 
-    attention          keeps the keys and values of the rows, or, of the source, of the sentences (`attention_step`)
+    attention          keeps keys and values: of the targets for each row, of the source for each sentence
+                       (`attention_step`)
     matrix products    read a copy of the weights that is faster to read (`matrix_product`)
     feed-forward       knows that no branch is dropped
     layer selection    is computed once
     norms, dropout     are called without the detours of a module
 
-The twin ends with the call, so that it never outlives a change of the weights. Whoever wants to see the decoder at
-work (hooks, attention weights, adapters, another cache) gets the decoder itself: see `can_decode`.
+The twin is deleted after the call, so it never outlives a change of the weights. A call that needs the decoder itself
+(hooks, attention weights, adapters, another cache) gets the decoder: see `can_decode`.
 """
 
 import functools

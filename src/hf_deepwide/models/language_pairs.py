@@ -207,7 +207,7 @@ def task_languages(task: str | None) -> tuple[str | None, str | None]:
 def pair_settings(config: Any, source_lang: str | None = None, target_lang: str | None = None) -> dict[str, Any]:
     """The settings of a language pair; {} of a model that was not trained on several.
 
-    A language that is not given is the one that fits, if what there is to choose from comes to the same.
+    A missing language is filled in if all pairs that fit have the same settings.
 
     Raises:
         ValueError: the model does not know the pair, or a language is missing that would decide.

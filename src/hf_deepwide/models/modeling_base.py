@@ -1,7 +1,7 @@
-"""The encoder-decoder that every family stands on: stacks, model, language-model head.
+"""The encoder-decoder that is the base of every family: stacks, model, language-model head.
 
-A family replaces what it changes (a layer class, a stack) and inherits the rest. Shapes: B batch, S source length,
-T target length, D model width, V vocabulary.
+A family replaces the parts that it changes (a layer class, a stack), and inherits the rest. Shapes: B batch, S source
+length, T target length, D model width, V vocabulary.
 """
 
 import functools
@@ -36,7 +36,7 @@ from .loss import cross_entropy, linear_cross_entropy
 
 
 class DeepWidePreTrainedModel(PreTrainedModel):
-    """What all models share: loading, saving, initialisation."""
+    """The base class of all models: loading, saving, initialisation."""
 
     config_class = DeepWideConfig
     base_model_prefix = "model"
@@ -53,7 +53,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     label_smoothing: float = 0.0  # where the model's call names none
 
     def training_logs(self) -> dict[str, float]:
-        """What a family wants to see in the log beside the loss: numbers by name."""
+        """Return numbers by name that a family logs beside the loss."""
         return {}
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
 
 
 class Stack(DeepWidePreTrainedModel):
-    """What encoder and decoder share: layers that run one after another."""
+    """The base class of encoder and decoder: layers that run one after another."""
 
     layers: nn.ModuleList
 
@@ -130,12 +130,12 @@ class Stack(DeepWidePreTrainedModel):
 
         Args:
             hidden_states: the embeddings.
-            inputs: what every layer gets by position, behind `hidden_states`. In an encoder: the attention mask. In a
-                decoder: the causal mask, the encoder's states `[B, S, D]`, and the mask of these states. Each can be
-                None. A family adds its own input to each layer's before these (a cell of the depth-wise LSTM) or
-                behind them (a gate of latent depth).
-            kwargs: what every layer gets by name: in a decoder `past_key_values`, and arguments of the model's call
-                that are meant for attention. A family takes its own arguments out by naming them in its signature.
+            inputs: the positional arguments of every layer after `hidden_states`. In an encoder: the attention mask.
+                In a decoder: the causal mask, the encoder's states `[B, S, D]`, and the mask of these states. Each can
+                be None. A family may add an argument before these (a cell of the depth-wise LSTM) or after these (a
+                gate of latent depth).
+            kwargs: the keyword arguments of every layer: in a decoder `past_key_values`, and arguments of the model's
+                call for attention. A family removes its own arguments by naming them in its signature.
         """
         for layer in self.layers:
             hidden_states = layer(hidden_states, *inputs, **kwargs)
