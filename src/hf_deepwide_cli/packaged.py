@@ -26,8 +26,8 @@ def names() -> list[str]:
 
 def title(text: str) -> str:
     """The first sentence of a recipe's comment."""
-    words = " ".join(line.lstrip("# ") for line in header(text).splitlines())
-    return re.split(r"\.(?= [A-Z`]|$)", words)[0]  # "et al. 2020" does not end a sentence
+    words = " ".join(line.removeprefix("#") for line in header(text).splitlines()).split()
+    return re.split(r"\.(?= [A-Z`]|$)", " ".join(words))[0]  # "et al. 2020" does not end a sentence
 
 
 def header(text: str) -> str:

@@ -50,7 +50,7 @@ def run_light(args: argparse.Namespace) -> bool:
     if args.copy is None:
         print(text, end="")
         return True
-    target = _target(args.copy, args.name)
+    target = _target(args.copy, f"{Path(args.name).name}.yaml")
     if not _write_new(target, text):
         return False
     print(target)
@@ -70,28 +70,32 @@ def run(args: argparse.Namespace) -> None:
     if args.copy is None:
         print(text, end="")
         return
-    target = _target(args.copy, args.name)
+    target = _target(args.copy, path.name)
     check_output(target)
     write_whole(target, text)
     print(target)
 
 
 def _target(place: Path, name: str) -> Path:
-    """The file to write: `place`, or a file in it named as the recipe."""
-    return place / f"{Path(name).name.removesuffix('.yaml')}.yaml" if place.is_dir() else place
+    """The file to write: `place`, or `name` in it if it is a folder."""
+    return place / name if place.is_dir() else place
 
 
 def _write_new(target: Path, text: str) -> bool:
     """Write a file that does not exist, in full or not at all; False if it exists or cannot be written in this way."""
     draft = target.with_name(f".{target.name}")
     try:
-        with draft.open("x", encoding="utf-8") as file:
+        file = draft.open("x", encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    try:
+        with file:
             file.write(text)
         os.link(draft, target)  # refuses a target that exists
     except OSError:
         return False
     finally:
-        draft.unlink(missing_ok=True)
+        draft.unlink()
     return True
 
 
