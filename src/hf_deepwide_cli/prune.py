@@ -1,8 +1,8 @@
 """Make a plain model of the layers that a latent-depth model has chosen.
 
-    hf-deepwide prune runs/multi30k_en_de_latent runs/pruned
+    hf-deepwide prune runs/latent runs/pruned
     hf-deepwide prune runs/multi30k_en_xx_latent runs/pruned-de --language de
-    hf-deepwide prune runs/multi30k_en_de_latent runs/folded --selection tempered
+    hf-deepwide prune runs/latent runs/folded --selection tempered
 
 The model is a folder or a Hub id. If it has several posteriors, --language names one. `--selection tempered` (or soft)
 keeps all layers and folds their weights in; this is the default after training with soft samples. The output is a

@@ -13,6 +13,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.stream import translate_stream
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import PACKAGED, Recipe, differences, load_recipe, packaged_recipes, read_values
+from hf_deepwide.runs.yaml_values import parse_yaml
 from hf_deepwide_cli import packaged
 
 LINES = ["drei", "", "eins zwei", "vier", "fünf\u2028sechs"]
@@ -67,7 +68,7 @@ def test_recipes_shows_each_packaged_recipe_whole_with_its_comments():
     for name in packaged.names():
         text = packaged.whole(PACKAGED / f"{name}.yaml")
         kind = MaskedLMRecipe if name.startswith("masked_lm/") else Recipe
-        shown = yaml.safe_load(text)
+        shown = parse_yaml(text, name)
         assert differences(shown, read_values(PACKAGED / f"{name}.yaml", kind)) == [], name
         assert text.startswith("# ")
         assert text.count(" # ") > 20, name
