@@ -1,22 +1,23 @@
-"""Draw runs: learning curves, layers that latent depth uses, what joins layers, weights of a Multi-Path model's paths.
+"""Draw runs: learning curves, layers that latent depth uses, joints of layers, path weights of a Multi-Path model.
 
     hf-deepwide plot curves runs/static_24 runs/latent_24 --output plots
-    hf-deepwide plot layers runs/multi30k_en_xx_latent_depth
-    hf-deepwide plot joints runs/denseformer
+    hf-deepwide plot layers runs/multi30k_en_xx_latent_depth --output plots
+    hf-deepwide plot joints runs/denseformer --output plots
     hf-deepwide plot paths runs/multi30k_en_de_multipath path_weights.png
 
-`curves` draws learning_curves.png (of models whose loss has further terms, the cross-entropy alone) and, of runs with
-`training.gradient_norms: true`, gradient_norms.png (Li et al. 2020, Figures 3 and 2).
+`curves` draws learning_curves.png. If a loss has further terms, the figure shows the cross-entropy alone. For runs
+with `training.gradient_norms: true` it also draws gradient_norms.png (Li et al. 2020, Figures 3 and 2).
 
-`layers` prints which layers every posterior selects, and draws how much it used them over training, and samples of z
-(Li et al. 2020, Figures 5 and 6).
+`layers` prints which layers every posterior selects. It draws how much the layers were used over training, and samples
+of z (Li et al. 2020, Figures 5 and 6).
 
-`joints` draws which layers read which (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over training. Of
-attention residuals and of streams (hyper-connections, mHC), it draws what sub-layers read, over random tokens.
+`joints` draws which layers read which (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over training. For
+attention residuals and streams (hyper-connections, mHC), it draws what sub-layers read, over random tokens.
 
 `paths` draws how unequal the weights of each encoder layer are, and the weights (Lin et al. 2023, Figure 7).
 
-A run is its folder, or one of its checkpoints. Figures that exist are not replaced without --overwrite.
+A run is its folder, or one of its checkpoints. A finished run already holds its own figures in `plots/`. Existing
+figures are not replaced without --overwrite.
 """
 
 import argparse
