@@ -28,6 +28,14 @@ FAMILIES = {
         "layer_drop": 0.2,
     },
     "vanilla, ReZero": {"family": "vanilla_transformer", "attention_branches": 1, "residual": "rezero"},
+    "vanilla, DeepNorm": {"family": "vanilla_transformer", "attention_branches": 1, "residual": "deepnorm"},
+    "vanilla, B2T": {"family": "vanilla_transformer", "attention_branches": 1, "residual": "b2t"},
+    "vanilla, DenseFormer": {
+        "family": "vanilla_transformer",
+        "attention_branches": 1,
+        "layer_aggregation": "denseformer",
+    },
+    "vanilla, RK2": {"family": "vanilla_transformer", "attention_branches": 1, "encoder_solver": "rk2"},
     "vanilla, attention residuals": {
         "family": "vanilla_transformer",
         "attention_branches": 1,

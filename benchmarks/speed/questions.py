@@ -51,7 +51,37 @@ BASE = size(6, 512, 8, 2048)
 LSTM = {name: value for name, value in BASE.items() if name != "activation_function"}
 DEEP = size(6, 256, 4, 1024)
 
+PRE = {"normalize_before": True}
+JOINTS = {  # what joins the layers, beside pre-norm
+    "pre-norm": PRE,
+    "post-norm": {},
+    "DeepNorm": {"residual": "deepnorm"},
+    "B2T": {"residual": "b2t"},
+    "DLCL": {**PRE, "layer_aggregation": "dlcl"},
+    "DenseFormer": {**PRE, "layer_aggregation": "denseformer"},
+    "attention residuals": {**PRE, "residual": "attention"},
+    "attention residuals, blocks of 3 layers": {**PRE, "residual": "attention", "attention_block": 3},
+    "hyper-connections, static": {**PRE, "residual": "hyper", "dynamic_streams": False},
+    "hyper-connections, dynamic": {**PRE, "residual": "hyper"},
+    "mHC": {**PRE, "residual": "mhc"},
+    "RK2": {**PRE, "encoder_solver": "rk2"},
+}
+
+
+def joined(encoder_layers: int) -> Question:
+    """The joints in models of so many encoder layers and six decoder layers."""
+    fields = DEEP | {"encoder_layers": encoder_layers}
+    return Question(
+        f"What does each way to join layers cost, with {encoder_layers} + 6 layers?",
+        {name: VanillaTransformerConfig(**fields, **joints) for name, joints in JOINTS.items()},
+        "pre-norm",
+        (Training(sentences=16), Decoding(1, 1), Decoding(32, 1), Decoding(32, 5)),
+    )
+
+
 QUESTIONS = {
+    "joints": joined(6),
+    "joints_deep": joined(24),
     "marian": Question(
         "Is our vanilla Transformer as fast as Hugging Face's Marian of the same size?",
         {"Marian": MarianConfig(**SMALL, forced_eos_token_id=None), "vanilla": VanillaTransformerConfig(**SMALL)},

@@ -5,20 +5,28 @@
 
 questions.py lists the questions. Each system has the attention that is faster with a task's precision on the device,
 as training has by default. Beside the times stand the operations that a target token costs, forward, as PyTorch counts
-them: what the ratio would be if only matrix products took time. Close other programs.
+them: what the ratio would be if only matrix products took time. So stands the memory of what a training step keeps for
+its backward pass, weights aside. Close other programs.
+
+A long question can be answered in slices: `--tasks training` takes the tasks whose title holds one of the words, and
+keeps the other tasks of the report that is there.
+
+    python benchmarks/speed/speed.py joints --tasks training --output benchmarks/results/speed
 """
 
 import argparse
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from harness import against, machine, take_turns, write_text
 from questions import QUESTIONS, Question
-from tasks import Decoding, Training, training_batch
+from tasks import Decoding, Training, our_loss, training_batch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, PreTrainedConfig, PreTrainedModel, set_seed
 
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
@@ -41,10 +49,51 @@ def operations(config: PreTrainedConfig) -> float:
     return counter.get_total_flops() / labels.numel()
 
 
+def memory(config: PreTrainedConfig) -> int:
+    """Bytes that the forward pass of a training step keeps for the backward pass, beside the weights."""
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="sdpa").train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = our_loss(model, training_batch(model, 4, 32, "cpu"))
+    assert loss.requires_grad, "it holds what was kept, so that no address was used twice"
+    return sum(kept.values())
+
+
+def chosen(question: Question, words: Sequence[str] | None) -> Question:
+    """The question with the tasks whose title holds one of the words; None: with all.
+
+    Raises:
+        UserError: no title does.
+    """
+    tasks = tuple(task for task in question.tasks if words is None or any(word in task.title for word in words))
+    if not tasks:
+        titles = "; ".join(task.title for task in question.tasks)
+        raise UserError(f"--tasks: {', '.join(words)} is in no title of this question's tasks: {titles}")
+    return dataclasses.replace(question, tasks=tasks)
+
+
+def together(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """A report with the tasks that it lacks and an earlier report has, if both are of the same systems and machine."""
+    same = ("question", "machine", "threads", "torch", "rounds", "systems")
+    if any(earlier.get(key) != report[key] for key in same):
+        return report
+    return report | {"tasks": earlier["tasks"] | report["tasks"]}
+
+
 def answer(question: Question, rounds: int, device: str) -> dict[str, Any]:
     """Measure every task."""
     systems = question.systems
     counted = {name: operations(config) for name, config in systems.items()}
+    are_ours = not any(isinstance(config, MarianConfig) for config in systems.values())
+    kept = {name: memory(config) for name, config in systems.items()} if are_ours else {}
     sizes = {name: AutoModelForSeq2SeqLM.from_config(config).num_parameters() for name, config in systems.items()}
     report: dict[str, Any] = {
         "question": question.title,
@@ -53,6 +102,7 @@ def answer(question: Question, rounds: int, device: str) -> dict[str, Any]:
         "rounds": rounds,
         "systems": {
             name: {"parameters": sizes[name], "operations": counted[name] / counted[question.yardstick]}
+            | ({"memory": kept[name] / kept[question.yardstick]} if kept else {})
             for name in systems
         },
         "tasks": {},
@@ -72,19 +122,22 @@ def answer(question: Question, rounds: int, device: str) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    tasks = report["tasks"]
+    tasks, has_memory = report["tasks"], all("memory" in system for system in report["systems"].values())
+    head = ["system", "parameters", "operations", *(["memory"] if has_memory else []), *tasks]
     lines = [
         f"# {report['question']}",
         "",
         f"Time by that of {report['yardstick']}, for equal work: medians of {report['rounds']} interleaved rounds. "
         f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.",
         "",
-        f"| system | parameters | operations | {' | '.join(tasks)} |",
-        "|---" * (3 + len(tasks)) + "|",
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
     ]
     for name, system in report["systems"].items():
         times = " | ".join(f"{rows[name]['time']:.2f}" for rows in tasks.values())
-        lines.append(f"| {name} | {system['parameters'] / 1e6:.2f} M | {system['operations']:.2f} | {times} |")
+        memory = f"{system['memory']:.2f} | " if has_memory else ""
+        size = f"{system['parameters'] / 1e6:.2f} M"
+        lines.append(f"| {name} | {size} | {system['operations']:.2f} | {memory}{times} |")
     return "\n".join(lines) + "\n"
 
 
@@ -94,6 +147,7 @@ def main() -> None:
     parser.add_argument("question", help=f"one of {', '.join(QUESTIONS)}")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each system that count")
+    parser.add_argument("--tasks", nargs="+", help="only those whose title holds one of these words")
     parser.add_argument("--output", type=Path, help="folder for QUESTION.json and QUESTION.md")
     args = parser.parse_args()
     if args.question not in QUESTIONS:
@@ -101,9 +155,13 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_memory()
     bound_kernel_caches()
-    report = answer(QUESTIONS[args.question], args.rounds, "cuda" if torch.cuda.is_available() else "cpu")
+    question = chosen(QUESTIONS[args.question], args.tasks)
+    report = answer(question, args.rounds, "cuda" if torch.cuda.is_available() else "cpu")
     if args.output:
-        write_text(args.output / f"{args.question}.json", json.dumps(report, indent=1) + "\n")
+        earlier = args.output / f"{args.question}.json"
+        if args.tasks and earlier.is_file():
+            report = together(json.loads(earlier.read_text(encoding="utf-8")), report)
+        write_text(earlier, json.dumps(report, indent=1) + "\n")
         write_text(args.output / f"{args.question}.md", table(report))
 
 

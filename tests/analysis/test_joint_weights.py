@@ -14,6 +14,7 @@ from hf_deepwide.analysis.joint_weights import (
     plot_joint_weights,
     random_tokens,
 )
+from hf_deepwide.demo.pictures import pictures
 from hf_deepwide.models.joined_layers import Join
 from hf_deepwide.runs.figures import draw_joints
 from hf_deepwide.runs.run_folder import PLOTS
@@ -77,6 +78,7 @@ def test_the_heat_map_shows_each_stack(case, labels, tmp_path):
     if case == "vanilla-mhc":  # what sub-layer 2 reads, and what of stream 3 goes to stream 1
         assert shown[1, :3].tolist() == pytest.approx(weights["decoder"][1, :, 0].tolist())
         assert shown[1, 5] == pytest.approx(weights["decoder"][1, 2, 1].item())
+    assert "What each sub-layer reads" in pictures(model, None, None)
     model.save_pretrained(tmp_path / "run")
     (path,) = draw_joints(tmp_path / "run", None)
     assert (imread(path) == imread(plot_joint_weights(model, tmp_path / "again.png", "run"))).all()

@@ -10,6 +10,7 @@ from questions import QUESTIONS, Question
 from tasks import Decoding, Training
 
 from hf_deepwide import VanillaTransformerConfig
+from hf_deepwide.errors import UserError
 
 
 def test_ratios_compare_the_same_round(monkeypatch):
@@ -40,9 +41,23 @@ def test_reports_the_answer_to_a_question():
     question = Question("Which?", systems, "one", (Training(sentences=2, length=4), Decoding(1, 1)))
     report = speed.answer(question, 1, "cpu")
     assert report["systems"]["wider"]["operations"] > report["systems"]["one"]["operations"] == 1
+    assert report["systems"]["wider"]["memory"] > report["systems"]["one"]["memory"] == 1
     text = speed.table(report)
     assert "| wider |" in text
     assert "decoding, 1 sentence, greedy" in text
+
+
+def test_a_question_is_answered_in_slices():
+    """A slice keeps the tasks of a report of the same systems on the same machine, and of no other."""
+    question = QUESTIONS["joints"]
+    first, second = (speed.chosen(question, [word]) for word in ("training", "greedy"))
+    assert [len(each.tasks) for each in (first, second)] == [1, 2]
+    common = dict.fromkeys(("question", "machine", "threads", "torch", "rounds", "systems"), 1)
+    reports = [common | {"tasks": {task.title: {} for task in each.tasks}} for each in (first, second)]
+    assert len(speed.together(*reports)["tasks"]) == 3
+    assert len(speed.together(reports[0] | {"machine": 2}, reports[1])["tasks"]) == 2
+    with pytest.raises(UserError, match="in no title"):
+        speed.chosen(question, ["sorting"])
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

@@ -403,3 +403,24 @@ def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_pa
         command.Workshop(other, folder / "runs", results, 1).adopt(folder / "runs" / "a")
     with pytest.raises(UserError, match="no finished run"):
         workshop.adopt(folder)
+
+
+@pytest.mark.parametrize("name", ["multi30k_deep_encoders", "multi30k_trained_joints"])
+def test_a_study_of_joints_compares_like_with_like(name):
+    """Of equal size, but for what is shown as larger, with equal updates, and every warm-up within its run."""
+    study = load_study(FOLDER / f"{name}.yaml")
+    larger = {"mhc": 1.15, "depthwise_lstm": 1.15, "pre_norm_48": 1.65}
+    sizes = {}
+    for system in study.systems:
+        fields = study.model | system.model
+        family = FAMILIES[fields.pop("family")]
+        with torch.device("meta"):
+            sizes[system.name] = family.lm(family.config(vocab_size=VOCABULARY, **fields)).num_parameters()
+        if system.name != "base":
+            assert (system.overrides, system.search) == ({}, None)
+    plain = sizes["base" if "base" in sizes else study.baseline]
+    assert [key for key, size in sizes.items() if not plain * 0.99 < size <= plain * larger.get(key, 1.01)] == []
+    for stage in study.search:
+        epochs = stage.overrides.get("training.num_train_epochs", study.overrides["training.num_train_epochs"])
+        for setting in stage.settings:
+            assert setting.get("training.warmup_steps", 0) < 280 * epochs, setting

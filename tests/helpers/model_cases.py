@@ -28,6 +28,17 @@ SIZES = {
 }
 
 
+# Ways to join layers that are younger than the families: what each family is tested for, they are tested for, too.
+JOINTS: dict[str, dict[str, Any]] = {
+    "deepnorm-denseformer": {"residual": "deepnorm", "layer_aggregation": "denseformer"},
+    "b2t": {"residual": "b2t"},
+    "rk2": {"encoder_solver": "rk2"},
+    "attention": {"residual": "attention", "normalize_before": True},
+    "hyper": {"residual": "hyper", "normalize_before": True},
+    "mhc": {"residual": "mhc", "normalize_before": True},
+}
+
+
 class Case(NamedTuple):
     """A family and the fields in which this model differs from `SIZES`."""
 

@@ -17,6 +17,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 from latent_runs import LATENT, constant_noise
+from model_cases import JOINTS
 from safetensors.torch import save_file
 from tiny_run import hold_out_few, leave_figures_blank, tiny_corpus, tiny_recipe
 from torch.distributed.tensor import DTensor
@@ -41,6 +42,7 @@ FAMILIES = {
     "latent_depth": LATENT,
     "depthwise_lstm": {"share_gates": "stack", "encoder_layers": 2},
     "marian": {},
+    **JOINTS,  # of the vanilla family
 }
 DROPPING = {
     "vanilla_transformer": {"layer_drop": 0.5, "encoder_layers": 2, "decoder_layers": 2},
@@ -58,6 +60,7 @@ STREAMED = 299  # pairs in the file that is streamed: an odd number
 
 
 def make_trainer(corpus: SimpleNamespace, folder: Path, family: str, model: dict, **training: Any):
+    family = "vanilla_transformer" if family in JOINTS else family
     recipe = tiny_recipe(folder, family=family, model=model, **{**TRAINING, **training})
     args = recipe.training_arguments()
     return TranslationTrainer(

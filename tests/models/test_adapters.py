@@ -22,6 +22,10 @@ WIDE = {
     "lstm": ("lstm-two", {}),
     "rk2 and DLCL": ("vanilla-rk2", {}),
     "deepnorm": ("vanilla-deepnorm", {}),
+    "b2t": ("vanilla-b2t", {}),
+    "attention": ("vanilla-attention-blocks", {}),
+    "hyper": ("vanilla-hyper", {}),
+    "mhc": ("vanilla-mhc", {}),
     "denseformer": ("vanilla-denseformer", {}),
 }
 

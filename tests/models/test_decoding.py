@@ -8,6 +8,7 @@ import pytest
 import torch
 from model_cases import CASES, needs_transformers, source
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EncoderDecoderCache
 
 from hf_deepwide.models import attention_step, matrix_product, modeling_base
@@ -254,3 +255,58 @@ def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias, relu, large, monk
         got = MatrixProduct(linear.weight, linear.bias, rows, relu=relu)(x)
     assert got.shape == (rows, 1, 40)
     torch.testing.assert_close(got, expected)
+
+
+# Joints of sub-layers
+
+
+class Operations(TorchDispatchMode):
+    """Counts what PyTorch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of_a_step(case, **changes):
+    """How many operations the second token of two sentences takes."""
+    model = model_cases.build(case, **changes)
+    with torch.no_grad():
+        cache = DecodingCache(model, torch.randn(2, 5, 16), None, 2, 1, {})
+        cache.logits(torch.tensor([[2], [2]]))
+        with Operations() as seen:
+            cache.logits(torch.tensor([[5], [9]]))
+    return seen.count
+
+
+def test_a_layer_s_joints_take_equally_many_operations_at_any_depth():
+    """Attention over depth reads all sources in one product, and not one by one."""
+    counts = [operations_of_a_step("vanilla-attention", decoder_layers=layers) for layers in (2, 4, 6)]
+    assert counts[2] - counts[1] == counts[1] - counts[0]
+
+
+def test_sinkhorn_takes_few_operations():
+    """Two for each time that rows or columns are normalised: it is most of what a step of mHC computes."""
+    counts = [operations_of_a_step("vanilla-mhc", sinkhorn_iterations=k, decoder_layers=1) for k in (4, 5)]
+    assert counts[1] - counts[0] <= 3 * 2 * 2, "three joints, rows and columns"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [("vanilla-hyper", {}), ("vanilla-hyper", {"dynamic_streams": False}), ("vanilla-mhc", {})],
+)
+def test_a_step_of_streams_is_the_joint(case, fields, dtype):
+    join = model_cases.build(case, **fields).to(dtype).model.decoder.layers[1].joins["encoder_attn"]
+    streams = torch.randn(5, 1, join.streams, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with torch.no_grad():
+        expected, got = join(streams), join.decoding_step(False)(streams)
+    tolerance = 1e-12 if dtype == torch.float64 else 0.05
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert join.decoding_step(True) is join, "which turns autocast off for itself"

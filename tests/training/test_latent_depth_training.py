@@ -92,7 +92,7 @@ def test_posteriors_are_a_group_of_their_own_and_do_not_decay(corpus, tmp_path):
         ),
         ({"residual": "mhc", "normalize_before": True}, ("coefficient_bias", "coefficient_scale")),
         ({"layer_aggregation": "denseformer"}, ("combination_weights",)),
-        ({"encoder_solver": "rk2"}, ("solver_weight",)),
+        ({"encoder_solver": "rk2"}, ("solver_weight", "solver_bias")),
     ],
 )
 def test_weights_of_layers_do_not_decay(fields, exempt, corpus, tmp_path):

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from ..analysis.figures import as_svg
 from ..analysis.inside import draw_attention, draw_gates, draw_selection
+from ..analysis.joint_weights import draw_joint_weights, joined_stacks, joint_weights
 from ..analysis.layer_joints import draw_layer_weights, layer_weights
 from ..analysis.layer_utilization import layer_selections, posterior_names
 from ..analysis.path_weights import draw_path_weights, path_weights
@@ -57,6 +58,11 @@ def _of_architecture(model: Any, seen: Seen | None) -> Iterator[tuple[Figure, st
         yield draw_selection(model, posterior), f"Layers that latent depth uses{language}. Grey layers are skipped."
     if model is not None and (weights := layer_weights(model)):
         yield draw_layer_weights(weights), "Which layers read which: learned weights of all outputs so far."
+    if model is not None and joined_stacks(model):
+        yield (
+            draw_joint_weights(joint_weights(model)),
+            "What each sub-layer reads of those before it: mean weights over random tokens.",
+        )
     if model is not None and path_weights(model):
         yield draw_path_weights(model), "Weights that the encoder has learnt for its paths, for any sentence."
     if seen and seen.inside.gates:

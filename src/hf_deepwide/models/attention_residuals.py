@@ -16,7 +16,7 @@ Shapes: B batch, T time, D model width, K sources.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -58,7 +58,9 @@ class DepthAttention(Join):
     def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
         super().__init__(config, number, joints)
         block = config.attention_block
-        self.begins_source = block is None or number % (block * joints) == 0
+        each = 1 if block is None else block * joints  # sub-layers of a source
+        self.begins_source, self.sources = number % each == 0, number // each + 2  # those behind this sub-layer
+        self.room = (config.decoder_layers * joints - 1) // each + 2  # those behind a decoder, which decodes stepwise
         self.depth_query = nn.Parameter(torch.zeros(config.d_model))
 
     def initialise(self) -> None:
@@ -86,12 +88,45 @@ class DepthAttention(Join):
                 mixture = torch.addcmul(mixture, weight, value)
         return Sources(mixture.to(first.dtype), scales, values)
 
+    def decoding_step(self, autocast: bool) -> Any:
+        """Under autocast the joint itself, which turns it off."""
+        return self if autocast else DepthAttentionStep(self)
+
     def weights(self, values: tuple[torch.Tensor, ...], scales: torch.Tensor) -> torch.Tensor:
         """p `[B, T, K]`, in the dtype of the scales."""
         # A copy: a loaded weight can lie at an odd address, where products of a matrix and a vector round differently.
         query = self.depth_query.to(scales.dtype, copy=True)[:, None]
         logits = torch.cat([value.to(scales.dtype) @ query for value in values], dim=-1)
         return torch.softmax(logits * scales, dim=-1)
+
+
+class DepthAttentionStep:
+    """A `DepthAttention` that reads one token of each row, for all joints of a stack.
+
+    All sources stand in one block `[K, R, D]` with room for those to come, and their scales in another `[K, R]`. So a
+    joint takes a few operations, however many sources there are. The first joint of the stack makes the blocks.
+    """
+
+    def __init__(self, join: DepthAttention) -> None:
+        """Take the query, and how many sources there are behind the sub-layer."""
+        self.dtype = torch.promote_types(join.depth_query.dtype, torch.float32)
+        self.query = join.depth_query.to(self.dtype, copy=True)
+        self.begins_source, self.sources, self.room = join.begins_source, join.sources, join.room
+
+    def __call__(self, sources: Sources, output: torch.Tensor) -> Sources:
+        """Add the output of a sub-layer `[R, 1, D]` to the sources, and mix them."""
+        count, (block,), scales = self.sources, sources.values, sources.scales
+        if scales.dim() == 3:  # of `begin`: the embeddings alone
+            embeddings, block = block, output.new_empty(self.room, *output.shape[::2], dtype=self.dtype)
+            block.select(0, 0).copy_(embeddings.squeeze(1))
+            scales = torch.cat([scales.view(1, -1), scales.new_empty(self.room - 1, len(output))])
+        newest, output = block.select(0, count - 1), output.squeeze(1)
+        newest.copy_(output if self.begins_source else newest.to(output.dtype) + output)
+        scales.narrow(0, count - 1, 1).copy_(inverse_rms(newest).view(1, -1))
+        values = block.narrow(0, 0, count)
+        weights = torch.softmax((values @ self.query) * scales.narrow(0, 0, count), dim=0) * count
+        mixture = torch.bmm(weights.t().unsqueeze(1), values.transpose(0, 1))
+        return Sources(mixture.to(output.dtype), scales, (block,))
 
 
 class AttentionResidual(JoinedLayer):

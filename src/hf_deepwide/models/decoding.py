@@ -8,6 +8,7 @@ decoder's layers and equations. Its parts are made for single tokens:
     matrix products    read a copy of the weights that is faster to read (`matrix_product`)
     feed-forward       knows that no branch is dropped
     layer selection    is computed once
+    joints             say themselves what a step of them is (`decoding_step`)
     norms, dropout     are called without the detours of a module
 
 The twin is deleted after the call, so it never outlives a change of the weights. A call that needs the decoder itself
@@ -122,7 +123,7 @@ class Twins:
 
     def __init__(self, ancestors: Ancestors, dtype: torch.dtype | None) -> None:
         """`dtype` is that of matrix products under autocast; None is that of the weights."""
-        self.ancestors = ancestors
+        self.ancestors, self.autocast = ancestors, dtype is not None
         self.product = functools.partial(MatrixProduct, rows=ancestors.rows, dtype=dtype)
         self.made: dict[int, Any] = {}
 
@@ -158,6 +159,8 @@ class Twins:
             return unchanged
         if type(module) is nn.LayerNorm:
             return norm_step(module)
+        if hasattr(module, "decoding_step"):
+            return module.decoding_step(self.autocast)
         children = {name: child if child is None else self.of(child) for name, child in module._modules.items()}
         if all(child is module._modules[name] for name, child in children.items()):
             return module

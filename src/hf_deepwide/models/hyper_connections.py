@@ -18,12 +18,14 @@ mHC, on the manifold of doubly stochastic matrices: with v = vec(H) / rms(vec(H)
 Sinkhorn's algorithm makes the rows and columns of exp(.) add up to 1, by turns; those that are summed over come last.
 As in `deepseek_v4` of Transformers, 1e-6 is added to A_m and to what Sinkhorn's algorithm divides by.
 
+Decoding reads one token after another, and its steps compute the same from weights in the form that a step uses.
+
 Shapes: B batch, T time, D model width, n streams.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -83,6 +85,10 @@ class HyperConnection(StreamConnection):
             init.constant_(self.alpha_scale, 0.01)
             init.constant_(self.beta_scale, 0.01)
 
+    def decoding_step(self, autocast: bool) -> Any:
+        """Under autocast the joint itself, which turns it off."""
+        return self if autocast else HyperStep(self)
+
     @classmethod
     def measure(cls, joins: Sequence["HyperConnection"]) -> dict[str, float]:
         """How many times as large a stream can become on its way through all static A_r, at 1 in a new model."""
@@ -130,6 +136,10 @@ class ManifoldHyperConnection(StreamConnection):
         init.copy_(self.coefficient_bias, torch.cat([read, torch.zeros(self.streams), mix.flatten()]))
         init.constant_(self.coefficient_scale, 0.01)
 
+    def decoding_step(self, autocast: bool) -> Any:
+        """Under autocast the joint itself, which turns it off."""
+        return self if autocast else ManifoldHyperStep(self)
+
     @classmethod
     def measure(cls, joins: Sequence["ManifoldHyperConnection"]) -> dict[str, float]:
         """The mean size of the scales: how much coefficients depend on the position."""
@@ -153,14 +163,83 @@ class ManifoldHyperConnection(StreamConnection):
 def sinkhorn(logits: torch.Tensor, iterations: int) -> torch.Tensor:
     """A nearly doubly stochastic matrix of each `[..., n, n]`: rows and columns add up to 1, and columns exactly.
 
-    The form is that of `deepseek_v4` in Transformers, which adds 1e-6 to the first matrix and to each sum.
+    The form is that of `deepseek_v4` in Transformers, which adds 1e-6 to the first matrix K and to each sum. All later
+    matrices are K_ij / (r_i c_j). So only r and c change, by two operations where dividing the matrix takes three, and
+    the backward pass keeps vectors instead of matrices: r_i <- sum_j K_ij / c_j + 1e-6 r_i, and c alike.
     """
-    matrix = torch.softmax(logits, dim=-1) + EPSILON
+    matrix = (torch.softmax(logits, dim=-1) + EPSILON).reshape(-1, *logits.shape[-2:])
+    transposed = matrix.transpose(1, 2)
+    rows = columns = torch.ones_like(matrix[:, :, :1])
     for iteration in range(iterations):
         if iteration:
-            matrix = matrix / (matrix.sum(-1, keepdim=True) + EPSILON)
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + EPSILON)
-    return matrix
+            rows = torch.baddbmm(rows, matrix, columns.reciprocal(), beta=EPSILON)
+        columns = torch.baddbmm(columns, transposed, rows.reciprocal(), beta=EPSILON)
+    return (matrix / (rows * columns.transpose(1, 2))).view_as(logits)
+
+
+class StreamStep:
+    """A `StreamConnection` that reads one token of each row, from weights that stay as they are."""
+
+    def __init__(self, join: StreamConnection) -> None:
+        """Take the number of streams, and the precision of the coefficients."""
+        self.streams = join.streams
+        weight = next(join.parameters())
+        self.dtype = torch.promote_types(weight.dtype, torch.float32)
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `StreamConnection.coefficients`."""
+        raise NotImplementedError
+
+    def __call__(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `StreamConnection.forward`."""
+        alpha, beta = self.coefficients(streams.to(self.dtype))
+        mixed = alpha.to(streams.dtype).transpose(-1, -2) @ streams
+        return mixed.select(-2, 0), beta.to(streams.dtype), mixed.narrow(-2, 1, self.streams)
+
+
+class HyperStep(StreamStep):
+    """`HyperConnection`: all coefficients are one table `[n, n + 2]`, that of A_m, A_r and beta."""
+
+    def __init__(self, join: HyperConnection) -> None:
+        """Put the weights of the three together."""
+        super().__init__(join)
+        self.table = torch.cat([join.static_alpha, join.static_beta[:, None]], dim=1).to(self.dtype)
+        self.maps = None
+        if join.dynamic:
+            self.maps = torch.cat([join.dynamic_alpha, join.dynamic_beta[:, None]], dim=1).to(self.dtype)
+            self.scale = torch.cat([join.alpha_scale.expand(self.streams + 1), join.beta_scale]).to(self.dtype)
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights, or weights and what each position adds."""
+        table = self.table
+        if self.maps is not None:
+            added = torch.tanh(nn.functional.layer_norm(streams, streams.shape[-1:]) @ self.maps)
+            table = torch.addcmul(table, self.scale, added)
+        return table.narrow(-1, 0, self.streams + 1), table.select(-1, self.streams + 1)
+
+
+class ManifoldHyperStep(StreamStep):
+    """`ManifoldHyperConnection`: the scales are in the map, and one sigmoid serves A_m and beta."""
+
+    def __init__(self, join: ManifoldHyperConnection) -> None:
+        """Scale the map."""
+        super().__init__(join)
+        n, self.iterations = join.streams, join.iterations
+        sizes = torch.tensor([n, n, n * n], device=join.coefficient_scale.device)
+        scale = join.coefficient_scale.to(self.dtype).repeat_interleave(sizes)
+        self.map = join.coefficient_map.to(self.dtype) * scale[:, None]
+        self.bias = join.coefficient_bias.to(self.dtype)
+        self.epsilon = torch.full((1,), EPSILON, dtype=self.dtype, device=self.map.device)
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[A_m A_r] and beta of each row."""
+        n, flat = self.streams, streams.flatten(-2)
+        length = torch.linalg.vector_norm(flat, dim=-1, keepdim=True)
+        inverse_rms = torch.addcmul(self.epsilon, length, length, value=1 / flat.shape[-1]).rsqrt()
+        mapped = torch.addcmul(self.bias, inverse_rms, nn.functional.linear(flat, self.map))
+        read, write = mapped.narrow(-1, 0, 2 * n).sigmoid().split(n, dim=-1)
+        mix = sinkhorn(mapped.narrow(-1, 2 * n, n * n).unflatten(-1, (n, n)), self.iterations)
+        return torch.cat([(read + EPSILON).unsqueeze(-1), mix], dim=-1), 2 * write
 
 
 class Streams(JoinedLayer):
@@ -172,7 +251,7 @@ class Streams(JoinedLayer):
         """The streams `[B, T, n, D]`; all are the embeddings at first."""
         if state:
             return state[0]
-        return hidden_states[..., None, :].repeat_interleave(self.joins["self_attn"].streams, dim=-2)
+        return hidden_states.unsqueeze(-2).repeat_interleave(self.joins["self_attn"].streams, dim=-2)
 
     def residual(
         self,
@@ -185,7 +264,7 @@ class Streams(JoinedLayer):
         """Let a sub-layer read the streams `[B, T, n, D]`, mix them, and write what it gives to each."""
         read, beta, mixed = self.joins[joint](x)
         output = self.addend(norm(read), sublayer, gate).to(mixed.dtype)
-        return torch.addcmul(mixed, beta[..., None], output[..., None, :])
+        return torch.addcmul(mixed, beta.unsqueeze(-1), output.unsqueeze(-2))
 
     def end(self, joined: torch.Tensor) -> State:
         """The streams' mean, and the streams."""

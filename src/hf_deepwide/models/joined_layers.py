@@ -31,6 +31,10 @@ class Join(nn.Module):
         """Fill the weights so that a trained stack of residual connections keeps its function, up to rounding."""
         self.initialise()
 
+    def decoding_step(self, autocast: bool) -> Any:
+        """What computes the same for one token of each row, in a call of `generate` that is under autocast or not."""
+        return self
+
     @classmethod
     def measure(cls, joins: Sequence[Any]) -> dict[str, float]:
         """What the joints of one stack, from bottom to top, have come to: numbers for the log, by name."""
