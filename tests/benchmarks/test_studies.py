@@ -423,4 +423,4 @@ def test_a_study_of_joints_compares_like_with_like(name):
     for stage in study.search:
         epochs = stage.overrides.get("training.num_train_epochs", study.overrides["training.num_train_epochs"])
         for setting in stage.settings:
-            assert setting.get("training.warmup_steps", 0) < 280 * epochs, setting
+            assert setting.get("training.warmup_steps", 0) < 220 * epochs, setting
