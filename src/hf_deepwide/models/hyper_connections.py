@@ -177,6 +177,20 @@ def sinkhorn(logits: torch.Tensor, iterations: int) -> torch.Tensor:
     return (matrix / (rows * columns.transpose(1, 2))).view_as(logits)
 
 
+def sinkhorn_in_place(logits: torch.Tensor, iterations: int) -> torch.Tensor:
+    """`sinkhorn` of `[R, n, n]` without gradients, where most of the time goes into making small tensors."""
+    matrix = torch.softmax(logits, dim=-1).add_(EPSILON)
+    transposed = matrix.transpose(1, 2)
+    rows, columns, inverse = matrix.new_ones(3, *matrix.shape[:2], 1).unbind()
+    for iteration in range(iterations):
+        if iteration:
+            torch.reciprocal(columns, out=inverse)
+            rows.baddbmm_(matrix, inverse, beta=EPSILON)
+            torch.reciprocal(rows, out=inverse)
+        columns.baddbmm_(transposed, inverse, beta=EPSILON)
+    return matrix.div_(rows).div_(columns.transpose(1, 2))
+
+
 class StreamStep:
     """A `StreamConnection` that reads one token of each row, from weights that stay as they are."""
 
@@ -187,14 +201,16 @@ class StreamStep:
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `StreamConnection.coefficients`."""
+        """As `StreamConnection.coefficients`, of streams `[R, n, D]`."""
         raise NotImplementedError
 
     def __call__(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As `StreamConnection.forward`."""
+        """As `StreamConnection.forward`, of streams `[R, 1, n, D]`."""
+        streams = streams.squeeze(1)
         alpha, beta = self.coefficients(streams.to(self.dtype))
         mixed = alpha.to(streams.dtype).transpose(-1, -2) @ streams
-        return mixed.select(-2, 0), beta.to(streams.dtype), mixed.narrow(-2, 1, self.streams)
+        read, mixed = mixed.narrow(1, 0, 1), mixed.narrow(1, 1, self.streams)
+        return read, beta.to(streams.dtype).unsqueeze(-2), mixed.unsqueeze(1)
 
 
 class HyperStep(StreamStep):
@@ -233,13 +249,13 @@ class ManifoldHyperStep(StreamStep):
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[A_m A_r] and beta of each row."""
-        n, flat = self.streams, streams.flatten(-2)
-        length = torch.linalg.vector_norm(flat, dim=-1, keepdim=True)
-        inverse_rms = torch.addcmul(self.epsilon, length, length, value=1 / flat.shape[-1]).rsqrt()
+        n, flat = self.streams, streams.flatten(1)
+        length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+        inverse_rms = torch.addcmul(self.epsilon, length, length, value=1 / flat.shape[1]).rsqrt_()
         mapped = torch.addcmul(self.bias, inverse_rms, nn.functional.linear(flat, self.map))
-        read, write = mapped.narrow(-1, 0, 2 * n).sigmoid().split(n, dim=-1)
-        mix = sinkhorn(mapped.narrow(-1, 2 * n, n * n).unflatten(-1, (n, n)), self.iterations)
-        return torch.cat([(read + EPSILON).unsqueeze(-1), mix], dim=-1), 2 * write
+        read, write = mapped.narrow(1, 0, 2 * n).sigmoid().split(n, dim=1)
+        mix = sinkhorn_in_place(mapped.narrow(1, 2 * n, n * n).view(-1, n, n), self.iterations)
+        return torch.cat([read.add(EPSILON).unsqueeze(2), mix], dim=2), 2 * write
 
 
 class Streams(JoinedLayer):
