@@ -54,7 +54,8 @@ class StreamConnection(Join):
         """u `[B, T, D]`, beta `[n]` or `[B, T, n]`, and A_r^T H `[B, T, n, D]` of streams H `[B, T, n, D]`."""
         with torch.autocast(streams.device.type, enabled=False):  # it would make bf16 of any matrix product
             alpha, beta = self.coefficients(streams.to(torch.promote_types(streams.dtype, torch.float32)))
-            mixed = alpha.to(streams.dtype).transpose(-1, -2) @ streams
+            alpha = alpha.to(streams.dtype).expand(*streams.shape[:-2], -1, -1)  # a product for each position is fast
+            mixed = alpha.transpose(-1, -2) @ streams
         return mixed[..., 0, :], beta.to(streams.dtype), mixed[..., 1:, :]
 
 
