@@ -52,7 +52,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Decoding:
-    """`generate` of 40 tokens (the end is forbidden) for sources of 24."""
+    """`generate` of 40 tokens for sources of 24.
+
+    No token ends a sentence. To forbid the end by `min_new_tokens` would cost more than a layer of the decoder:
+    Transformers then copies the scores of the whole vocabulary twice a token.
+    """
 
     sentences: int
     beams: int
@@ -74,17 +78,18 @@ class Decoding:
         source = training_batch(model, self.sentences, SOURCE, device)["input_ids"]
         mask, dtype = torch.ones_like(source), getattr(torch, self.precision)
         model.eval()
+        model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
 
         def step() -> None:
             with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-                model.generate(
+                tokens = model.generate(
                     input_ids=source,
                     attention_mask=mask,
                     num_beams=self.beams,
                     do_sample=False,
-                    min_new_tokens=NEW_TOKENS,
                     max_new_tokens=NEW_TOKENS,
                 )
+            assert tokens.shape == (self.sentences, 1 + NEW_TOKENS)
             synchronize(device)
 
         return step

@@ -54,6 +54,12 @@ class Ancestors:
         if self.bias is not None:
             self.bias = self.bias.flatten(0, 1).index_select(0, rows).view_as(self.bias)
 
+    def keep(self, kept: torch.Tensor, sentences: int) -> None:
+        """Forget all rows but those of the sentences `kept`, of as many as there are."""
+        self.rows = self.rows // sentences * len(kept)
+        if self.bias is not None:
+            self.bias = keep_sentences(self.bias, kept, sentences)
+
     def of(self, states: torch.Tensor) -> torch.Tensor:
         """What each row sees, `[R, heads, t, H]`, of `states` `[R / beams, heads, t * beams, H]`."""
         if self.bias is None:
@@ -105,6 +111,11 @@ class SelfAttentionStep:
         self.values = values if self.values is None else torch.cat([self.values, values], dim=1)
         self.room += more
 
+    def keep(self, kept: torch.Tensor, sentences: int) -> None:
+        """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
+        if self.keys is not None:
+            self.keys, self.values = (keep_sentences(each, kept, sentences) for each in (self.keys, self.values))
+
     def states(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the tokens so far, `[R, heads, t, H]`."""
         sentences = self.ancestors.rows // self.beams
@@ -150,10 +161,20 @@ class CrossAttentionStep:
             context = context.view(sentences, heads, -1, width).transpose(1, 2).reshape(rows, 1, -1)
         return self.merge(context.view(rows, 1, -1)), None
 
+    def keep(self, kept: torch.Tensor, sentences: int) -> None:
+        """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
+        if self.keys is not None:
+            self.keys, self.values = (keep_sentences(each, kept, sentences) for each in (self.keys, self.values))
+
     def states(self, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the source, `[B, heads, S, H]`."""
         keys, values = self.keys.transpose(1, 2), self.values
         return keys.unflatten(0, (sentences, -1)), values.unflatten(0, (sentences, -1))
+
+
+def keep_sentences(states: torch.Tensor, kept: torch.Tensor, sentences: int) -> torch.Tensor:
+    """The entries of the sentences `kept`, of a tensor with equally many entries for each sentence."""
+    return states.unflatten(0, (sentences, -1)).index_select(0, kept).flatten(0, 1)
 
 
 def attend(

@@ -11,13 +11,17 @@ decoder's layers and equations. Its parts are made for single tokens:
     joints             say themselves what a step of them is (`decoding_step`)
     norms, dropout     are called without the detours of a module
 
+A sentence whose translation cannot change any more is left out of the batch, though `generate` still asks for its
+logits: see `DecodingCache.leave_out`.
+
 The twin is deleted after the call, so it never outlives a change of the weights. A call that needs the decoder itself
 (hooks, attention weights, adapters, another cache) gets the decoder: see `can_decode`.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -26,7 +30,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from .attention import MultiBranchAttention
-from .attention_step import Ancestors, CrossAttentionStep, SelfAttentionStep, scaled
+from .attention_step import Ancestors, CrossAttentionStep, SelfAttentionStep, keep_sentences, scaled
 from .branches import BranchSum
 from .embeddings import Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
@@ -36,7 +40,18 @@ from .matrix_product import MatrixProduct
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "posteriors"}
 PACKAGES = (__name__.rpartition(".")[0], "torch.nn.modules", "transformers.activations")
+SIZES = 4  # of a batch while sentences end: each size compiles kernels, and fewer ended ones are not worth a copy
 RECORDER = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless a call asks for records
+
+CURRENT: ContextVar["DecodingCache | None"] = ContextVar("CURRENT", default=None)  # of the `generate` under way
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A part of the twin that knows something of each sentence."""
+
+    def keep(self, kept: torch.Tensor, sentences: int) -> None:
+        """Forget all but the sentences whose numbers are `kept`, of as many as there are."""
 
 
 class DecodingCache(EncoderDecoderCache):
@@ -50,6 +65,7 @@ class DecodingCache(EncoderDecoderCache):
         rows: int,
         beams: int,
         inputs: dict[str, Any],
+        ends: list[int] | None = None,
     ) -> None:
         """Prepare decoding.
 
@@ -60,12 +76,18 @@ class DecodingCache(EncoderDecoderCache):
             rows: how many sequences are decoded, a multiple of the sentences.
             beams: how many rows, standing together, can go on from each other.
             inputs: further arguments of the decoder's layers.
+            ends: tokens behind which a row has no further ones. Sentences that have ended are then left out, and
+                their logits are 0. None: all rows are decoded to the last.
         """
         super().__init__(DynamicCache(), DynamicCache())
         self.model, self.memory, self.rows, self.inputs = model, memory, rows, inputs
         self.ancestors = Ancestors(rows, beams)
         self.decoder = self.head = None
         self.length = 0
+        self.sentences, self.rows_each = len(memory), rows // len(memory)
+        self.left: torch.Tensor | None = None  # numbers of the sentences that are still decoded; None: all
+        self.ends = None if ends is None else torch.tensor(ends)
+        self.has_ended = torch.zeros(rows, dtype=torch.bool)
         self.mask = None
         if mask is not None and not mask.all():
             lowest = torch.finfo(memory.dtype).min
@@ -79,6 +101,7 @@ class DecodingCache(EncoderDecoderCache):
         self.decoder, self.head = twins.of(self.model.model.decoder), twins.of(self.model.lm_head)
         inputs = self.model.model.decoder_inputs() | self.inputs
         self.inputs = {name: twins.of_all(value) for name, value in inputs.items()}
+        self.parts = [part for part in (self.ancestors, *twins.made.values()) if isinstance(part, Keeps)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens of a row have been read."""
@@ -86,13 +109,51 @@ class DecodingCache(EncoderDecoderCache):
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Let each row go on from another one of its sentence; the source has no part in it."""
+        if self.left is not None:
+            beam = self.of_left(beam_idx).view(len(self.left), -1) % self.rows_each
+            beam_idx = (beam + torch.arange(0, beam.numel(), self.rows_each)[:, None]).flatten()
         self.ancestors.reorder(beam_idx)
+
+    def of_left(self, of_rows: torch.Tensor) -> torch.Tensor:
+        """What belongs to the rows that are still decoded, of a tensor with an entry for each row."""
+        return of_rows.unflatten(0, (self.sentences, -1)).index_select(0, self.left).flatten(0, 1)
+
+    @torch.inference_mode()
+    def leave_out(self, has_ended: torch.Tensor) -> None:
+        """Decode sentences no further.
+
+        `generate` goes on until the last sentence of a batch has ended, and pads the others or drops what they get.
+        Without them the products are smaller. They wait until a quarter of the batch has ended, and then another one.
+
+        Args:
+            has_ended: whether a sentence's translation cannot change any more, bools `[sentences]`.
+        """
+        if self.ends is None:
+            return
+        ended = has_ended if self.left is None else has_ended[self.left]
+        quarter = -(-self.sentences // SIZES)
+        count = -(-int((~ended).sum()) // quarter) * quarter
+        if 0 < count < len(ended):
+            kept = ended.int().argsort(stable=True)[:count].sort().values  # those that go on, and as many as fill up
+            for part in self.parts:
+                part.keep(kept, len(ended))
+            self.memory = self.memory[kept]
+            self.mask = None if self.mask is None else self.mask[kept]
+            self.left = kept if self.left is None else self.left[kept]
+            for name, value in self.inputs.items():
+                if isinstance(value, torch.Tensor):
+                    self.inputs[name] = keep_sentences(value, kept, len(ended))
 
     @torch.inference_mode()  # spares each operation the bookkeeping of views and versions
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Read tokens `[rows, T]`; logits `[rows, T, V]` of what follows each."""
         if self.decoder is None:
             self.begin()
+        elif self.ends is not None and self.ancestors.beams == 1:  # behind the prompt
+            self.has_ended |= torch.isin(input_ids[:, -1], self.ends)
+            self.leave_out(self.has_ended.view(self.sentences, -1).all(1))
+        if self.left is not None:
+            input_ids = self.of_left(input_ids)
         steps = []
         for ids in input_ids.to(self.memory.device).split(1, dim=1):
             self.ancestors.append(self.memory)
@@ -100,7 +161,11 @@ class DecodingCache(EncoderDecoderCache):
                 self.decoder.step(ids, self.length, self.ancestors.visible(), self.memory, self.mask, **self.inputs)
             )
             self.length += 1
-        return self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
+        logits = self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
+        if self.left is None:
+            return logits
+        of_all = logits.new_zeros(self.sentences, self.rows_each, *logits.shape[1:])
+        return of_all.index_copy_(0, self.left, logits.unflatten(0, (len(self.left), -1))).flatten(0, 1)
 
     def ordinary(self) -> EncoderDecoderCache:
         """The same keys and values as Transformers keeps them, each row with the source's."""
@@ -216,6 +281,10 @@ class Once:
         if self.result is None:
             self.result = self.module(*args)
         return self.result
+
+    def keep(self, kept: torch.Tensor, sentences: int) -> None:
+        """Compute it once more, for the sentences that are left."""
+        self.result = None
 
 
 def norm_step(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -1,0 +1,125 @@
+"""Translate a text by a trained model, and by the same weights in Transformers' own class: the same tokens, sooner.
+
+    python benchmarks/speed/translated.py --model runs/mine --source test.en
+    python benchmarks/speed/translated.py --model runs/mine --source test.en --as m2m_100 --threads 1 \\
+        --output benchmarks/results/translated.json
+
+Both systems translate the same batches of sentences of about equal length, by `generate` in float32. They take turns
+at each batch. What counts is the time for the whole text. In a real text translations end at different lengths: our
+decoder leaves sentences out that have ended, and Transformers' own does not.
+"""
+
+import argparse
+import gzip
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import machine, write_text
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import hf_deepwide
+from hf_deepwide.errors import run_script
+from hf_deepwide.exporting.stock import STOCK, as_stock
+from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
+
+SETTINGS = ((1, 1), (1, 5), (32, 1), (32, 5))  # sentences, beams
+SOME = 64  # sentences of the text that are translated one by one
+
+
+def batches_of(ids: list[list[int]], sentences: int) -> list[list[int]]:
+    """Numbers of sentences: all of them in batches of about equal length; of single sentences only some."""
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    if sentences == 1:
+        order = order[:: max(1, len(order) // SOME)]
+    return [order[start : start + sentences] for start in range(0, len(order), sentences)]
+
+
+def measure(models: dict[str, Any], tokenizer: Any, ids: list[list[int]], sentences: int, beams: int) -> dict:
+    """Seconds of each model, and the share of sentences with the same tokens."""
+    seconds, same, count, worked = dict.fromkeys(models, 0.0), 0, 0, []
+    batches = batches_of(ids, sentences)
+    for turn, rows in enumerate([batches[len(batches) // 2], *batches]):  # the first is not counted
+        batch = tokenizer.pad({"input_ids": [ids[i] for i in rows]}, return_tensors="pt").to("cpu")
+        options: dict[str, Any] = {"num_beams": beams, "do_sample": False, "max_length": 101}
+        options |= {"early_stopping": True} if beams > 1 else {}
+        found = []
+        for name, model in models.items():
+            begin = time.perf_counter()
+            found.append(
+                model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **options)
+            )
+            seconds[name] += time.perf_counter() - begin if turn else 0
+        if turn:
+            ours, theirs = ([row[row != tokenizer.pad_token_id].tolist() for row in tokens] for tokens in found)
+            same += sum(one == other for one, other in zip(ours, theirs, strict=True))
+            count += len(rows)
+            worked.append(statistics.mean(map(len, ours)) / max(map(len, ours)))
+    first, second = seconds.values()
+    return {
+        "sentences": count,
+        "faster": round(second / first, 3),
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "same_tokens": round(same / count, 4),
+        "mean_length_by_longest": round(statistics.mean(worked), 3),
+    }
+
+
+def table(report: dict) -> str:
+    """The report as Markdown."""
+    lines = [
+        "# How fast does a trained model translate a text, beside the same weights in Transformers' own class?",
+        "",
+        f"Time of {report['class']} by ours, by `generate` in float32, sentences of about equal length together. The "
+        f"model: {report['model']}. {report['machine']}, {report['threads']} threads, torch {report['torch']}.",
+        "",
+        "| sentences × beams | times as fast | the same tokens | mean length by the longest of a batch |",
+        "|---|---|---|---|",
+    ]
+    for setting, row in report["settings"].items():
+        lines.append(
+            f"| {setting} | {row['faster']:.2f} | {row['same_tokens']:.1%} | {row['mean_length_by_longest']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Translate, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a trained checkpoint")
+    parser.add_argument("--source", type=Path, required=True, help="the text, a sentence a line; .gz is read, too")
+    parser.add_argument("--as", dest="as_", default="m2m_100", help=f"Transformers' class: {', '.join(STOCK)}")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--limit", type=int, help="lines of the text")
+    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    bound_kernel_caches()
+    text = gzip.decompress(args.source.read_bytes()) if args.source.suffix == ".gz" else args.source.read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    ids = [tokenizer(line)["input_ids"] for line in text.decode("utf-8").splitlines()[: args.limit]]
+    ours = AutoModelForSeq2SeqLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    models = {"ours": ours, args.as_: as_stock(ours, args.as_)}
+    config = ours.config
+    layers = f"{config.encoder_layers} + {config.decoder_layers} layers"
+    report = {
+        **machine("cpu"),
+        "model": f"a {config.model_type} of width {config.d_model} with {layers}",
+        "class": args.as_,
+        "version": hf_deepwide.__version__,
+        "settings": {},
+    }
+    for sentences, beams in SETTINGS:
+        report["settings"][f"{sentences} × {beams}"] = row = measure(models, tokenizer, ids, sentences, beams)
+        print(sentences, beams, row, flush=True)
+    if args.output:
+        write_text(args.output, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_text(args.output.with_suffix(".md"), table(report))
+
+
+if __name__ == "__main__":
+    run_script(main)
