@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ProgressCallback,
+    Seq2SeqTrainer,
     Trainer,
 )
 from transformers.trainer_callback import TrainerCallback
@@ -472,8 +473,11 @@ class TokenBatchTrainer(Trainer):
         )
 
 
-class TranslationTrainer(TokenBatchTrainer):
+class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
     """Trains any encoder-decoder model on encoded pairs; validation is the loss and, where asked for, BLEU.
+
+    It is a `Seq2SeqTrainer`, so code that asks for one accepts it, and `generation_config` of the arguments holds.
+    `translate` translates and `evaluate` scores: both take texts in batches of a number of tokens.
 
     Args:
         model: the model; its `generation_config` is used as it is.
