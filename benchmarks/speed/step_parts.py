@@ -1,0 +1,132 @@
+"""Where a training step goes: the share of each kind of operation, ours and Marian's.
+
+    python benchmarks/speed/step_parts.py
+    python benchmarks/speed/step_parts.py --threads 1 --output benchmarks/results/step_parts_amd.json
+
+PyTorch's profiler times each operation. An operation belongs to the first kind that it, or an operation around it, is
+named in. Its own work counts, without the operations that it calls. Medians over several steps.
+"""
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import machine, write_text
+from questions import size
+from speed import build
+from tasks import Training
+from torch.profiler import ProfilerActivity, profile
+from transformers import MarianConfig
+
+from hf_deepwide import VanillaTransformerConfig
+from hf_deepwide.errors import run_script
+from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
+
+SIZES = {"d 256": size(6, 256, 4, 1024), "d 128": size(6, 128, 4, 512)}
+PRECISIONS = ("float32", "bfloat16")
+LOSS = "projection to the vocabulary, and loss"
+AROUND = {  # kinds that are named by the outermost operation
+    "optimizer and clipping": ("Optimizer.", "clip_grad", "_foreach", "linalg_vector_norm"),
+    LOSS: ("LinearCrossEntropy", "cross_entropy", "log_softmax", "nll_loss", "lm_head"),
+}
+NAMED = {  # kinds that are named by the innermost operation that any of them names
+    "attention": ("scaled_dot_product", "softmax", "bmm", "baddbmm"),
+    "matrix products": ("addmm", "mm", "linear", "matmul", "mkldnn"),
+    "norms": ("layer_norm", "LayerNorm"),
+    "dropout": ("dropout", "bernoulli", "Dropout", "random_", "aten::ge", "aten::mul", "MulBackward"),
+    "casts": ("_to_copy", "ToCopy", "aten::to"),
+}
+REST = "the rest: residuals, activations, copies, Python"
+KINDS = (*NAMED, *AROUND, REST)
+
+
+def kind_of(event: Any, vocabulary: int) -> str:
+    """The kind of an operation, by its name and the names of those around it, or by the vocabulary in a shape."""
+    names, is_product, has_vocabulary = [], False, False
+    while event is not None:
+        names.append(event.name)
+        is_product |= "mm" in event.name or "linear" in event.name
+        has_vocabulary |= any(vocabulary in shape for shape in event.input_shapes or () if isinstance(shape, list))
+        event = event.cpu_parent
+    for kind, parts in AROUND.items():
+        if any(part in name for name in names for part in parts):
+            return kind
+    if is_product and has_vocabulary:
+        return LOSS
+    for name in names:
+        for kind, parts in NAMED.items():
+            if any(part in name for part in parts):
+                return kind
+    return REST
+
+
+def parts_of(config: Any, precision: str, steps: int) -> dict[str, float]:
+    """Milliseconds of a step by kind."""
+    task = Training(precision)
+    step = task.step(build(config, task, "cpu"), "cpu")
+    for _ in range(3):
+        step()
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(steps):
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            step()
+        found: Counter[str] = Counter()
+        for event in profiled.events():
+            found[kind_of(event, config.vocab_size)] += event.self_cpu_time_total / 1000
+        for kind in KINDS:
+            times[kind].append(found[kind])
+    return {kind: round(statistics.median(own), 2) for kind, own in times.items()}
+
+
+def table(report: dict) -> str:
+    """The report as Markdown."""
+    columns = {
+        f"{setting}, {name}": parts for setting, rows in report["parts"].items() for name, parts in rows.items()
+    }
+    lines = [
+        "# Where does a training step go?",
+        "",
+        f"Milliseconds of a step of {Training().tokens} target tokens, and their share. Each system has the attention "
+        "that is faster with the precision. Multiplications by masks count as dropout. "
+        f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.",
+        "",
+        f"| | {' | '.join(columns)} |",
+        "|---" * (1 + len(columns)) + "|",
+    ]
+    totals = {name: sum(parts.values()) for name, parts in columns.items()}
+    for kind in KINDS:
+        cells = (f"{parts[kind]:.0f} ({parts[kind] / totals[name]:.0%})" for name, parts in columns.items())
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    lines.append(f"| all | {' | '.join(f'{total:.0f}' for total in totals.values())} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Profile, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--steps", type=int, default=5, help="profiled steps of each setting")
+    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    bound_kernel_caches()
+    report: dict[str, Any] = {**machine("cpu"), "steps": args.steps, "parts": {}}
+    for name, fields in SIZES.items():
+        for precision in PRECISIONS:
+            report["parts"][f"{name}, {precision}"] = {
+                "ours": parts_of(VanillaTransformerConfig(**fields), precision, args.steps),
+                "Marian": parts_of(MarianConfig(**fields, forced_eos_token_id=None), precision, args.steps),
+            }
+    print(table(report))
+    if args.output:
+        write_text(args.output, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_text(args.output.with_suffix(".md"), table(report))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,213 @@
+"""Training as a user runs it: our trainer's token batches beside Marian under Transformers' own trainer.
+
+    HF_DEEPWIDE_DATA=… python benchmarks/speed/training_system.py
+    python benchmarks/speed/training_system.py --size "d 128" --precision bfloat16
+    python benchmarks/speed/training_system.py --threads 1 --output benchmarks/results/training_system_amd.json
+
+All train on Multi30k, English to German, with the same tokenizer, optimizer, clipping and label smoothing. Marian has
+what Seq2SeqTrainer gives without further thought: a fixed number of shuffled sentences, padded to the longest by
+DataCollatorForSeq2Seq, and its default attention. A third system is Marian with sentences grouped by length, which a
+user can ask for. Marian has as many sentences in a batch as our batches have on average, so that updates see equally
+many real tokens. Ours has what a recipe gives: sentences of about equal length together, and the attention that suits
+the precision. What counts is real target tokens a second, from the end of an update to the end of another, so the
+loading of batches is in it. The trainers take turns. Our process keeps freed memory (see `keep_memory`), and Marian
+gains from that, too.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import machine, write_text
+from questions import size
+from transformers import (
+    DataCollatorForSeq2Seq,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide.data.batches import encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
+from hf_deepwide.errors import run_script
+from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
+from hf_deepwide.training.trainer import TranslationTrainer
+
+RECIPE = "multi30k_en_de_vanilla"
+SIZES = {"d 256": (6, 256, 4, 1024), "d 128": (6, 128, 4, 512)}  # layers of each stack, width, heads, inner width
+IDS = ("bos_token_id", "pad_token_id", "eos_token_id")
+PRECISIONS = ("float32", "bfloat16")
+SYSTEMS = ("ours", "Marian", "Marian, grouped by length")
+WARM_UP = 3  # updates of a turn that are not counted
+
+
+class Clock(TrainerCallback):
+    """When each update ended."""
+
+    def __init__(self) -> None:
+        """Begin without updates."""
+        self.ends: list[float] = []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Note the time."""
+        self.ends.append(time.perf_counter())
+
+
+class Counting:
+    """A collator that notes the real and the padded target tokens of each batch."""
+
+    def __init__(self, collator: Any) -> None:
+        """Stand in for `collator`."""
+        self.collator = collator
+        self.counts: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """What the collator has."""
+        return getattr(self.collator, name)
+
+    def __call__(self, rows: Any) -> Any:
+        """Make a batch, and count."""
+        batch = self.collator(rows)
+        self.counts.append((int((batch["labels"] != -100).sum()), batch["labels"].numel()))
+        return batch
+
+
+def turn_of(make: Callable[[str, int], Any], updates: int, seed: int) -> dict[str, float]:
+    """Real target tokens a second, and an update, of one training run of some updates."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, clock = make(folder, seed), Clock()
+        trainer.add_callback(clock)
+        trainer.data_collator = counting = Counting(trainer.data_collator)
+        trainer.train()
+    real, padded = (sum(column) for column in zip(*counting.counts[WARM_UP:updates], strict=True))
+    seconds = clock.ends[updates - 1] - clock.ends[WARM_UP - 1]
+    return {"speed": real / seconds, "an_update": real / (updates - WARM_UP), "padding": 1 - real / padded}
+
+
+def measure(name: str, precision: str, updates: int, rounds: int, data: dict[str, Any]) -> dict[str, Any]:
+    """Both systems in turns."""
+    is_half = precision == "bfloat16"
+    tokenizer, encoded = data["tokenizer"], data["encoded"]
+    ids = {each: getattr(tokenizer, each) for each in IDS} | {"decoder_start_token_id": tokenizer.eos_token_id}
+    fields = size(*SIZES[name]) | ids | {"vocab_size": len(tokenizer)}
+    sentences = 0
+
+    def ours(folder: str, seed: int) -> Any:
+        changed = {
+            "output_dir": folder, "seed": seed, "max_steps": updates, "bf16": str(is_half).lower(),
+            "eval_strategy": "no", "save_strategy": "steps", "save_steps": 10 * updates,
+            "load_best_model_at_end": "false", "disable_tqdm": "true",
+            "predict_with_generate": "false",
+        }  # fmt: skip
+        args = load_recipe(RECIPE, [f"--training.{key}={value}" for key, value in changed.items()])
+        args = args.training_arguments()
+        set_seed(seed)
+        config = VanillaTransformerConfig(**fields)
+        model = VanillaTransformerForConditionalGeneration._from_config(
+            config, attn_implementation=args.attn_implementation
+        )
+        trainer = TranslationTrainer(model, args, tokenizer, encoded, None)
+        nonlocal sentences
+        sentences = round(len(encoded) / len(trainer.get_train_dataloader()))
+        return trainer
+
+    def marian(folder: str, seed: int, sampling: str = "random") -> Any:
+        set_seed(seed)
+        model = MarianMTModel(MarianConfig(**fields, forced_eos_token_id=None))
+        args = Seq2SeqTrainingArguments(
+            folder, seed=seed, max_steps=updates, bf16=is_half, use_cpu=True, label_smoothing_factor=0.1,
+            per_device_train_batch_size=sentences, learning_rate=1e-3, warmup_steps=400, max_grad_norm=1.0,
+            save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1000,
+            train_sampling_strategy=sampling,
+        )  # fmt: skip
+        return Seq2SeqTrainer(
+            model, args, DataCollatorForSeq2Seq(tokenizer, model), encoded.select_columns(["input_ids", "labels"])
+        )
+
+    makes = (ours, marian, functools.partial(marian, sampling="group_by_length"))
+    found: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
+    for seed in range(1, rounds + 1):
+        for system, make in zip(SYSTEMS, makes, strict=True):
+            found[system].append(turn_of(make, updates, seed))
+    rows = {
+        system: {key: round(statistics.median(turn[key] for turn in turns), 3) for key in turns[0]}
+        for system, turns in found.items()
+    }
+    for system, turns in found.items():
+        ratios = [one["speed"] / other["speed"] for one, other in zip(found["ours"], turns, strict=True)]
+        rows[system]["ours_by_it"] = round(statistics.median(ratios), 3)
+    print(name, precision, rows, flush=True)
+    return {"systems": rows, "sentences": sentences, "updates": updates, "rounds": rounds}
+
+
+def table(report: dict) -> str:
+    """The report as Markdown."""
+    lines = [
+        "# How fast is training as a user runs it, beside Marian under Transformers' own trainer?",
+        "",
+        "Real target tokens a second on Multi30k, English to German. Ours has token batches, with sentences of about "
+        "equal length together. Marian has a fixed number of shuffled sentences, padded to the longest, and its "
+        "default attention, and the same once more with `train_sampling_strategy: group_by_length`. "
+        f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.",
+        "",
+        "| 6 + 6 layers | system | tokens a second | ours is faster by | real target tokens of an update | padding "
+        "among target tokens | turns × updates |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for setting, measured in report["training"].items():
+        for system, row in measured["systems"].items():
+            lines.append(
+                f"| {setting} | {system} | {row['speed']:.0f} | {row['ours_by_it']:.2f} | {row['an_update']:.0f} "
+                f"| {row['padding']:.0%} | {measured['rounds']} × {measured['updates'] - WARM_UP} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Train, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--updates", type=int, default=20, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
+    parser.add_argument("--size", choices=SIZES, help="one size alone; what --output holds of others stays")
+    parser.add_argument("--precision", choices=PRECISIONS, help="one precision alone, likewise")
+    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    disable_progress_bar()
+    keep_memory()
+    bound_kernel_caches()
+    recipe = load_recipe(RECIPE)
+    texts = load_parallel(recipe.data, "train")
+    tokenizer = train_tokenizer(training_texts(texts), recipe.tokenizer)
+    data = {"tokenizer": tokenizer, "encoded": encode(texts, tokenizer, recipe.data, filter=True)}
+    report: dict[str, Any] = {"training": {}}
+    if args.output and args.output.exists():
+        report = json.loads(args.output.read_text(encoding="utf-8"))
+    report |= machine("cpu")
+    for name in [args.size] if args.size else SIZES:
+        for precision in [args.precision] if args.precision else PRECISIONS:
+            row = measure(name, precision, args.updates, args.rounds, data)
+            report["training"][f"{name}, {precision}"] = row
+    print(table(report))
+    if args.output:
+        write_text(args.output, json.dumps(report, indent=1) + "\n")
+        write_text(args.output.with_suffix(".md"), table(report))
+
+
+if __name__ == "__main__":
+    run_script(main)
