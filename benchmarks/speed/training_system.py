@@ -9,9 +9,10 @@ what Seq2SeqTrainer gives without further thought: a fixed number of shuffled se
 DataCollatorForSeq2Seq, and its default attention. A third system is Marian with sentences grouped by length, which a
 user can ask for. Marian has as many sentences in a batch as our batches have on average, so that updates see equally
 many real tokens. Ours has what a recipe gives: sentences of about equal length together, and the attention that suits
-the precision. What counts is real target tokens a second, from the end of an update to the end of another, so the
-loading of batches is in it. The trainers take turns. Our process keeps freed memory (see `keep_memory`), and Marian
-gains from that, too.
+the precision. An epoch is a random sample of the corpus, so that a few updates see sentences of all lengths.
+
+What counts is real target tokens a second, from the end of an update to the end of another, so the loading of batches
+is in it. The trainers take turns. Our process keeps freed memory (see `keep_memory`), and Marian gains from that, too.
 """
 
 import argparse
@@ -52,7 +53,7 @@ SIZES = {"d 256": (6, 256, 4, 1024), "d 128": (6, 128, 4, 512)}  # layers of eac
 IDS = ("bos_token_id", "pad_token_id", "eos_token_id")
 PRECISIONS = ("float32", "bfloat16")
 SYSTEMS = ("ours", "Marian", "Marian, grouped by length")
-WARM_UP = 3  # updates of a turn that are not counted
+WARM_UP = 1  # updates of a turn that are not counted
 
 
 class Clock(TrainerCallback):
@@ -101,10 +102,9 @@ def turn_of(make: Callable[[str, int], Any], updates: int, seed: int) -> dict[st
 def measure(name: str, precision: str, updates: int, rounds: int, data: dict[str, Any]) -> dict[str, Any]:
     """Both systems in turns."""
     is_half = precision == "bfloat16"
-    tokenizer, encoded = data["tokenizer"], data["encoded"]
+    tokenizer = data["tokenizer"]
     ids = {each: getattr(tokenizer, each) for each in IDS} | {"decoder_start_token_id": tokenizer.eos_token_id}
     fields = size(*SIZES[name]) | ids | {"vocab_size": len(tokenizer)}
-    sentences = 0
 
     def ours(folder: str, seed: int) -> Any:
         changed = {
@@ -120,10 +120,7 @@ def measure(name: str, precision: str, updates: int, rounds: int, data: dict[str
         model = VanillaTransformerForConditionalGeneration._from_config(
             config, attn_implementation=args.attn_implementation
         )
-        trainer = TranslationTrainer(model, args, tokenizer, encoded, None)
-        nonlocal sentences
-        sentences = round(len(encoded) / len(trainer.get_train_dataloader()))
-        return trainer
+        return TranslationTrainer(model, args, tokenizer, sample, None)
 
     def marian(folder: str, seed: int, sampling: str = "random") -> Any:
         set_seed(seed)
@@ -135,12 +132,16 @@ def measure(name: str, precision: str, updates: int, rounds: int, data: dict[str
             train_sampling_strategy=sampling,
         )  # fmt: skip
         return Seq2SeqTrainer(
-            model, args, DataCollatorForSeq2Seq(tokenizer, model), encoded.select_columns(["input_ids", "labels"])
+            model, args, DataCollatorForSeq2Seq(tokenizer, model), sample.select_columns(["input_ids", "labels"])
         )
 
+    sample = data["encoded"]
+    with tempfile.TemporaryDirectory() as folder:
+        sentences = round(len(sample) / len(ours(folder, 1).get_train_dataloader()))
     makes = (ours, marian, functools.partial(marian, sampling="group_by_length"))
     found: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
     for seed in range(1, rounds + 1):
+        sample = data["encoded"].shuffle(seed=seed).select(range(sentences * updates))
         for system, make in zip(SYSTEMS, makes, strict=True):
             found[system].append(turn_of(make, updates, seed))
     rows = {
