@@ -1,5 +1,6 @@
 """The packaged recipes as text. Reading them here spares a command the seconds in which the library loads PyTorch."""
 
+import itertools
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +33,8 @@ def title(text: str) -> str:
 
 def header(text: str) -> str:
     """The comment at the head of a recipe."""
-    return re.match(r"(?:#.*\n)*", text)[0]
+    lines = text.splitlines(keepends=True)
+    return "".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 
 def whole(path: Path) -> str:
