@@ -42,7 +42,8 @@ FAMILIES = {
     "latent_depth": LATENT,
     "depthwise_lstm": {"share_gates": "stack", "encoder_layers": 2},
     "marian": {},
-    **JOINTS,  # of the vanilla family
+    # of the vanilla family, with parameters of their own outside attention and feed-forward networks
+    **{name: JOINTS[name] for name in ("deepnorm-denseformer", "attention", "mhc")},
 }
 DROPPING = {
     "vanilla_transformer": {"layer_drop": 0.5, "encoder_layers": 2, "decoder_layers": 2},

@@ -56,7 +56,7 @@ JOINED = ["vanilla-deepnorm", "vanilla-b2t", "vanilla-denseformer", "vanilla-rk2
 JOINED += ["vanilla-attention-blocks", "vanilla-hyper", "vanilla-mhc"]
 
 
-@pytest.mark.parametrize("case", COMPILED + JOINED)
+@pytest.mark.parametrize("case", COMPILED)
 def test_the_forward_pass_compiles_as_one_graph(case):
     model = build(case, encoder_layers=1, decoder_layers=2)
     torch.compiler.reset()
@@ -68,6 +68,7 @@ def test_the_forward_pass_compiles_as_one_graph(case):
 
 @pytest.mark.parametrize("case", JOINED)
 def test_training_compiles_as_one_graph(case):
+    """Forward and backward; nothing is drawn at random here."""
     model = build(case, encoder_layers=2, decoder_layers=2).train()
     expected = results(model, 0, **pair())
     model.zero_grad()

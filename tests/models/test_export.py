@@ -515,7 +515,7 @@ def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
     (run / "evil.py").write_text("raise SystemExit('evil')")
     links = ["processor_config.json", "evil.py", "./.share/../processor_config.json", f"{'x' * 5000}.png"]
     (run / "README.md").write_text("# Mine\n" + " ".join(f"[a]({link})" for link in links))
-    folder = Path(share(run, tmp_path / "out"))
+    folder = Path(share(run, tmp_path / "out", verify=False))
     good = contents(share(runs / "mat", tmp_path / "good", verify=False))
     assert contents(folder).keys() == good.keys() - {"plots/curves.png"}
     for name, content in contents(folder).items():

@@ -22,8 +22,7 @@ CASES = {
     "normalised paths": ("multipath-3-more", SMALL),
     "lstm": ("lstm-two", SMALL),
     "attention residuals": ("vanilla-attention", SMALL),
-    "hyper-connections": ("vanilla-hyper", SMALL),
-    "mhc": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
+    "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
 }
 
 
