@@ -11,12 +11,18 @@ from .exporting.onnx_folder import export_onnx
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
+from .models.configuration_mat_roberta import MATRobertaConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_depthwise_lstm import DepthwiseLSTMForConditionalGeneration, DepthwiseLSTMModel
 from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
 from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
+from .models.modeling_mat_roberta import (
+    MATRobertaForMaskedLM,
+    MATRobertaForSequenceClassification,
+    MATRobertaModel,
+)
 from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
 from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -43,6 +49,10 @@ __all__ = [
     "MATConfig",
     "MATForConditionalGeneration",
     "MATModel",
+    "MATRobertaConfig",
+    "MATRobertaForMaskedLM",
+    "MATRobertaForSequenceClassification",
+    "MATRobertaModel",
     "MultiPathConfig",
     "MultiPathForConditionalGeneration",
     "MultiPathModel",

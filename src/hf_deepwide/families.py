@@ -16,6 +16,7 @@ from .models.configuration_base import DeepWideConfig
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
+from .models.configuration_mat_roberta import MATRobertaConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel, DeepWidePreTrainedModel
@@ -23,6 +24,12 @@ from .models.modeling_depthwise_lstm import DepthwiseLSTMForConditionalGeneratio
 from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
 from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
 from .models.modeling_mat import MATForConditionalGeneration, MATModel
+from .models.modeling_mat_roberta import (
+    MATRobertaForMaskedLM,
+    MATRobertaForSequenceClassification,
+    MATRobertaModel,
+    MATRobertaPreTrainedModel,
+)
 from .models.modeling_multipath_transformer import MultiPathForConditionalGeneration, MultiPathModel
 from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -73,6 +80,26 @@ class Family(NamedTuple):
         """The family's classes under the names of the Auto classes that load them."""
         classes = {"AutoConfig": self.config, "AutoModel": self.model, "AutoModelForSeq2SeqLM": self.lm}
         return classes if self.masked_lm is None else classes | {"AutoModelForMaskedLM": self.masked_lm}
+
+
+class EncoderFamily(NamedTuple):
+    """What the rest of the package knows of a family that understands language and does not translate."""
+
+    config: type[DeepWideConfig]
+    model: type[MATRobertaPreTrainedModel]
+    masked_lm: type[MATRobertaPreTrainedModel]
+    classifier: type[MATRobertaPreTrainedModel]
+    paper: tuple[str, str]
+
+    @property
+    def auto_classes(self) -> dict[str, type]:
+        """The family's classes under the names of the Auto classes that load them."""
+        return {
+            "AutoConfig": self.config,
+            "AutoModel": self.model,
+            "AutoModelForMaskedLM": self.masked_lm,
+            "AutoModelForSequenceClassification": self.classifier,
+        }
 
 
 def copies_of_paths(config: MultiPathConfig, stack: str, sublayer: str) -> int:
@@ -188,6 +215,16 @@ FAMILIES = {
                 losses=losses_of_lstm,
             ),
         ),
+    )
+}
+
+ENCODERS = {
+    "mat_roberta": EncoderFamily(
+        MATRobertaConfig,
+        MATRobertaModel,
+        MATRobertaForMaskedLM,
+        MATRobertaForSequenceClassification,
+        paper=("Fan et al. 2020, Multi-branch Attentive Transformer", "2006.10270"),
     )
 }
 

@@ -3,9 +3,10 @@
 import re
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, pipelines
+import transformers
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, pipelines
 
-from .families import FAMILIES
+from .families import ENCODERS, FAMILIES
 from .models.pipeline_translation import TranslationPipeline
 
 
@@ -28,12 +29,11 @@ class TaskAliases(dict):
 
 def register() -> None:
     """Enter every family into the Auto classes, and the pipeline into the registry; again changes nothing."""
-    for model_type, family in FAMILIES.items():
+    for model_type, family in {**FAMILIES, **ENCODERS}.items():
         AutoConfig.register(model_type, family.config, exist_ok=True)
-        AutoModel.register(family.config, family.model, exist_ok=True)
-        AutoModelForSeq2SeqLM.register(family.config, family.lm, exist_ok=True)
-        if family.masked_lm is not None:
-            AutoModelForMaskedLM.register(family.config, family.masked_lm, exist_ok=True)
+        for name, cls in family.auto_classes.items():
+            if name != "AutoConfig":
+                getattr(transformers, name).register(family.config, cls, exist_ok=True)
     register_pipeline()
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from hf_deepwide.families import FAMILIES, Family
+from hf_deepwide.families import ENCODERS, FAMILIES, Family
 
 TINY = {
     "vocab_size": 99,
@@ -112,7 +112,18 @@ CASES = [
     ),
 ]
 
+# Encoders, without a decoder to expect.
+ENCODER_CASES = {
+    "mat_roberta": {},
+    "mat_roberta_eager": EAGER,
+    "mat_roberta_one_branch": {"attention_branches": 1, "drop_branch": 0.0},
+}
+
 # The tests look up by a class's name what to feed it: labels or none. Without these entries they build no labels.
 for _model_type, _family in FAMILIES.items():
     modeling_auto.MODEL_MAPPING_NAMES.setdefault(_model_type, _family.model.__name__)
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.setdefault(_model_type, _family.lm.__name__)
+for _model_type, _encoder in ENCODERS.items():
+    modeling_auto.MODEL_MAPPING_NAMES.setdefault(_model_type, _encoder.model.__name__)
+    modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.setdefault(_model_type, _encoder.masked_lm.__name__)
+    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.setdefault(_model_type, _encoder.classifier.__name__)

@@ -4,11 +4,13 @@ import unittest
 from typing import Any
 
 import torch
-from hf_cases import CASES, Case
+from hf_cases import CASES, ENCODER_CASES, TINY, Case
 from tests.generation.test_utils import GenerationTesterMixin
 from tests.test_configuration_common import ConfigTester
 from tests.test_modeling_common import ModelTesterMixin, ids_tensor
 from transformers.testing_utils import torch_device
+
+from hf_deepwide.families import ENCODERS
 
 
 class FamilyTester:
@@ -70,3 +72,49 @@ def _tests_of(case: Case) -> type[unittest.TestCase]:
 
 
 globals().update({f"Test_{case.name}": _tests_of(case) for case in CASES})
+
+
+class EncoderTester(FamilyTester):
+    """The same of a model without a decoder."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        super().__init__(self)
+
+    def config(self) -> Any:
+        """A tiny config; Transformers asks these models for two classes."""
+        fields = {key: value for key, value in TINY.items() if not key.startswith("decoder")}
+        return ENCODERS["mat_roberta"].config(**{**fields, **self.fields})
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        """A config, and sentences without special tokens inside, so that nothing is masked."""
+        shape = (self.batch_size, self.seq_length)
+        ids = ids_tensor(shape, self.vocab_size - 3) + 3
+        mask = torch.ones(shape, dtype=torch.long, device=torch_device)
+        return self.config(), {"input_ids": ids, "attention_mask": mask}
+
+    prepare_config_and_inputs = prepare_config_and_inputs_for_common
+
+
+class EncoderTests(ModelTesterMixin):
+    """The tests of an encoder."""
+
+    fields: dict[str, Any]
+    test_can_init_all_missing_weights_before_2023 = True
+
+    def setUp(self) -> None:
+        self.model_tester = EncoderTester(self.fields)
+        self.config_tester = ConfigTester(self, config_class=ENCODERS["mat_roberta"].config)
+
+    def test_config(self) -> None:
+        self.config_tester.run_common_tests()
+
+
+def _tests_of_encoder(name: str, fields: dict[str, Any]) -> type[unittest.TestCase]:
+    row = ENCODERS["mat_roberta"]
+    classes = (row.model, row.masked_lm, row.classifier)
+    content = {"fields": fields, "all_model_classes": classes, "__module__": __name__}
+    return type(f"Test_{name}", (EncoderTests, unittest.TestCase), content)
+
+
+globals().update({f"Test_{name}": _tests_of_encoder(name, fields) for name, fields in ENCODER_CASES.items()})

@@ -118,6 +118,15 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         return embeddings
 
 
+class WithoutDecoder:
+    """A mixin for models that are an encoder: there is one vocabulary to resize."""
+
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        embeddings = PreTrainedModel._resize_token_embeddings(self, *args, **kwargs)
+        self.config.decoder_vocab_size = embeddings.num_embeddings
+        return embeddings
+
+
 class Stack(DeepWidePreTrainedModel):
     """The base class of encoder and decoder: layers that run one after another."""
 

@@ -4,38 +4,29 @@ The encoder and its posteriors are those of `modeling_latent_depth`; the head is
 `latent_encoder=False` it is the table's static baseline. Shapes: B batch, S length, D model width, V vocabulary.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_latent_depth import LatentDepthConfig
-from .loss import cross_entropy, linear_cross_entropy
+from .masked_lm_head import MaskedLMHead, check_skip
+from .modeling_base import WithoutDecoder
 from .modeling_latent_depth import LatentDepthLoss, LatentEncoder
 
 
-class LatentDepthForMaskedLM(LatentDepthLoss):
+class LatentDepthForMaskedLM(MaskedLMHead, WithoutDecoder, LatentDepthLoss):
     """Encoder, a transformation (dense, GELU, LayerNorm), and the tied projection to the vocabulary with a bias.
 
     Fields of the config that concern the decoder have no effect.
     """
 
-    supports_label_smoothing = True
-
     def __init__(self, config: LatentDepthConfig) -> None:
         super().__init__(config)
         self.encoder = LatentEncoder(config)
-        self.dense = nn.Linear(config.d_model, config.d_model)
-        self.layer_norm = nn.LayerNorm(config.d_model)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size)
-        self._tied_weights_keys = (
-            {"lm_head.weight": "encoder.embed_tokens.weight"} if config.tie_word_embeddings else {}
-        )
+        self.add_head(config, "encoder.embed_tokens.weight")
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -45,11 +36,6 @@ class LatentDepthForMaskedLM(LatentDepthLoss):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the token embedding."""
         self.encoder.embed_tokens = value
-
-    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        embeddings = PreTrainedModel._resize_token_embeddings(self, *args, **kwargs)  # there is no decoder to resize
-        self.config.decoder_vocab_size = embeddings.num_embeddings
-        return embeddings
 
     @can_return_tuple
     def forward(
@@ -74,8 +60,7 @@ class LatentDepthForMaskedLM(LatentDepthLoss):
             label_smoothing: (among `kwargs`) epsilon, as in translation.
         """
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
-        if skip_logits and labels is None:
-            raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")
+        check_skip(skip_logits, labels)
         outputs = self.encoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -84,23 +69,12 @@ class LatentDepthForMaskedLM(LatentDepthLoss):
             return_dict=True,
             **kwargs,
         )
-        hidden_states = outputs.last_hidden_state
-        loss = logits = None
-        if skip_logits:
-            masked = labels != -100
-            hidden_states, targets = self._transform(hidden_states[masked]), labels[masked]
-            loss = linear_cross_entropy(hidden_states, self.lm_head, targets, label_smoothing, num_items_in_batch)
-        else:
-            logits = self.lm_head(self._transform(hidden_states))
-            if labels is not None:
-                loss = cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
+        loss, logits = self.predict(
+            outputs.last_hidden_state, labels, skip_logits, label_smoothing, num_items_in_batch
+        )
         return MaskedLMOutput(
             loss=self.objective(loss, labels, num_items_in_batch),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _transform(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[…, D]` to the same."""
-        return self.layer_norm(nn.functional.gelu(self.dense(hidden_states)))

@@ -19,7 +19,7 @@ from transformers import (
 from ..data.monolingual import MASK, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..errors import UserError, one_line
-from ..families import FAMILIES
+from ..families import ENCODERS, FAMILIES
 from ..loading import load_model
 from ..training.arguments import REFUSED
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
@@ -50,7 +50,7 @@ class MaskedLMRecipe(Recipe):
     @classmethod
     def families(cls) -> list[str]:
         """Model types with a masked language model."""
-        return [name for name, family in FAMILIES.items() if family.masked_lm is not None]
+        return [name for name, family in FAMILIES.items() if family.masked_lm is not None] + [*ENCODERS]
 
 
 def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, Any]:

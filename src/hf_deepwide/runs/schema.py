@@ -5,7 +5,7 @@ import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..families import FAMILIES
+from ..families import ENCODERS, FAMILIES
 from .recipe import EXTENDS, PACKAGED, Recipe
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", type(None): "null"}
@@ -60,10 +60,14 @@ def _section(cls: type, comments: dict[str, str], refused: dict[str, str]) -> di
 
 def _model(kind: type[Recipe], comments: dict[str, str]) -> dict[str, Any]:
     properties: dict[str, Any] = {
-        "family": {"type": "string", "examples": sorted(FAMILIES), "description": comments.get("family", "")},
+        "family": {
+            "type": "string",
+            "examples": sorted([*FAMILIES, *ENCODERS]),
+            "description": comments.get("family", ""),
+        },
         "init_from": {"type": ["string", "null"], "description": comments.get("init_from", "")},
     }
-    for family in FAMILIES.values():
+    for family in (*FAMILIES.values(), *ENCODERS.values()):
         for field in dataclasses.fields(family.config):
             explained = {"description": comments[field.name]} if field.name in comments else {}
             properties.setdefault(field.name, _typed(field.type) | explained)

@@ -1,0 +1,64 @@
+"""The head of a masked language model, as RoBERTa has it (Liu et al. 2019).
+
+Shapes: B batch, S length, D model width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .loss import cross_entropy, linear_cross_entropy
+
+
+class MaskedLMHead:
+    """A transformation (dense, GELU, LayerNorm), and the projection to the vocabulary with a bias.
+
+    A mixin for models: their own class calls `add_head`, and `predict` in its forward pass.
+    """
+
+    supports_label_smoothing = True
+
+    def add_head(self, config: Any, embedding: str) -> None:
+        """Make the head; `embedding` is the name of the token embedding to which it can be tied."""
+        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.layer_norm = nn.LayerNorm(config.d_model)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size)
+        self._tied_weights_keys = {"lm_head.weight": embedding} if config.tie_word_embeddings else {}
+
+    def predict(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.Tensor | None,
+        skip_logits: bool,
+        label_smoothing: float,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Loss and logits `[B, S, V]` of states `[B, S, D]`; None where there are no labels, or logits are skipped.
+
+        Args:
+            hidden_states: the encoder's.
+            labels: the tokens to predict `[B, S]`, -100 where none is masked.
+            skip_logits: compute the loss from the masked positions alone and return no logits; needs `labels`.
+            label_smoothing: epsilon, as in translation.
+            num_items_in_batch: masked tokens over all devices and accumulation steps; None: this batch's own count.
+        """
+        if skip_logits:
+            masked = labels != -100
+            hidden_states, targets = self._transform(hidden_states[masked]), labels[masked]
+            loss = linear_cross_entropy(hidden_states, self.lm_head, targets, label_smoothing, num_items_in_batch)
+            return loss, None
+        logits = self.lm_head(self._transform(hidden_states))
+        if labels is None:
+            return None, logits
+        return cross_entropy(logits, labels, label_smoothing, num_items_in_batch), logits
+
+    def _transform(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[…, D]` to the same."""
+        return self.layer_norm(nn.functional.gelu(self.dense(hidden_states)))
+
+
+def check_skip(skip_logits: bool, labels: torch.Tensor | None) -> None:
+    """Refuse to compute nothing."""
+    if skip_logits and labels is None:
+        raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")

@@ -1,0 +1,216 @@
+"""Proximal initialisation of MAT for language understanding from a trained RoBERTa (MAT, sections 3.3 and 6).
+
+A base is RoBERTa or of a class with the same architecture (XLM-R, CamemBERT), or a model of the family itself. Each
+branch becomes a copy of the base's attention, so that with all dropping off the logits are the base's. A base without
+a head for the task gives all but the head, which starts as in a new model.
+"""
+
+import dataclasses
+import logging
+import math
+import os
+import re
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from .errors import UserError, one_line, quote
+from .loading import load_config, load_model
+from .models.configuration_mat_roberta import MATRobertaConfig
+from .vanilla_form import Tensors, name_of
+from .warm_start import BRANCHING, copy_branches
+
+logger = logging.getLogger(__name__)
+
+ROBERTA = ("roberta", "xlm-roberta", "camembert")
+LAYER_NORM_EPS = 1e-5  # of PyTorch's LayerNorm, and of all these models
+HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForSequenceClassification": AutoModelForSequenceClassification}
+LABELS = ("num_labels", "id2label", "label2id", "problem_type")
+FREE = {
+    *(*BRANCHING, *LABELS, "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"),
+    *("bos_token_id", "eos_token_id", "init_std", "tie_word_embeddings"),
+}
+RENAMED = (
+    (r"^embeddings\.word_embeddings\.", "model.encoder.embed_tokens."),
+    (r"^embeddings\.LayerNorm\.", "model.encoder.embeddings.layer_norm."),
+    (r"^encoder\.layer\.(\d+)\.", r"model.encoder.layers.\1."),
+    (r"\.attention\.self\.query\.", ".self_attn.q_proj."),
+    (r"\.attention\.self\.key\.", ".self_attn.k_proj."),
+    (r"\.attention\.self\.value\.", ".self_attn.v_proj."),
+    (r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
+    (r"\.attention\.output\.LayerNorm\.", ".self_attn_layer_norm."),
+    (r"\.intermediate\.dense\.", ".feed_forward.fc1."),
+    (r"\.output\.dense\.", ".feed_forward.fc2."),
+    (r"\.output\.LayerNorm\.", ".final_layer_norm."),
+)
+
+
+def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) -> Any:
+    """Return a model of the family that computes the function of a trained base, with all dropping off.
+
+    The base is not changed and shares no memory with the result. The result has the base's dtype and device, and is in
+    evaluation mode. Config fields come from the base, with two exceptions: the fields in `config_overrides`, and the
+    fields of branches if the base has a single branch (then the family's defaults hold).
+
+    Args:
+        cls: `MATRobertaModel`, `MATRobertaForMaskedLM` or `MATRobertaForSequenceClassification`.
+        base: a folder, a Hub id, or a loaded model, with or without a head.
+        config_overrides: branches and dropping, dropout rates, labels, token ids other than padding.
+
+    Raises:
+        UserError: nothing can be loaded from `base`; it is of another architecture; an override is unknown, or
+            contradicts the base.
+    """
+    model = _load(base)
+    name = name_of(model)
+    base_config, tensors = as_family(model)
+    config = _config(name, base_config, config_overrides)
+    own = cls(config).state_dict()
+    body = "model." if any(key.startswith("model.") for key in own) else ""
+    given = {
+        key if body else key.removeprefix("model."): tensor
+        for key, tensor in copy_branches(tensors, base_config, config).items()
+        if not key.startswith("classifier.") or config.num_labels == base_config.num_labels
+    }
+    state = own | {key: tensor for key, tensor in given.items() if key in own}
+    if config.tie_word_embeddings and "lm_head.weight" in own:
+        state["lm_head.weight"] = state["model.encoder.embed_tokens.weight"]
+    lacking = sorted(own.keys() - given.keys() - {"lm_head.weight"})
+    if lost := [key for key in lacking if key.startswith(body or "encoder.")]:
+        raise UserError(f"cannot start from {name}: it has no weights for {lost[0]}")
+    if lacking:
+        logger.warning(
+            "%s has no head for these labels or this task: %s … starts at random; train it before use",
+            *(name, lacking[0].partition(".")[0]),
+        )
+    result = cls.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype)
+    if config.branch_merge != "mean" and config.attention_branches * config.ffn_branches > 1:
+        logger.warning(
+            "the result does not compute the function of %s: `branch_merge` %r divides the sum of the copies by N**2; "
+            "'mean' preserves it",
+            *(name, config.branch_merge),
+        )
+    return result.to(model.device)
+
+
+def _load(base: Any) -> PreTrainedModel:
+    """The base with the head that its config names, once its architecture is accepted."""
+    if not isinstance(base, str | os.PathLike):
+        if not isinstance(base, PreTrainedModel):
+            raise UserError(
+                f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "
+                "Transformers"
+            )
+        _check(name_of(base), base.config)
+        return base
+    told = f"cannot start from {quote(str(base))}"
+    config = load_config(base, told)
+    _check(repr(str(base)), config)
+    names = getattr(config, "architectures", None) or []
+    auto = next((auto for end, auto in HEADS.items() if any(str(name).endswith(end) for name in names)), AutoModel)
+    # published models come with a pooler, which no head of theirs reads
+    plain = {"add_pooling_layer": False} if auto is AutoModel and config.model_type in ROBERTA else {}
+    return load_model(auto, base, told, accept_unexpected=lambda _: True, dtype="auto", **plain)
+
+
+def _check(name: str, config: PreTrainedConfig) -> None:
+    """Refuse another architecture.
+
+    Raises:
+        UserError: says what is accepted.
+    """
+    if config.model_type == MATRobertaConfig.model_type:
+        return
+    if config.model_type not in ROBERTA:
+        accepted = ", ".join((*ROBERTA, MATRobertaConfig.model_type))
+        raise UserError(f"cannot start from {name}: it is a {config.model_type}; accepted: {accepted}")
+    for field, value in {"is_decoder": False, "add_cross_attention": False}.items():
+        if getattr(config, field, value) != value:
+            raise UserError(
+                f"cannot start from {name}: its `{field}` is {getattr(config, field)}; an encoder is needed"
+            )
+    if not math.isclose(config.layer_norm_eps, LAYER_NORM_EPS):
+        raise UserError(
+            f"cannot start from {name}: its `layer_norm_eps` is {config.layer_norm_eps}; only {LAYER_NORM_EPS} is "
+            "computed here"
+        )
+
+
+def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
+    """A base as a model of the family: its config, and its tensors under our names, those of its head included."""
+    config = model.config
+    if config.model_type == MATRobertaConfig.model_type:
+        tensors = model.state_dict()
+        return config, tensors if any(key.startswith("model.") for key in tensors) else {
+            f"model.{key}": tensor for key, tensor in tensors.items()
+        }
+    body = model.base_model.state_dict()
+    first = config.pad_token_id + 1  # position 0 stands in this row
+    positions = body["embeddings.position_embeddings.weight"][first:]
+    tensors = {
+        "model.encoder.embeddings.positions.weight": positions + body["embeddings.token_type_embeddings.weight"][0]
+    }
+    for key, tensor in body.items():
+        renamed = key
+        for pattern, replacement in RENAMED:
+            renamed = re.sub(pattern, replacement, renamed)
+        if renamed.startswith("model."):
+            tensors[renamed] = tensor
+    if (head := getattr(model, "lm_head", None)) is not None:
+        for ours, theirs in (("dense", head.dense), ("layer_norm", head.layer_norm)):
+            tensors |= {f"{ours}.{key}": tensor for key, tensor in theirs.state_dict().items()}
+        tensors |= {"lm_head.weight": head.decoder.weight, "lm_head.bias": head.bias}
+    if isinstance(head := getattr(model, "classifier", None), torch.nn.Module):
+        tensors |= {f"classifier.{key}": tensor for key, tensor in head.state_dict().items()}
+    heads, inner = config.num_attention_heads, config.intermediate_size
+    fields = {
+        "vocab_size": config.vocab_size, "d_model": config.hidden_size, "encoder_layers": config.num_hidden_layers,
+        "encoder_attention_heads": heads, "encoder_ffn_dim": inner, "dropout": config.hidden_dropout_prob,
+        "attention_dropout": config.attention_probs_dropout_prob, "activation_function": config.hidden_act,
+        "max_position_embeddings": len(positions), "init_std": config.initializer_range,
+        "classifier_dropout": getattr(config, "classifier_dropout", None), "pad_token_id": config.pad_token_id,
+        "bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id,
+        "tie_word_embeddings": config.tie_word_embeddings, "id2label": config.id2label, "label2id": config.label2id,
+        "problem_type": config.problem_type, "attention_branches": 1, "drop_branch": 0.0,
+    }  # fmt: skip
+    try:
+        return MATRobertaConfig(**fields), tensors
+    except ValueError as error:
+        raise UserError(f"cannot start from {name_of(model)}: {one_line(error)}") from error
+
+
+def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MATRobertaConfig:
+    """The result's config: the base's fields, the family's defaults for what a single branch leaves open, overrides."""
+    known = {field.name for field in dataclasses.fields(MATRobertaConfig)} | {*LABELS}
+    fields = {key: getattr(base, key) for key in known if hasattr(base, key) and key != "num_labels"}
+    if base.attention_branches == base.ffn_branches == 1 and not (base.drop_branch or base.ffn_drop_branch):
+        fields = {key: value for key, value in fields.items() if key not in BRANCHING}
+    for key, value in overrides.items():
+        if key not in known:
+            raise UserError(f"MATRobertaConfig has no field {quote(key)}")
+        if key not in FREE and value != getattr(base, key):
+            raise UserError(
+                f"`{key}` cannot be {quote(value)}: {name} has {quote(getattr(base, key))}, and its weights have no "
+                "such shapes or were trained for that one; leave it out"
+            )
+    if {"num_labels", "id2label"} & overrides.keys():
+        fields = {key: value for key, value in fields.items() if key not in LABELS}
+    try:
+        config = MATRobertaConfig(**{**fields, **overrides})
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for field in ("attention_branches", "ffn_branches"):
+        have, want = getattr(base, field), getattr(config, field)
+        if want % have:
+            raise UserError(
+                f"`{field}` cannot be {want}: {name} has {have}, and each is copied equally often; give a multiple "
+                f"of {have}"
+            )
+    return config
