@@ -36,6 +36,7 @@ from transformers.initialization import no_init_weights
 
 import hf_deepwide
 from hf_deepwide.runs.build import posterior_fields
+from hf_deepwide.runs.classification import ClassificationRecipe
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import Recipe, check_recipe, load_recipe, parse_yaml
 
@@ -85,6 +86,8 @@ class Row:
     @cached_property
     def model_config(self) -> PreTrainedConfig | None:
         """The config of the row's model; None if this library has no such model."""
+        if self.recipe is not None and kind(self.recipe) is ClassificationRecipe:
+            return None  # its sizes are those of the checkpoint that it starts from
         if self.recipe is not None:
             recipe = self.checked()
             fields = recipe.model_fields | (
@@ -195,7 +198,8 @@ def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
 
 def kind(recipe: str) -> type[Recipe]:
     """What kind of recipe a packaged one is."""
-    return MaskedLMRecipe if recipe.startswith("masked_lm/") else Recipe
+    kinds = {"masked_lm": MaskedLMRecipe, "classification": ClassificationRecipe}
+    return kinds.get(recipe.partition("/")[0], Recipe)
 
 
 @cache

@@ -187,7 +187,7 @@ def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
 
 
 def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MATRobertaConfig:
-    """The result's config: the base's fields, the family's defaults for what a single branch leaves open, overrides."""
+    """The result's config: the base's fields, the family's defaults if the base has one branch, and overrides."""
     known = {field.name for field in dataclasses.fields(MATRobertaConfig)} | {*LABELS}
     fields = {key: getattr(base, key) for key in known if hasattr(base, key) and key != "num_labels"}
     if base.attention_branches == base.ffn_branches == 1 and not (base.drop_branch or base.ffn_drop_branch):

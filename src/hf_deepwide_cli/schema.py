@@ -11,15 +11,19 @@ import argparse
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("task", nargs="?", default="translation", choices=("translation", "masked-lm"))
+    parser.add_argument(
+        "task", nargs="?", default="translation", choices=("translation", "masked-lm", "classification")
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Print."""
     import json
 
+    from hf_deepwide.runs.classification import ClassificationRecipe
     from hf_deepwide.runs.masked_lm import MaskedLMRecipe
     from hf_deepwide.runs.recipe import Recipe
     from hf_deepwide.runs.schema import recipe_schema
 
-    print(json.dumps(recipe_schema(MaskedLMRecipe if args.task == "masked-lm" else Recipe), indent=1))
+    kinds = {"translation": Recipe, "masked-lm": MaskedLMRecipe, "classification": ClassificationRecipe}
+    print(json.dumps(recipe_schema(kinds[args.task]), indent=1))

@@ -3,9 +3,11 @@
     hf-deepwide train quickstart
     hf-deepwide train my_recipe.yaml --data.root PATH --training.learning_rate 1e-3 --training.output_dir runs/try
     hf-deepwide train masked-lm masked_lm/multi30k_masked_lm --data.root PATH
+    hf-deepwide train classification classification/mrpc --model.init_from PATH --tokenizer.path PATH
 
 A recipe is a YAML file, or the name of a packaged recipe (`hf-deepwide recipes`). Any key can be set on the command
-line by its dotted name; values are YAML. `masked-lm` trains a masked language model.
+line by its dotted name; values are YAML. `masked-lm` trains a masked language model,
+`classification` fine-tunes a trained encoder on labelled sentences.
 
 Several processes, each with its own GPU or share of the cores:
 
@@ -22,7 +24,7 @@ import argparse
 import os
 from typing import cast
 
-MASKED_LM = "masked-lm"
+TASKS = ("masked-lm", "classification")
 TAKES_OVERRIDES = True
 
 
@@ -36,10 +38,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     """Train, print the scores."""
     from hf_deepwide.errors import UserError, quote
 
-    task, recipe = (args.recipe[0], args.recipe[1:]) if args.recipe[0] == MASKED_LM else (None, args.recipe)
+    task, recipe = (args.recipe[0], args.recipe[1:]) if args.recipe[0] in TASKS else (None, args.recipe)
     if len(recipe) != 1:
         raise UserError(f"one recipe is expected, not {quote(recipe)}")
-    train = train_masked_lm if task else train_translation
+    train = {None: train_translation, "masked-lm": train_masked_lm, "classification": train_classification}[task]
     train(recipe[0], overrides, args.overwrite)
 
 
@@ -78,6 +80,23 @@ def train_masked_lm(recipe: str, overrides: list[str], overwrite: bool) -> None:
         for name, value in results.get(split, {}).items():
             print(f"{split:<12}{name.replace('_', ' '):<16}{value:8.2f}")
     print(f"the model and results.json are in {loaded.output_dir}")
+
+
+def train_classification(recipe: str, overrides: list[str], overwrite: bool) -> None:
+    """Fine-tune a classifier with several seeds."""
+    from hf_deepwide.runs.classification import METRICS, ClassificationRecipe, run_classification
+    from hf_deepwide.runs.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides, ClassificationRecipe)
+    results = run_classification(cast(ClassificationRecipe, loaded), overwrite)
+    if not _is_first():
+        return
+    for split in ("validation", "test"):
+        for name in METRICS if split in results else ():
+            scores = [result[split][name] for result in results["seeds"]]
+            listed = ", ".join(f"{score:.2f}" for score in scores)
+            print(f"{split:<12}{name:<10} median {results[split][name]['median']:6.2f}   seeds {listed}")
+    print(f"the model of seed {results['chosen_seed']} and results.json are in {loaded.output_dir}")
 
 
 def _is_first() -> bool:

@@ -11,6 +11,7 @@ import yaml
 import hf_deepwide_cli
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.stream import translate_stream
+from hf_deepwide.runs.classification import ClassificationRecipe
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import PACKAGED, Recipe, differences, load_recipe, packaged_recipes, read_values
 from hf_deepwide.runs.yaml_values import parse_yaml
@@ -67,7 +68,8 @@ def test_recipes_shows_each_packaged_recipe_whole_with_its_comments():
     assert packaged.names() == packaged_recipes()
     for name in packaged.names():
         text = packaged.whole(PACKAGED / f"{name}.yaml")
-        kind = MaskedLMRecipe if name.startswith("masked_lm/") else Recipe
+        kinds = {"masked_lm": MaskedLMRecipe, "classification": ClassificationRecipe}
+        kind = kinds.get(name.partition("/")[0], Recipe)
         shown = parse_yaml(text, name)
         assert differences(shown, read_values(PACKAGED / f"{name}.yaml", kind)) == [], name
         assert text.startswith("# ")

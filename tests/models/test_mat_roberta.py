@@ -1,4 +1,4 @@
-"""MAT for language understanding: its equations, its start from a trained RoBERTa, and what Transformers asks of it."""
+"""MAT for language understanding: its equations, its start from a trained RoBERTa, and what Transformers asks."""
 
 import math
 

@@ -11,6 +11,7 @@ import transformers
 from printed import PAGES, ROOT, anchors, blocks, commands, links
 
 from hf_deepwide.families import FAMILIES
+from hf_deepwide.runs.classification import ClassificationRecipe
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import Recipe
 from hf_deepwide.runs.schema import recipe_schema
@@ -19,7 +20,7 @@ from hf_deepwide_cli.parser import Parser, split_overrides
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 PATH = re.compile(r"(?<![\w/.-])(?:src|scripts|benchmarks|docs|tests|model_cards)/[\w./-]*\w/?(?![\w*{<…])")
-PROPERTIES = [recipe_schema(kind)["properties"] for kind in (Recipe, MaskedLMRecipe)]
+PROPERTIES = [recipe_schema(kind)["properties"] for kind in (Recipe, MaskedLMRecipe, ClassificationRecipe)]
 
 
 @each_page

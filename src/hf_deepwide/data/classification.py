@@ -1,0 +1,144 @@
+"""Labelled sentences and pairs of sentences: read, check, encode."""
+
+import csv
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetsError
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError, one_line, quote
+from ..limits import Range, check_numbers
+from .arguments import RANGES, Places, Split, where_paths_start
+from .corpora import find_file
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+NUMBERS = {"max_length": RANGES["max_length"], "validation_size": Range(1, RANGES["train_size"].most)}
+
+
+@dataclass
+class ClassificationArguments(Places):
+    """The section `data` of a recipe for classification.
+
+    `train`, `validation` and `test` are files with a header (format `tsv`, without quoting; `csv`; `jsonl`; `.gz`,
+    too), or the names of splits (format `datasets`, with `name` and `config`). Relative paths start at `root`, else
+    at `$HF_DEEPWIDE_DATA`, else at the working directory. `sentence1`, `sentence2` and `label` are the names of
+    columns; without `sentence2` single sentences are classified. `labels` lists the classes in the order of their
+    numbers; None: those of the training split, sorted. Of two classes the second is the positive one of F1.
+
+    Without a `validation` split, `validation_size` rows of the training split are held out, the same for all seeds.
+    Sequences of more than `max_length` tokens are cut, the longer sentence of a pair first.
+    """
+
+    format: Literal["tsv", "csv", "jsonl", "datasets"] = "tsv"
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    name: str | None = None
+    config: str | None = None
+    root: str | None = None
+    sentence1: str = "sentence"
+    sentence2: str | None = None
+    label: str = "label"
+    labels: list[str] | None = None
+    validation_size: int | None = None
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        if self.train is None:
+            raise UserError("data.train is not set; name the file, or the split, to train on")
+        if (self.validation is None) == (self.validation_size is None):
+            raise UserError("data.validation, data.validation_size: give exactly one of the two")
+        if (self.format == "datasets") != (self.name is not None):
+            raise UserError("data.name: the format datasets needs it, and no other format has it")
+        if self.labels is not None and len(set(self.labels)) < max(2, len(self.labels)):
+            raise UserError(f"data.labels is {quote(self.labels)}; name two or more classes, each once")
+        check_numbers(self, NUMBERS, "data.")
+
+
+def read_splits(args: ClassificationArguments) -> dict[str, Dataset]:
+    """The splits that a recipe names, as rows with `text`, perhaps `pair`, and the class's name `label`.
+
+    Raises:
+        UserError: a file or a column is missing or empty.
+    """
+    splits = {split: _read(args, split) for split in SPLITS if getattr(args, split) is not None}
+    if args.validation is None:
+        size, rows = args.validation_size or 0, splits["train"].num_rows
+        if size >= rows:
+            raise UserError(f"data.validation_size is {size}; the training split has only {rows} rows")
+        held = splits["train"].train_test_split(test_size=size, seed=0)
+        splits |= {"train": held["train"], "validation": held["test"]}
+    return splits
+
+
+def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) -> list[str]:
+    """The classes in the order of their numbers.
+
+    Raises:
+        UserError: there is only one, or a split has others.
+    """
+    names = args.labels or sorted(set(splits["train"]["label"]))
+    if len(names) < 2:
+        raise UserError(f"data.{args.label}: the training split has only the class {quote(names[0])}")
+    for split, rows in splits.items():
+        for number, label in enumerate(rows["label"], start=1):
+            if label not in names:
+                known = ", ".join(map(str, names[:20]))
+                raise UserError(f"data.{split}, row {number}: the class {quote(label)} is not one of {known}")
+    return names
+
+
+def encode_rows(
+    args: ClassificationArguments, rows: Dataset, names: list[str], tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
+    """Rows with `input_ids`, `attention_mask` and the class's number `labels`."""
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        sides = [batch["text"]] + ([batch["pair"]] if "pair" in batch else [])
+        ids = tokenizer(*sides, truncation=True, max_length=args.max_length)
+        return {**ids, "labels": [numbers[label] for label in batch["label"]]}
+
+    return rows.map(encode, batched=True, remove_columns=rows.column_names, load_from_cache_file=False)
+
+
+def _read(args: ClassificationArguments, split: Split) -> Dataset:
+    place = args.location(split)
+    told = f"data.{split} {quote(place)}"
+    try:
+        if args.format == "datasets":
+            rows = load_dataset(str(args.name), args.config, split=place)
+        elif args.format == "jsonl":
+            rows = load_dataset("json", data_files=os.fspath(find_file(args.resolve(place))), split="train")
+        else:
+            plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if args.format == "tsv" else {}
+            file = os.fspath(find_file(args.resolve(place)))
+            rows = load_dataset("csv", data_files=file, split="train", keep_default_na=False, **plain)
+    except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
+        raise UserError(f"{told} could not be loaded: {one_line(error)}. {where_paths_start()}") from error
+    columns = {"text": args.sentence1, "pair": args.sentence2, "label": args.label}
+    for field, column in columns.items():
+        if column is not None and column not in rows.column_names:
+            key = {"text": "sentence1", "pair": "sentence2", "label": "label"}[field]
+            have = ", ".join(rows.column_names)
+            raise UserError(
+                f"{told}: data.{key}: there is no column {quote(column)}; the columns are {one_line(have)}"
+            )
+    if rows.num_rows == 0:
+        raise UserError(f"{told}: there are no rows")
+    named = getattr(rows.features[args.label], "names", None)
+    taken = {field: [_text(value) for value in rows[column]] for field, column in columns.items() if column}
+    if named:  # `datasets` keeps numbers beside the names of classes
+        taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label]]
+    for field in ("text", "label"):
+        if "" in taken[field]:
+            raise UserError(f"{told}, row {taken[field].index('') + 1}: the column {quote(columns[field])} is empty")
+    return Dataset.from_dict(taken)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()

@@ -1,0 +1,285 @@
+"""The task of classification: fine-tune a trained encoder on labelled sentences, with several seeds.
+
+    run/seed-1/   checkpoints of the first seed, and its results.json
+    run/          the model of the seed with the median validation score; results.json of all seeds
+
+Each seed is a training by Transformers' own `Trainer`. An interrupted run goes on at the seed, and at the checkpoint,
+where it was.
+"""
+
+import json
+import logging
+import shutil
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import EvalPrediction, get_last_checkpoint
+
+from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
+from ..data.tokenizer import TokenizerArguments, load_or_train
+from ..durable import remove, saving, whole_files, write_whole
+from ..errors import UserError, quote
+from ..evaluation.classification import classification_scores
+from ..families import ENCODERS
+from ..loading import load_config, load_model, refusing_pickles
+from ..reading import read_text
+from .facts import machine, versions
+from .lock import locked
+from .recipe import MARK, RECIPE, Recipe, differences, read_mark
+from .run_folder import RESULTS, RunFolder
+from .yaml_values import LARGEST, parse_yaml, to_yaml
+
+logger = logging.getLogger(__name__)
+
+METRICS = ("accuracy", "f1", "matthews")
+
+
+@dataclass
+class ClassificationTrainingArguments(TrainingArguments):
+    """Transformers' arguments; `seeds` in the place of `seed`."""
+
+    seeds: list[int] = field(default_factory=lambda: [1], metadata={"help": "One training each."})
+    attn_implementation: str = field(default="sdpa", metadata={"help": "eager or sdpa."})
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to validate."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept beside the best."})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "The best checkpoint becomes the model."})
+    metric_for_best_model: str | None = field(default="accuracy", metadata={"help": "accuracy, f1 or matthews."})
+    report_to: str = field(default="none", metadata={"help": "Where to log."})
+
+    def __post_init__(self) -> None:
+        """Check what `Trainer` would not."""
+        super().__post_init__()
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds is {quote(self.seeds)}; give numbers, each once")
+        if self.metric_for_best_model not in METRICS:
+            raise ValueError(
+                f"metric_for_best_model is {quote(self.metric_for_best_model)}; accepted: {', '.join(METRICS)}"
+            )
+        if self.attn_implementation not in ("eager", "sdpa"):
+            raise ValueError(f"attn_implementation is {quote(self.attn_implementation)}; accepted: eager, sdpa")
+
+
+@dataclass
+class ClassificationRecipe(Recipe):
+    """A recipe for classification: no section `evaluation`, and other keys in `data` and `training`."""
+
+    sections: ClassVar[dict[str, type | None]] = {
+        "model": None,
+        "data": ClassificationArguments,
+        "tokenizer": TokenizerArguments,
+        "training": ClassificationTrainingArguments,
+    }
+    refused: ClassVar[dict[str, str]] = {
+        "seed": "set training.seeds",
+        "resume_from_checkpoint": "an interrupted run is resumed by itself",
+        "push_to_hub": "a finished run is uploaded by `push_to_hub` of its model",
+        "greater_is_better": "the largest score is the best one",
+    }
+
+    evaluation: None = None
+
+    @classmethod
+    def families(cls) -> list[str]:
+        """Model types with a classifier: ours, and Transformers' own to compare with."""
+        return sorted({str(config.model_type) for config in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING} - {"None"})
+
+
+def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) -> dict[str, Any]:
+    """Train a classifier with each seed; what `results.json` then holds.
+
+    Raises:
+        UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; another
+            process has it; or something in the data, the tokenizer or the recipe is wrong.
+    """
+    args, process = cast(ClassificationTrainingArguments, recipe.training_arguments()), PartialState()
+    if recipe.init_from is None:
+        raise UserError(f"{recipe.source}: model.init_from is not set; name a trained encoder to start from")
+    run, data = recipe.output_dir, cast(ClassificationArguments, recipe.data)
+    _check_folder(recipe, overwrite)
+    splits = read_splits(data)
+    names = class_names(data, splits)
+    tokenizer = load_or_train(recipe.tokenizer, iter(()))
+    model = _new_model(recipe, args, names, args.seeds[0])  # what is wrong with it is said before anything is written
+    if longest := getattr(model.config, "max_position_embeddings", None):
+        data.max_length = min(data.max_length, longest)
+    encoded = {split: encode_rows(data, rows, names, tokenizer) for split, rows in splits.items()}
+    if process.is_main_process:
+        run.mkdir(parents=True, exist_ok=True)
+    process.wait_for_everyone()
+    with locked(run) if process.is_main_process else _nothing():
+        if process.is_main_process:
+            _open_folder(recipe, overwrite)
+        process.wait_for_everyone()
+        of_seeds = {
+            seed: _train(recipe, args, seed, names, tokenizer, encoded, process.is_main_process) for seed in args.seeds
+        }
+        results = _summary(recipe, args, of_seeds, names, model.num_parameters())
+        if process.is_main_process:
+            chosen = run / f"seed-{results['chosen_seed']}"
+            with saving(run), whole_files(run) as draft:
+                for file in chosen.iterdir():
+                    if file.is_file() and file.name != RESULTS:
+                        shutil.copyfile(file, draft / file.name)
+            write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        process.wait_for_everyone()
+    return results
+
+
+class _nothing:
+    """A context of processes that wait for the one that has the folder."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _check_folder(recipe: Recipe, overwrite: bool) -> None:
+    """Refuse a folder that is no run's, or that holds a finished run or another one, unless it may be replaced."""
+    run = recipe.output_dir
+    RunFolder(run).check(recipe)
+    if overwrite or read_mark(run) is None:
+        return
+    if (run / RESULTS).is_file():
+        raise UserError(f"{run} holds a finished run; give another training.output_dir, or --overwrite to replace it")
+    kept = parse_yaml(read_text(run / RECIPE, "recipe", LARGEST), RECIPE)
+    if changed := differences(kept, recipe.values):
+        raise UserError(
+            f"{run} holds an unfinished run of another recipe ({'; '.join(changed[:3])}). Resume it with its own "
+            "recipe, give another training.output_dir, or --overwrite to start afresh"
+        )
+
+
+def _open_folder(recipe: Recipe, overwrite: bool) -> None:
+    run = recipe.output_dir
+    if overwrite:
+        (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
+        for folder in run.glob("seed-*"):
+            remove(folder)
+    write_whole(run / MARK, json.dumps({"hf_deepwide": versions()["hf_deepwide"], "name": recipe.name}) + "\n")
+    write_whole(run / RECIPE, to_yaml(recipe.values))
+
+
+def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: list[str], seed: int) -> PreTrainedModel:
+    """The trained encoder with a head for the classes; a new head starts by the seed."""
+    set_seed(seed)
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    base, fields = str(recipe.init_from), recipe.model_fields
+    if (family := ENCODERS.get(recipe.family)) is not None:
+        model = family.classifier.from_base(base, **fields, **labels)
+    else:
+        told = f"{recipe.source}: model.init_from {quote(base)}"
+        if (found := load_config(base, told).model_type) != recipe.family:
+            raise UserError(f"{told} is a {found}; model.family says {recipe.family}")
+        model = load_model(
+            AutoModelForSequenceClassification,
+            base,
+            told,
+            may_lack=lambda _: True,
+            accept_unexpected=lambda _: True,
+            **fields,
+            **labels,
+        )
+    model.set_attn_implementation(args.attn_implementation)
+    return model.float()
+
+
+def _train(
+    recipe: Recipe,
+    args: ClassificationTrainingArguments,
+    seed: int,
+    names: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    encoded: dict[str, Dataset],
+    is_main: bool,
+) -> dict[str, Any]:
+    """Train with one seed, or go on, or read what it came to."""
+    folder = recipe.output_dir / f"seed-{seed}"
+    if (folder / RESULTS).is_file():
+        return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    own = cast(ClassificationTrainingArguments, recipe.training_arguments())
+    own.output_dir, own.seed = str(folder), seed
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    logger.info("seed %d%s", seed, f": resuming from {Path(last).name}" if last else "")
+
+    def scores(prediction: EvalPrediction) -> dict[str, float]:
+        chosen = np.asarray(prediction.predictions).argmax(-1)
+        return classification_scores(chosen, np.asarray(prediction.label_ids), len(names))
+
+    trainer = Trainer(
+        _new_model(recipe, args, names, seed),
+        own,
+        DataCollatorWithPadding(tokenizer),
+        train_dataset=encoded["train"],
+        eval_dataset=encoded["validation"],
+        processing_class=tokenizer,
+        compute_metrics=scores,
+    )
+    with refusing_pickles(None if last is None else Path(last)):
+        trainer.train(resume_from_checkpoint=last)
+    results: dict[str, Any] = {"seed": seed, "steps": trainer.state.global_step, "epochs": trainer.state.epoch}
+    results["curve"] = [
+        [entry["step"], *(entry[f"eval_{name}"] for name in ("loss", *METRICS))]
+        for entry in trainer.state.log_history
+        if "eval_loss" in entry
+    ]
+    for split in ("validation", "test"):
+        if split in encoded:
+            found = trainer.evaluate(encoded[split], metric_key_prefix=split)
+            results[split] = {name: found[f"{split}_{name}"] for name in ("loss", *METRICS)}
+    if is_main:
+        with saving(folder), whole_files(folder) as draft:
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
+        write_whole(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+        for checkpoint in folder.glob("checkpoint-*"):
+            remove(checkpoint)
+    return results
+
+
+def _summary(
+    recipe: Recipe,
+    args: ClassificationTrainingArguments,
+    of_seeds: dict[int, dict[str, Any]],
+    names: list[str],
+    parameters: int,
+) -> dict[str, Any]:
+    """Median, mean and standard deviation over seeds, as GLUE papers report the median."""
+    summary: dict[str, Any] = {"labels": names, "seeds": list(of_seeds.values())}
+    for split in ("validation", "test"):
+        rows = [result[split] for result in of_seeds.values() if split in result]
+        if rows:
+            summary[split] = {
+                name: {
+                    "median": statistics.median(values := [row[name] for row in rows]),
+                    "mean": statistics.mean(values),
+                    "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+                }
+                for name in ("loss", *METRICS)
+            }
+    ordered = sorted(of_seeds, key=lambda seed: of_seeds[seed]["validation"][args.metric_for_best_model])
+    return {
+        **summary,
+        "chosen_seed": ordered[(len(ordered) - 1) // 2],
+        "parameters": parameters,
+        "recipe": recipe.values,
+        "versions": versions(),
+        "machine": machine(),
+    }
