@@ -23,7 +23,7 @@ from transformers import initialization as init
 from transformers.utils import cached_file
 
 from .errors import one_line, quote
-from .families import ENCODERS, FAMILIES
+from .families import all_families
 
 CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
     "config.json",
@@ -273,11 +273,7 @@ def _check_architectures(fields: dict[str, Any]) -> None:
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     if not isinstance(architectures, list):
         return
-    ours = {
-        cls.__name__: cls
-        for family in (*FAMILIES.values(), *ENCODERS.values())
-        for cls in family.auto_classes.values()
-    }
+    ours = {cls.__name__: cls for family in all_families().values() for cls in family.auto_classes.values()}
     for name in architectures:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Z]\w*", name):
             continue

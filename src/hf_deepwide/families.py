@@ -229,6 +229,11 @@ ENCODERS = {
 }
 
 
+def all_families() -> dict[str, Family | EncoderFamily]:
+    """Model type to row, of families that translate and of encoders."""
+    return {**FAMILIES, **ENCODERS}
+
+
 def family_of(config_class: type[PreTrainedConfig]) -> Family | None:
     """The row of a config class, or of the one that it extends; None if it is not of this package."""
     model_types = (getattr(cls, "model_type", None) for cls in config_class.__mro__)

@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, pipelines
 
-from .families import ENCODERS, FAMILIES
+from .families import all_families
 from .models.pipeline_translation import TranslationPipeline
 
 
@@ -29,7 +29,7 @@ class TaskAliases(dict):
 
 def register() -> None:
     """Enter every family into the Auto classes, and the pipeline into the registry; again changes nothing."""
-    for model_type, family in {**FAMILIES, **ENCODERS}.items():
+    for model_type, family in all_families().items():
         AutoConfig.register(model_type, family.config, exist_ok=True)
         for name, cls in family.auto_classes.items():
             if name != "AutoConfig":

@@ -116,7 +116,7 @@ def _load(base: Any) -> PreTrainedModel:
     names = getattr(config, "architectures", None) or []
     auto = next((auto for end, auto in HEADS.items() if any(str(name).endswith(end) for name in names)), AutoModel)
     # published models come with a pooler, which no head of theirs reads
-    plain = {"add_pooling_layer": False} if auto is AutoModel and config.model_type in ROBERTA else {}
+    plain: dict[str, Any] = {"add_pooling_layer": False} if auto is AutoModel and config.model_type in ROBERTA else {}
     return load_model(auto, base, told, accept_unexpected=lambda _: True, dtype="auto", **plain)
 
 

@@ -20,15 +20,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check the output folder and the checkpoints, average."""
     from hf_deepwide.durable import check_output
-    from hf_deepwide.families import ENCODERS, FAMILIES
+    from hf_deepwide.families import all_families
     from hf_deepwide.loading import load_model
     from hf_deepwide.runs.averaging import average_checkpoints, read_config
 
     checkpoints = [Path(checkpoint) for checkpoint in args.checkpoints]
     check_output(args.output, inputs=checkpoints, overwrite=args.overwrite, option="--overwrite")
     config = read_config(checkpoints[-1])
-    if (family := {**FAMILIES, **ENCODERS}.get(config.get("model_type"))) is not None:
+    if (family := all_families().get(str(config.get("model_type")))) is not None:
         classes = {cls.__name__: cls for cls in family.auto_classes.values()}
         named = [classes[name] for name in config.get("architectures") or [] if name in classes]
-        load_model(*(named or [family.auto_classes["AutoModel"]])[:1], checkpoints[-1])  # its config fits its weights
+        fitting = named[0] if named else family.auto_classes["AutoModel"]
+        load_model(fitting, checkpoints[-1])  # its config describes its weights
     average_checkpoints(checkpoints, args.output)

@@ -104,8 +104,9 @@ def test_recipes_of_the_papers_are_rows():
     """By themselves, or as a row with what a column overrides."""
     names, rows = set(packaged_recipes()), {row.recipe for row in TRAINED}
     of_papers = {name for name in names if "Table " in (PACKAGED / f"{name}.yaml").read_text(encoding="utf-8")}
-    # Multi30k is of no paper, and this direction of TED8-Related in no table
+    # Multi30k is of no paper, and this direction of TED8-Related in no table; the tasks of GLUE are columns
     of_papers -= {name for name in names if "multi30k" in name} | {"ted8_related_m2o_latent_depth"}
+    of_papers -= {f"classification/{task}" for task in ("mnli", "qnli", "sst2")}
     values = [row.values(column) for row in TRAINED for column in row.columns if overrides_of(row.columns[column])]
     assert [name for name in of_papers - rows if load(name).values not in values] == []
 

@@ -313,7 +313,7 @@ def test_recipes_of_table_2_have_its_parameters():
 @pytest.mark.parametrize(
     ("section", "fields", "words"),
     [
-        ("model", {"family": "mat"}, ["model.family", "'mat'", "'latent_depth'"]),
+        ("model", {"family": "mat"}, ["model.family", "'mat'", "'mat_roberta'"]),
         ("model", {"num_posteriors": 0}, ["num_posteriors", "got 0"]),
         ("data", {"languages": ["en", "en"]}, ["data.languages", "once"]),
         ("data", {"languages": []}, ["data.languages"]),

@@ -5,7 +5,7 @@ import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..families import ENCODERS, FAMILIES
+from ..families import all_families
 from .recipe import EXTENDS, PACKAGED, Recipe
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", type(None): "null"}
@@ -62,12 +62,12 @@ def _model(kind: type[Recipe], comments: dict[str, str]) -> dict[str, Any]:
     properties: dict[str, Any] = {
         "family": {
             "type": "string",
-            "examples": sorted([*FAMILIES, *ENCODERS]),
+            "examples": sorted(all_families()),
             "description": comments.get("family", ""),
         },
         "init_from": {"type": ["string", "null"], "description": comments.get("init_from", "")},
     }
-    for family in (*FAMILIES.values(), *ENCODERS.values()):
+    for family in all_families().values():
         for field in dataclasses.fields(family.config):
             explained = {"description": comments[field.name]} if field.name in comments else {}
             properties.setdefault(field.name, _typed(field.type) | explained)
