@@ -12,8 +12,10 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 
 from ..errors import UserError, one_line, quote
+from .code_metrics import CODE_METRICS, build_code_metric
 
 METRICS = ("bleu", "chrf", "multi_bleu")
+ALL_METRICS = (*METRICS, *CODE_METRICS)
 
 # Three-letter codes, as NLLB's zho_Hans, of the languages that sacreBLEU has tokenizers for by their two letters.
 _TWO_LETTERS = {"zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko"}
@@ -54,15 +56,17 @@ def build_metrics(
     Raises:
         UserError: a metric or a tokenizer that does not exist, or one whose own package is not installed.
     """
-    unknown = [name for name in names if name not in METRICS]
+    unknown = [name for name in names if name not in ALL_METRICS]
     if unknown or not names:
-        raise UserError(f"metrics: {', '.join(unknown) or 'none given'}; accepted: {', '.join(METRICS)}")
+        raise UserError(f"metrics: {', '.join(unknown) or 'none given'}; accepted: {', '.join(ALL_METRICS)}")
     if tokenize != "auto" and tokenize not in BLEU.TOKENIZERS:
         raise UserError(f"tokenize: {quote(tokenize)}; accepted: auto, {', '.join(BLEU.TOKENIZERS)}")
     language = re.split("[-_]", target_lang or "")[0].lower()  # of zh-CN and zh_Hans: zh
     metrics: dict[str, Metric] = {}
     for name in names:
-        if name == "chrf":
+        if name in CODE_METRICS:
+            metrics[name] = build_code_metric(name, lowercase)
+        elif name == "chrf":
             metrics[name] = CHRF(lowercase=lowercase)
         elif name == "multi_bleu":
             metrics[name] = MultiBLEU(lowercase=lowercase)
@@ -120,7 +124,7 @@ def score(
         tokenize: sacreBLEU's tokenizer for `bleu`. "auto" lets sacreBLEU choose by `target_lang`: its own for
             Chinese, Japanese and Korean, else 13a.
         target_lang: the target language's code (zh, zh-CN, zho_Hans), used for that choice only.
-        metrics: which of `METRICS` to compute.
+        metrics: which of `METRICS`, or of `code_metrics.CODE_METRICS`, to compute.
 
     Returns:
         `{"bleu": 0..100, "chrf": 0..100, "multi_bleu": 0..100, "sentences": n, "signature": {metric: text}}`,

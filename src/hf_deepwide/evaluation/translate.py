@@ -18,7 +18,7 @@ from ..limits import Range, check_numbers
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import Source, check_text, describe, encode_sources, positions, sorted_batches, source_limit
 from ..progress import shows_bars
-from .metrics import METRICS, build_metrics
+from .metrics import ALL_METRICS, METRICS, build_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class EvaluationArguments:
         metadata={"help": "float32 (no autocast), bfloat16 or float16.", "choices": list(_AUTOCAST)},
     )
     metrics: list[str] = field(
-        default_factory=lambda: list(METRICS), metadata={"help": f"Which of {', '.join(METRICS)} to compute."}
+        default_factory=lambda: list(METRICS), metadata={"help": f"Which of {', '.join(ALL_METRICS)} to compute."}
     )
     lowercase: bool = field(default=False, metadata={"help": "Score without regard to case."})
     tokenize: str = field(

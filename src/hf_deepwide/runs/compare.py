@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data.corpora import load_parallel, read_lines
 from ..errors import UserError, quote
-from ..evaluation.metrics import METRICS, build_metrics, check_parallel, score
+from ..evaluation.metrics import ALL_METRICS, build_metrics, check_parallel, score
 from ..evaluation.seeds import clustered_bootstrap, equivalence, holm, standard_error, welch
 from ..evaluation.significance import compare_systems
 from .recipe import RECIPE, load_recipe
@@ -222,10 +222,10 @@ def parse_margins(words: Sequence[str]) -> dict[str, float]:
             margins[metric] = float(number)
         except ValueError:
             margins[metric] = 0.0
-        if metric not in (*LOSSES, *METRICS) or not 0 < margins[metric] < float("inf"):
+        if metric not in (*LOSSES, *ALL_METRICS) or not 0 < margins[metric] < float("inf"):
             raise UserError(
                 f"--equivalence: {quote(word)}; write METRIC=MARGIN with a margin above 0, as bleu=0.5 or loss=0.02; "
-                f"metrics: {', '.join((*LOSSES, *METRICS))}"
+                f"metrics: {', '.join((*LOSSES, *ALL_METRICS))}"
             )
     return margins
 

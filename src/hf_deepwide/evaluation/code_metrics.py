@@ -1,0 +1,160 @@
+"""Scores of generated code, as papers on code generation report them: sentence BLEU-4, and the share of valid code.
+
+Both are means over sentences, times 100. They are metrics of sacreBLEU's kind, so tests over sentences take them, too.
+Text that stands for code may hold two markers of published corpora: DCNL is a line break, DCSP a step of indentation.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from sacrebleu.metrics.base import Metric, Score, Signature
+
+from ..errors import UserError
+
+CODE_METRICS = ("sentence_bleu4", "valid_python", "valid_java")
+INDENT = "    "
+BODY = INDENT + "pass"
+# Lines of Python that only stand behind others.
+CONTINUES = (("elif", f"if x:\n{BODY}\n"), ("else", f"if x:\n{BODY}\n"), ("except", f"try:\n{BODY}\n"))
+CONTINUES += (("finally", f"try:\n{BODY}\n"),)
+
+
+class MeanOverSentences(Metric):
+    """The mean of a number for each sentence, in [0, 1], times 100."""
+
+    class _Signature(Signature):
+        """Names the packages that computed the score."""
+
+        def __init__(self, args: dict[str, Any]) -> None:
+            super().__init__(args)
+            self.info |= {"case": "lc" if args["lowercase"] else "mixed", **args["told"]}
+
+    _SIGNATURE_TYPE = _Signature
+
+    def __init__(self, name: str, lowercase: bool, **told: str) -> None:
+        super().__init__()
+        self.label, self.lowercase, self.told = name, lowercase, told
+        self._force = True  # text that looks tokenised is expected
+
+    def value(self, hypothesis: str, reference: str) -> float:
+        """The number of one sentence."""
+        raise NotImplementedError
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return sent.lower() if self.lowercase else sent
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"reference": refs[0]}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict) -> list[float]:
+        return [self.value(hypothesis, ref_kwargs["reference"]), 1.0]
+
+    def _aggregate_and_compute(self, stats: list[list[float]]) -> Score:
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+    def _compute_score_from_stats(self, stats: list[float]) -> Score:
+        return Score(self.label, float(100 * stats[0] / stats[1]))
+
+
+class SentenceBLEU4(MeanOverSentences):
+    """BLEU-4 of each sentence with smoothing method 4 of NLTK (Chen and Cherry 2014), on the tokens of the text.
+
+    An output of one token counts 0, as in the evaluation of MAT (section 5).
+    """
+
+    def __init__(self, lowercase: bool = False) -> None:
+        bleu = _module("nltk.translate.bleu_score", "nltk")
+        super().__init__("sentence_bleu4", lowercase, tok="none", smooth="method4", nltk=version("nltk"))
+        self._bleu, self._smooth = bleu.sentence_bleu, bleu.SmoothingFunction().method4
+
+    def value(self, hypothesis: str, reference: str) -> float:
+        """BLEU-4 in [0, 1]."""
+        tokens = hypothesis.split()
+        if len(tokens) < 2:
+            return 0.0
+        return float(self._bleu([reference.split()], tokens, smoothing_function=self._smooth))
+
+
+class ValidCode(MeanOverSentences):
+    """The share of outputs that a parser takes ("PoV"); references do not matter."""
+
+    def __init__(self, name: str, is_valid: Callable[[str], bool], lowercase: bool = False, **told: str) -> None:
+        super().__init__(name, lowercase, **told)
+        self._is_valid = is_valid
+
+    def value(self, hypothesis: str, reference: str) -> float:
+        """1 for valid code."""
+        return float(self._is_valid(hypothesis))
+
+
+def build_code_metric(name: str, lowercase: bool) -> Metric:
+    """A metric of `CODE_METRICS`.
+
+    Raises:
+        UserError: its package is not installed.
+    """
+    if name == "sentence_bleu4":
+        return SentenceBLEU4(lowercase)
+    if name == "valid_python":
+        return ValidCode(name, is_python, lowercase, parser="ast")
+    java = _module("javalang", "javalang")
+
+    def is_java(text: str) -> bool:
+        try:
+            java.parse.parse(f"class A {{ {plain_code(text)} }}")
+        except (java.parser.JavaSyntaxError, java.tokenizer.LexerError, RecursionError, StopIteration):
+            return False
+        return True
+
+    return ValidCode(name, is_java, lowercase, javalang=version("javalang"))
+
+
+def plain_code(text: str) -> str:
+    """The code that a text with DCNL and DCSP stands for."""
+    if "DCNL" not in text and "DCSP" not in text:
+        return text
+    lines = []
+    for line in text.split("DCNL"):
+        steps = re.match(r"(?:\s*DCSP\b)*", line)
+        depth = steps[0].count("DCSP") if steps else 0
+        lines.append(INDENT * depth + line[steps.end() if steps else 0 :].strip())
+    return "\n".join(lines)
+
+
+def is_python(text: str) -> bool:
+    """Whether Python's parser takes a text: a program, or one line that is the head of a block.
+
+    The line `if x:` is valid, as it needs only a body. So is `else:`, which also needs what stands before it.
+    """
+    code = plain_code(text).strip()
+    if not code:
+        return False
+    candidates = [code]
+    if code.endswith(":"):
+        before = next((lines for word, lines in CONTINUES if re.match(rf"{word}\b", code)), "")
+        candidates.append(f"{before}{code}\n{BODY}")
+    elif code.startswith("@"):
+        candidates.append(f"{code}\ndef f():\n{BODY}")
+    return any(map(_parses, candidates))
+
+
+def _parses(code: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in strings that the code holds
+            ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a NUL character
+        return False
+    return True
+
+
+def _module(name: str, package: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError(f"metrics: {package} is not installed; pip install 'hf_deepwide[code]'") from error
