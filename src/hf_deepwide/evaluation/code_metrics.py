@@ -20,8 +20,10 @@ CODE_METRICS = ("sentence_bleu4", "valid_python", "valid_java")
 INDENT = "    "
 BODY = INDENT + "pass"
 # Lines of Python that only stand behind others.
-CONTINUES = (("elif", f"if x:\n{BODY}\n"), ("else", f"if x:\n{BODY}\n"), ("except", f"try:\n{BODY}\n"))
-CONTINUES += (("finally", f"try:\n{BODY}\n"),)
+CONTINUES = {
+    **dict.fromkeys(("elif", "else"), f"if x:\n{BODY}\n"),
+    **dict.fromkeys(("except", "finally"), f"try:\n{BODY}\n"),
+}
 
 
 class MeanOverSentences(Metric):
@@ -136,7 +138,7 @@ def is_python(text: str) -> bool:
         return False
     candidates = [code]
     if code.endswith(":"):
-        before = next((lines for word, lines in CONTINUES if re.match(rf"{word}\b", code)), "")
+        before = next((lines for word, lines in CONTINUES.items() if re.match(rf"{word}\b", code)), "")
         candidates.append(f"{before}{code}\n{BODY}")
     elif code.startswith("@"):
         candidates.append(f"{code}\ndef f():\n{BODY}")
