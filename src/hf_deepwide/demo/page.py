@@ -2,6 +2,7 @@
 
 import html
 import importlib.util
+import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -78,6 +79,8 @@ def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
     gradio = _gradio()
     from starlette.middleware import Middleware
 
+    # the page keeps nothing; Gradio before 6.24 knows no history that it could keep
+    unkept = {"run_history": False} if "run_history" in inspect.signature(page.launch).parameters else {}
     fonts = ["ui-sans-serif", "system-ui", "sans-serif"]
     try:
         _, url, _ = page.launch(
@@ -90,7 +93,7 @@ def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
             pwa=False,
             mcp_server=False,
             enable_monitoring=False,
-            run_history=False,
+            **unkept,
             footer_links=[],
             max_file_size=1,
             state_session_capacity=200,
