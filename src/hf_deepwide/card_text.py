@@ -23,13 +23,14 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _USE = re.compile(
     r"(?:import hf_deepwide [^\n]*\n)?from transformers import pipeline\n\n(?:# [^\n]*\n)*"
-    r'translator = pipeline\("translation", model=[^\n]*\)'
+    r'\w+ = pipeline\("(?P<task>[\w-]+)", model=[^\n]*\)'
 )
 # The sentence of the template, and the sentence in the cards of older runs.
 _UNCHOSEN = re.compile(
     r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data\."
     r"|Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\."
 )
+PIPELINES = {"translation": "translator", "fill-mask": "fill_mask", "text-classification": "classifier"}  # variables
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
@@ -76,14 +77,14 @@ def use_of_folder(folder: str) -> str:
     )
 
 
-def use_of_share(repo_id: str | None) -> str:
-    """The lines that load a shared model, whose repository may not have a name yet."""
+def use_of_share(repo_id: str | None, task: str = "translation") -> str:
+    """The lines that load a shared model by a pipeline's task; its repository may not have a name yet."""
     unknown = "" if repo_id else f"# {UNNAMED}: the name of this repository on the Hub, or a folder with its files\n"
     return (
         "from transformers import pipeline\n\n"
         "# trust_remote_code runs the code in this repository; after `import hf_deepwide` it is not needed\n"
         f"{unknown}"
-        f'translator = pipeline("translation", model={literal(repo_id or UNNAMED)}, trust_remote_code=True)'
+        f'{PIPELINES[task]} = pipeline("{task}", model={literal(repo_id or UNNAMED)}, trust_remote_code=True)'
     )
 
 
@@ -107,7 +108,10 @@ def for_repository(card: str, repo_id: str | None, license: str | None, stock: b
         card = _USE.sub(lambda found: use_of_stock(repo_id), card)
         card = card if repo_id is None else card.replace(use_of_stock(None), use_of_stock(repo_id))
     else:
-        card = _USE.sub(lambda found: found[0] if _is_named(found[0]) and not repo_id else use_of_share(repo_id), card)
+        card = _USE.sub(
+            lambda found: found[0] if _is_named(found[0]) and not repo_id else use_of_share(repo_id, found["task"]),
+            card,
+        )
     if license is None:
         return card
     card = _UNCHOSEN.sub(f"Its licence is {code(license)}.", card)

@@ -5,8 +5,9 @@
     share("runs/deep", "to-upload", as_="m2m_100")  # as a class of Transformers, without any code of ours
 
 The folder holds weights (safetensors), config, generation config, tokenizer, model card, and the files of
-`hf_deepwide.models` that the family needs. With `trust_remote_code=True`, `AutoModelForSeq2SeqLM` and
-`pipeline("translation")` load it anywhere. After `import hf_deepwide` they need no flag and run this package's code.
+`hf_deepwide.models` that the family needs. With `trust_remote_code=True`, the Auto classes and the pipeline of the
+model's task load it anywhere: `pipeline("translation")`, of a masked language model `pipeline("fill-mask")`, of a
+classifier `pipeline("text-classification")`. After `import hf_deepwide` they need no flag and run this package's code.
 A model that computes exactly what a class of Transformers computes can be shared as this class. Then it needs neither
 flag nor package.
 """
@@ -39,7 +40,7 @@ from .data.tokenizer import check_tokenizer
 from .durable import Writing, publish, write_whole
 from .errors import UserError, one_line, quote
 from .exporting.stock import STOCK, as_stock
-from .families import FAMILIES, Family
+from .families import EncoderFamily, Family, all_families
 from .loading import check_finite, load_config, load_model, load_tokenizer
 from .models import remote_code
 from .space import MODEL, write_space
@@ -53,6 +54,11 @@ OTHERS = "Models of transformers itself need no code: upload them with push_to_h
 # What an earlier version, which kept no manifest, wrote apart from the card and what the card refers to.
 UNLISTED = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
             "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # fmt: skip
+KINDS = {  # what a card calls a model, by its task
+    "translation": "A translation model",
+    "fill-mask": "A masked language model",
+    "text-classification": "A model that classifies texts",
+}
 USE_STOCK = """
 import sys
 sys.modules["hf_deepwide"] = None  # importing it fails
@@ -72,6 +78,17 @@ for loaded in (translator, translator.model, translator.model.config):
 pairs = getattr(translator.model.config, "translation_pairs", None)
 languages = dict(zip(("src_lang", "tgt_lang"), next(iter(pairs)).split("-"))) if pairs else {}
 translator("1", **languages, max_length=4, num_beams=1)
+"""
+USE_ENCODER = """
+import sys
+sys.modules["hf_deepwide"] = None  # importing it fails
+from transformers import AutoModel, pipeline
+folder, task = sys.argv[1:]
+AutoModel.from_pretrained(folder, trust_remote_code=True)
+use = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
+for loaded in (use.model, use.model.config):
+    assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
+use(use.tokenizer.mask_token if task == "fill-mask" else "1")
 """
 USE_SPACE = """
 import pathlib, sys
@@ -145,13 +162,23 @@ def share(
         raise UserError("share: a path holds a NUL character; no folder has such a name")
     with _telling(folder):
         earlier = {} if folder is None else _check_folder(folder, source, overwrite)
+    family, task = None, "translation"
     if hub_model is not None:
         load_config(hub_model, f"share: {hub_model} is neither a folder nor a model on the Hub")
     else:
         model, family = _own(model) if source is None else _load(source)
+        task = _task(model)
+        if task != "translation" and (space or as_ is not None):
+            what = "a Space shows" if space else "`as_` takes"
+            raise UserError(f"share: {what} models that translate, and a {type(model).__name__} does not")
         tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
         _check_origin(tokenizer)
         check_tokenizer(tokenizer, model.config)
+        if task == "fill-mask" and tokenizer.mask_token is None:
+            raise UserError(
+                "share: the tokenizer has no mask token, and a masked language model needs one; use the tokenizer the "
+                "model was trained with"
+            )
         if as_ is not None:
             model = as_stock(model, as_)
 
@@ -165,7 +192,7 @@ def share(
             else:
                 _write_card(place, source, folder, earlier, model, repo_id, license)
             if verify:
-                verify_folder(place)
+                verify_folder(place, task)
         if space:
             name = repo_id or hub_model or (source or folder or staged).resolve().as_posix()
             write_space(staged, name.rpartition("/")[2], hub_model, license)
@@ -186,7 +213,7 @@ def share(
 
 
 def write_checkpoint(
-    model: PreTrainedModel, family: Family | None, tokenizer: PreTrainedTokenizerBase, folder: Path
+    model: PreTrainedModel, family: Family | EncoderFamily | None, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
     """Save a model with its tokenizer, its code, and the config entries by which the Auto classes find the code.
 
@@ -212,12 +239,11 @@ def write_checkpoint(
 def minimal_card(model: PreTrainedModel, name: str, repo_id: str | None = None) -> ModelCard:
     """A model card that says what the model is and how to load it from its repository."""
     model_type = model.config.model_type
-    data = ModelCardData(
-        library_name="transformers", pipeline_tag="translation", tags=["translation", "hf_deepwide", model_type]
-    )
+    task = _task(model)
+    data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=[task, "hf_deepwide", model_type])
     return ModelCard(
         f"---\n{data.to_yaml()}\n---\n\n# {card_text.text(name)}\n\n"
-        f"A translation model of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
+        f"{KINDS[task]} of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
         f"{card_text.block(_use(model, repo_id), 'python')}\n"
     )
 
@@ -225,21 +251,28 @@ def minimal_card(model: PreTrainedModel, name: str, repo_id: str | None = None) 
 def _use(model: PreTrainedModel, repo_id: str | None) -> str:
     """The lines of a card that load a model."""
     stock = model.config.model_type in STOCK
-    return card_text.use_of_stock(repo_id) if stock else card_text.use_of_share(repo_id)
+    return card_text.use_of_stock(repo_id) if stock else card_text.use_of_share(repo_id, _task(model))
 
 
-def verify_folder(folder: str | os.PathLike) -> None:
-    """Load a shared folder and translate with it in a process that cannot import this package.
+def _task(model: PreTrainedModel) -> str:
+    """The pipeline's task of a model; a class of Transformers that `share` writes translates."""
+    family = all_families().get(model.config.model_type)
+    return "translation" if family is None else family.tasks[type(model)]
+
+
+def verify_folder(folder: str | os.PathLike, task: str = "translation") -> None:
+    """Load a shared folder and use it for its task in a process that cannot import this package.
 
     Raises:
         RuntimeError: that failed; the message ends with the process's own.
     """
-    use = USE_STOCK if _model_type(Path(folder) / CONFIG) in STOCK else USE
+    use = USE if task == "translation" else USE_ENCODER
+    use = USE_STOCK if _model_type(Path(folder) / CONFIG) in STOCK else use
     with tempfile.TemporaryDirectory() as modules:
         # its own cache of remote code, so that nothing is loaded from an earlier share and nothing is left behind
         environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(
-            [sys.executable, "-c", use, str(Path(folder).resolve())],
+            [sys.executable, "-c", use, str(Path(folder).resolve()), *([task] if use == USE_ENCODER else [])],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if process.returncode:
@@ -260,11 +293,11 @@ def verify_space(folder: Path, hub_model: str | None) -> None:
         raise RuntimeError(f"the Space does not load its model:\n{process.stderr[-3000:]}")
 
 
-def _own(model: Any) -> tuple[PreTrainedModel, Family]:
+def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     """A loaded model, which must be of this package, and not of a copy of its code in a checkpoint."""
-    family = FAMILIES.get(getattr(getattr(model, "config", None), "model_type", None))
-    if family is None or type(model) is not family.lm:
-        accepted = ", ".join(family.lm.__name__ for family in FAMILIES.values())
+    family = all_families().get(getattr(getattr(model, "config", None), "model_type", None))
+    if family is None or type(model) not in family.tasks:
+        accepted = ", ".join(cls.__name__ for family in all_families().values() for cls in family.tasks)
         raise UserError(
             f"share: cannot share a {type(model).__module__}.{type(model).__name__}; accepted: a folder, or one of "
             f"hf_deepwide's {accepted}. {OTHERS}"
@@ -276,25 +309,32 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family]:
     return model, family
 
 
-def _load(source: Path) -> tuple[PreTrainedModel, Family]:
+def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     """The model in a folder; nothing may be missing from its weights."""
-    path = source / "config.json"
+    path = source / CONFIG
     if not path.is_file():
         raise UserError(f"share: {source} holds no model: there is no {path}")
-    family = FAMILIES.get(_model_type(path))
+    family = all_families().get(_model_type(path))
     if family is None:
         raise UserError(
-            f"share: {path}: model_type is {quote(_model_type(path))}; accepted: {', '.join(FAMILIES)}. {OTHERS}"
+            f"share: {path}: model_type is {quote(_model_type(path))}; accepted: {', '.join(all_families())}. {OTHERS}"
         )
-    return load_model(family.lm, source, f"share: {source} cannot be loaded"), family
+    named = _fields(path).get("architectures") or [None]
+    cls = next((cls for cls in family.tasks if cls.__name__ in named), next(iter(family.tasks)))
+    return load_model(cls, source, f"share: {source} cannot be loaded"), family
 
 
 def _model_type(config: Path) -> str | None:
+    return _fields(config).get("model_type")
+
+
+def _fields(config: Path) -> dict[str, Any]:
+    """What a config file says; nothing if it holds no fields."""
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"share: {config} is not valid JSON: {one_line(error)}") from error
-    return content.get("model_type") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
 
 
 def _check_origin(tokenizer: Any) -> None:

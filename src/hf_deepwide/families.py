@@ -81,6 +81,12 @@ class Family(NamedTuple):
         classes = {"AutoConfig": self.config, "AutoModel": self.model, "AutoModelForSeq2SeqLM": self.lm}
         return classes if self.masked_lm is None else classes | {"AutoModelForMaskedLM": self.masked_lm}
 
+    @property
+    def tasks(self) -> dict[type, str]:
+        """The family's classes that serve a task, with the pipeline's name of the task; the usual one is the first."""
+        tasks: dict[type, str] = {self.lm: "translation"}
+        return tasks if self.masked_lm is None else tasks | {self.masked_lm: "fill-mask"}
+
 
 class EncoderFamily(NamedTuple):
     """What the rest of the package knows of a family that understands language and does not translate."""
@@ -100,6 +106,11 @@ class EncoderFamily(NamedTuple):
             "AutoModelForMaskedLM": self.masked_lm,
             "AutoModelForSequenceClassification": self.classifier,
         }
+
+    @property
+    def tasks(self) -> dict[type, str]:
+        """The family's classes that serve a task, with the pipeline's name of the task; the usual one is the first."""
+        return {self.masked_lm: "fill-mask", self.classifier: "text-classification"}
 
 
 def copies_of_paths(config: MultiPathConfig, stack: str, sublayer: str) -> int:

@@ -94,7 +94,7 @@ def test_writes_the_metadata_of_a_space(space):
 
 def test_a_space_is_tried_out_before_it_is_there(folder, tmp_path, monkeypatch):
     tried = []
-    monkeypatch.setattr(export, "verify_folder", lambda place: tried.append(place.name))
+    monkeypatch.setattr(export, "verify_folder", lambda place, task: tried.append(place.name))
     share(folder, tmp_path / "space", space=True)
     assert tried == ["model"], "as a share of its own"
     assert not list((tmp_path / "space").rglob("*.pyc"))

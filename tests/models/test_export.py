@@ -1,5 +1,6 @@
 """share(): what it writes works in a process that has not got this package, and is all that it writes."""
 
+import copy
 import errno
 import hashlib
 import json
@@ -28,7 +29,12 @@ from transformers import (
     pipeline,
 )
 
-from hf_deepwide import export
+from hf_deepwide import (
+    LatentDepthForMaskedLM,
+    MATRobertaForMaskedLM,
+    MATRobertaForSequenceClassification,
+    export,
+)
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.export import MANIFEST, share, verify_folder
@@ -325,6 +331,40 @@ def test_a_model_in_memory_and_a_minimal_card(tokenizer, tmp_path):
     assert again.decode(again(TEXTS[1])["input_ids"], skip_special_tokens=True) == TEXTS[1]
 
 
+def test_encoders_are_shared_by_their_task(tokenizer, tmp_path):
+    for cls, task in (
+        (MATRobertaForMaskedLM, "fill-mask"),
+        (MATRobertaForSequenceClassification, "text-classification"),
+        (LatentDepthForMaskedLM, "fill-mask"),
+    ):
+        run, folder = tmp_path / "run" / cls.__name__, tmp_path / cls.__name__
+        config = cls.config_class(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SIZES)
+        config.eos_token_id = tokenizer.eos_token_id
+        torch.manual_seed(0)
+        model = cls(config).eval()
+        model.save_pretrained(run)
+        tokenizer.save_pretrained(run)
+        if task == "fill-mask":
+            with pytest.raises(UserError, match="the tokenizer has no mask token"):
+                share(run, folder, verify=False)
+        masking = copy.deepcopy(tokenizer)
+        masking.mask_token = "<unk>"
+        masking.save_pretrained(run)
+        share(run, folder)  # uses the model in a process without this package
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.pipeline_tag == task
+        assert f'pipeline("{task}", model="REPOSITORY", trust_remote_code=True)' in card.text
+        again = pipeline(task, model=str(folder), device="cpu")
+        assert type(again.model) is cls  # this package's own, without a flag
+        with torch.no_grad():
+            logits = (each(input_ids=torch.tensor(PROBE)).logits for each in (model, again.model))
+            torch.testing.assert_close(*logits, rtol=0, atol=0)
+        share(model, folder, tokenizer=masking, overwrite=True, verify=False)
+        for option in ({"as_": "bart"}, {"space": True}):
+            with pytest.raises(UserError, match=f"a {cls.__name__} does not"):
+                share(run, tmp_path / "out", verify=False, **option)
+
+
 def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
     share(runs / "mat", tmp_path / "good", verify=True)
     broken = shutil.copytree(shared / "mat", tmp_path / "broken")
@@ -332,7 +372,7 @@ def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"does not load without hf_deepwide[\s\S]*attention"):
         verify_folder(broken)
 
-    def refuse(folder):
+    def refuse(folder, task):
         raise RuntimeError("no")
 
     monkeypatch.setattr(export, "verify_folder", refuse)

@@ -178,7 +178,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
     """Raise a `UserError` that lists all the ways in which `tokenizer` does not fit a model's `config`.
 
     Every id must have an embedding, also in a decoder that has a vocabulary of its own. Both must agree on the ids
-    that pad and end a sentence. A model may have more embeddings than the tokenizer has entries.
+    that pad and end a sentence. A model may have more embeddings than the tokenizer has entries. Where targets begin
+    is asked of a model with a decoder alone.
     """
     problems = []
     sizes = {
@@ -193,7 +194,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
         if theirs not in (ours if isinstance(ours, list) else [ours]):
             problems.append(f"{field} is {theirs} in the tokenizer and {ours} in the model")
     start, size = config.decoder_start_token_id, sizes["decoder_vocab_size"] or sizes["vocab_size"]
-    if start is None or not 0 <= start < size:
+    if config.is_encoder_decoder and (start is None or not 0 <= start < size):
         problems.append(f"the model's decoder_start_token_id is {start}; it must be an id below {size}")
     if problems:
         raise UserError(

@@ -191,11 +191,12 @@ class DeepWideConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As the parent, with the shape of the cache: PEFT reads from this dictionary how large a prefix must be.
 
-        A config that names code names the pipeline as well.
+        A config that names code names the pipeline as well, if the model translates.
         """
         shape = self.num_key_value_heads, self.d_model // self._decoder_heads
         fields = super().to_dict() | dict(zip(CACHE_SHAPE, shape, strict=True))
-        return fields | {"custom_pipelines": CUSTOM_PIPELINES} if fields.get("auto_map") else fields
+        has_pipeline = fields.get("auto_map") and self.is_encoder_decoder
+        return fields | {"custom_pipelines": CUSTOM_PIPELINES} if has_pipeline else fields
 
     def to_diff_dict(self) -> dict[str, Any]:
         """As the parent, which writes `config.json`; what other fields determine is left out."""
