@@ -162,7 +162,7 @@ def share(
         raise UserError("share: a path holds a NUL character; no folder has such a name")
     with _telling(folder):
         earlier = {} if folder is None else _check_folder(folder, source, overwrite)
-    family, task = None, "translation"
+    task = "translation"
     if hub_model is not None:
         load_config(hub_model, f"share: {hub_model} is neither a folder nor a model on the Hub")
     else:
@@ -295,7 +295,7 @@ def verify_space(folder: Path, hub_model: str | None) -> None:
 
 def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     """A loaded model, which must be of this package, and not of a copy of its code in a checkpoint."""
-    family = all_families().get(getattr(getattr(model, "config", None), "model_type", None))
+    family = all_families().get(getattr(getattr(model, "config", None), "model_type", ""))
     if family is None or type(model) not in family.tasks:
         accepted = ", ".join(cls.__name__ for family in all_families().values() for cls in family.tasks)
         raise UserError(
@@ -314,7 +314,7 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     path = source / CONFIG
     if not path.is_file():
         raise UserError(f"share: {source} holds no model: there is no {path}")
-    family = all_families().get(_model_type(path))
+    family = all_families().get(str(_model_type(path)))
     if family is None:
         raise UserError(
             f"share: {path}: model_type is {quote(_model_type(path))}; accepted: {', '.join(all_families())}. {OTHERS}"
