@@ -33,6 +33,8 @@ JOINTS: dict[str, dict[str, Any]] = {
     "deepnorm-denseformer": {"residual": "deepnorm", "layer_aggregation": "denseformer"},
     "b2t": {"residual": "b2t"},
     "rk2": {"encoder_solver": "rk2"},
+    "transparent": {"layer_aggregation": "transparent"},
+    "sdu": {"residual": "sdu"},
     "attention": {"residual": "attention", "normalize_before": True},
     "hyper": {"residual": "hyper", "normalize_before": True},
     "mhc": {"residual": "mhc", "normalize_before": True},
@@ -84,6 +86,14 @@ CASES = {
             "aggregation_period": 2,
             "normalize_before": True,
         },
+    ),
+    "vanilla-transparent": Case("vanilla_transformer", {"layer_aggregation": "transparent", "residual": "sdu"}),
+    "vanilla-transparent-prenorm": Case(
+        "vanilla_transformer",
+        {"layer_aggregation": "transparent", "normalize_before": True, "attention_branches": 2},
+    ),
+    "vanilla-sdu-prenorm": Case(
+        "vanilla_transformer", {"residual": "sdu", "normalize_before": True, "attention_branches": 2}
     ),
     "vanilla-rk2": Case("vanilla_transformer", {"encoder_solver": "rk2", "layer_aggregation": "dlcl"}),
     "vanilla-rk2-prenorm": Case(

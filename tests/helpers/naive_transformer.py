@@ -193,12 +193,32 @@ def residual(
     if kind == "b2t" and bottom is not None:
         pairs = zip(bottom, xs, f(xs), strict=True)
         return torch.stack([layer_norm(x_0 + x + drop(y), w, norm) for x_0, x, y in pairs])
+    if kind == "sdu":
+        joint = norm.rpartition(".")[2].removesuffix("_layer_norm").replace("final", "feed_forward")
+        seen = torch.stack([layer_norm(x, w, norm) for x in xs]) if pre else xs
+        units = [self_dependency(w, f"{layer}.units.{joint}.projection", x) for x in xs]
+        sums = [x + drop(y) + u for x, y, u in zip(xs, f(seen), units, strict=True)]
+        return torch.stack(sums if pre else [layer_norm(x, w, norm) for x in sums])
     weight = w.get(layer + ".residual_weight")
     if weight is not None:
         return torch.stack([x + weight[0] * drop(y) for x, y in zip(xs, f(xs), strict=True)])
     if pre:
         return xs + w.get(layer + ".z", 1.0) * drop(f(torch.stack([layer_norm(x, w, norm) for x in xs])))
     return torch.stack([layer_norm(x, w, norm) for x in xs + drop(f(xs))])
+
+
+def self_dependency(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    """SDU(x) = sigmoid(W_1 x + b_1) (W_2 x + b_2), feature by feature (Chai et al. 2020), `[D]`."""
+    (w1, b1), (w2, b2) = (block(w, name, i, 2, 0) for i in range(2))
+    rows = zip(w1, b1, w2, b2, strict=True)
+    return torch.stack([(v @ x + c) / (1 + torch.exp(-(u @ x + b))) for u, b, v, c in rows])
+
+
+def transparent(w: Weights, config: Any, outputs: list[torch.Tensor], layer: int) -> torch.Tensor:
+    """z_j = sum_k s_kj y_k with s = softmax over k of W (Bapna et al. 2018), and the encoder's norm behind it."""
+    scores = [torch.exp(drop(row)[layer]) for row in w["encoder.combination.mixture_logits"]]
+    mixed = sum(score * y for score, y in zip(scores, outputs, strict=True)) / sum(scores)
+    return torch.stack([layer_norm(x, w, "encoder.layer_norm") for x in mixed]) if config.normalize_before else mixed
 
 
 def selections(w: Weights, config: Any, posterior: int = 0) -> Weights:
@@ -218,7 +238,7 @@ def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) ->
     back from the last; after layers that its period does not divide, y_l.
     """
     how = getattr(config, "layer_aggregation", None)
-    if how is None:
+    if how in (None, "transparent"):
         return outputs[-1]
     name, last = f"{stack}.combination", len(outputs) - 1
     if how == "denseformer":
@@ -429,10 +449,13 @@ def logits(w: Weights, config: Any, source: list[int], target: list[int], unifor
     xs = read(combine(w, "encoder", config, outputs))
     if config.normalize_before:
         xs = torch.stack([layer_norm(x, w, "encoder.layer_norm") for x in xs])
+    memories = [xs] * config.decoder_layers
+    if getattr(config, "layer_aggregation", None) == "transparent":
+        memories = [transparent(w, config, outputs, layer) for layer in range(config.decoder_layers)]
     outputs = [embed(w, "decoder", config, target)]
     for layer in range(config.decoder_layers):
         ys = combine(w, "decoder", config, outputs)
-        outputs.append(decoder_layer(w, f"decoder.layers.{layer}", config, ys, xs, uniform))
+        outputs.append(decoder_layer(w, f"decoder.layers.{layer}", config, ys, memories[layer], uniform))
     ys = read(combine(w, "decoder", config, outputs))
     if config.normalize_before:
         ys = torch.stack([layer_norm(y, w, "decoder.layer_norm") for y in ys])

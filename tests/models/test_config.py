@@ -79,7 +79,7 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"layer_drop": 1}, ["`layer_drop`", "[0, 1)", "got 1"]),
         ({"layer_drop": -0.1}, ["`layer_drop`", "[0, 1)", "got -0.1"]),
         ({"residual": "highway"}, ["`residual`", "add, rezero, deepnorm, b2t", "'highway'"]),
-        ({"layer_aggregation": "none"}, ["`layer_aggregation`", "dlcl, denseformer, None", "'none'"]),
+        ({"layer_aggregation": "none"}, ["`layer_aggregation`", "dlcl, denseformer, transparent, None", "'none'"]),
         ({"residual": "rezero", "normalize_before": True}, ["rezero", "`normalize_before=False`"]),
         ({"residual": "deepnorm", "normalize_before": True}, ["deepnorm", "post-norm", "`normalize_before=False`"]),
         ({"residual": "b2t", "normalize_before": True}, ["b2t", "post-norm", "`normalize_before=False`"]),
@@ -102,6 +102,8 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"residual": "mhc", "normalize_before": True, "residual_streams": 1}, ["`residual_streams`", "least 2"]),
         ({"residual": "mhc", "normalize_before": True, "residual_streams": 9000}, ["parameters"]),
         ({"sinkhorn_iterations": 0}, ["`sinkhorn_iterations`", "at least 1"]),
+        ({"initialization": "he"}, ["`initialization`", "xavier, lipschitz", "'he'"]),
+        ({"initialization": "lipschitz", "init_std": 0.02}, ["`initialization", "`init_std=None`"]),
     ],
 )
 def test_names_a_wrong_depth_and_what_is_accepted(fields, words):

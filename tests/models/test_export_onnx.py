@@ -22,6 +22,7 @@ CASES = {
     "normalised paths": ("multipath-3-more", SMALL),
     "lstm": ("lstm-two", SMALL),
     "attention residuals": ("vanilla-attention", SMALL),
+    "transparent attention": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
 }
 

@@ -65,7 +65,7 @@ class DecoderGraph(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """`past` and `cross` hold a key and a value of each layer; `attention_mask` is the source's."""
         cache = EncoderDecoderCache(cache_of(past), cache_of(cross))
-        states = cross[0].new_zeros(*attention_mask.shape, self.model.config.d_model)  # nothing reads them again
+        states = cross[0].new_zeros(*attention_mask.shape, self.model.config.memory_width)  # nothing reads them again
         output = self.model(
             encoder_outputs=BaseModelOutput(states), attention_mask=attention_mask, decoder_input_ids=input_ids,
             past_key_values=cache, use_cache=True,

@@ -203,6 +203,11 @@ class DeepWideConfig(PreTrainedConfig):
         return {name: value for name, value in super().to_diff_dict().items() if name not in CACHE_SHAPE}
 
     @property
+    def memory_width(self) -> int:
+        """How many numbers the encoder gives the decoder for each source token."""
+        return self.d_model
+
+    @property
     def least_parameters(self) -> int:
         """Numbers in the weights and tables of a model, at least: what can never fit is known before it is made."""
         vocabularies = self.vocab_size + (0 if self.share_encoder_decoder_embeddings else self.decoder_vocab_size)

@@ -21,10 +21,12 @@ class VanillaTransformerConfig(DeepWideConfig):
             of both depths. `"b2t"` (Takase et al. 2023): post-norm, and the input of a layer is added again before
             the layer's last norm. Three ways are pre-norm and start as the plain stack. `"attention"` (Kimi 2026): F
             reads a learned mixture of all outputs before it. `"hyper"` (Zhu et al. 2024): F reads and writes several
-            residual streams. `"mhc"` (DeepSeek 2025): the same with bounded weights.
+            residual streams. `"mhc"` (DeepSeek 2025): the same with bounded weights. `"sdu"` (Chai et al. 2020): a
+            gated unit is added beside each sub-layer, pre- or post-norm.
         layer_aggregation: None; or `"dlcl"` (Wang et al. 2019): each layer's input is a learned linear combination
             of the embeddings and of all layers' outputs before it, normalised; or `"denseformer"` (Pagliardini et al.
-            2024): the same without norms, which starts as the plain stack.
+            2024): the same without norms, which starts as the plain stack; or `"transparent"` (Bapna et al. 2018):
+            each decoder layer reads its own learned mean of all outputs of the encoder.
         aggregation_dilation: n, of DenseFormer: the sum after layer l takes only every n-th output, back from y_l.
         aggregation_period: n, of DenseFormer: only every n-th layer is followed by a sum.
         encoder_solver: None, or `"rk2"` (Li et al. 2022): each encoder layer is evaluated twice, and a learned gate
@@ -34,6 +36,8 @@ class VanillaTransformerConfig(DeepWideConfig):
         residual_streams: n, the streams of `"hyper"` and `"mhc"`.
         dynamic_streams: whether the weights of `"hyper"` also depend on the streams themselves, at each position.
         sinkhorn_iterations: how often `"mhc"` normalises the columns of a mixing matrix.
+        initialization: `"xavier"`, the papers' first weights; or `"lipschitz"` (Xu et al. 2020): uniform within
+            sqrt(1 / inputs) for projections, and within sqrt(2 / (D + V)) for embeddings.
 
     Raises:
         ValueError: a field has a wrong type, is out of range, or contradicts another.
@@ -42,8 +46,8 @@ class VanillaTransformerConfig(DeepWideConfig):
     model_type = "vanilla_transformer"
 
     layer_drop: float | int = 0.0
-    residual: Literal["add", "rezero", "deepnorm", "b2t", "attention", "hyper", "mhc"] = "add"
-    layer_aggregation: Literal["dlcl", "denseformer"] | None = None
+    residual: Literal["add", "rezero", "deepnorm", "b2t", "attention", "hyper", "mhc", "sdu"] = "add"
+    layer_aggregation: Literal["dlcl", "denseformer", "transparent"] | None = None
     aggregation_dilation: int = 1
     aggregation_period: int = 1
     encoder_solver: Literal["rk2"] | None = None
@@ -51,6 +55,12 @@ class VanillaTransformerConfig(DeepWideConfig):
     residual_streams: int = 4
     dynamic_streams: bool = True
     sinkhorn_iterations: int = 20
+    initialization: Literal["xavier", "lipschitz"] = "xavier"
+
+    @property
+    def memory_width(self) -> int:
+        """As for all families; with transparent attention each decoder layer reads its own part."""
+        return self.d_model * (self.decoder_layers if self.layer_aggregation == "transparent" else 1)
 
     @property
     def least_parameters(self) -> int:
@@ -82,6 +92,11 @@ class VanillaTransformerConfig(DeepWideConfig):
             raise ValueError(
                 "`residual='rezero'` has no LayerNorms, and `layer_aggregation='dlcl'` normalises what it combines; "
                 "choose one of them"
+            )
+        if self.initialization == "lipschitz" and self.init_std is not None:
+            raise ValueError(
+                "`initialization='lipschitz'` and `init_std` both say how weights begin; set `init_std=None`, or "
+                "`initialization='xavier'`"
             )
         self._validate_joined_layers()
 

@@ -5,15 +5,21 @@ y_0 are the embeddings, y_l is the output of layer l, x_{l+1} the input of the n
     DLCL          x_{l+1} = sum_{k<=l} W_lk LN_k(y_k)     (Wang et al. 2019, arXiv 1906.01787, Eq. 8, 9)
     DenseFormer   x_{l+1} = sum_{k<=l} W_lk y_k           (Pagliardini et al. 2024, arXiv 2402.02622)
 
-Shapes: B batch, T time, D model width, L layers.
+Transparent attention leaves the layers of the encoder alone, and mixes what decoder layer j attends to:
+
+    z_j = sum_{k<=L} softmax_k(W_kj) y_k                  (Bapna et al. 2018, arXiv 1808.07561)
+
+Shapes: B batch, T time, D model width, L layers, M layers of the decoder.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout import Dropout
 
 
 class LayerSum(nn.Module):
@@ -114,6 +120,48 @@ class DepthWeightedAverage(LayerSum):
         """Add y_l `[B, T, D]` to the l terms in `history`; x_{l+1} is their average, or y_l where none is taken."""
         history.append(output)
         return self.weighted_sum(history) if self.used(len(history) - 1) else output
+
+
+class TransparentAttention(nn.Module):
+    """A mean of the embeddings and of all outputs of the encoder, for each layer of the decoder its own.
+
+    As in the authors' toolkit (Neutron), dropout is on the weights before their softmax.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.mixture_logits = nn.Parameter(torch.zeros(layers + 1, config.decoder_layers))
+        self.dropout = Dropout(config.dropout)
+
+    @property
+    def bound(self) -> float:
+        """First weights are uniform within this bound, as in the authors' toolkit."""
+        return math.sqrt(2 / sum(self.mixture_logits.shape))
+
+    def weights(self) -> torch.Tensor:
+        """What decoder layer j reads of y_k, `[L + 1, M]`; each column adds up to 1."""
+        return self.dropout(self.mixture_logits).softmax(0)
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Add y_l `[B, S, D]` to the l terms in `history`, and pass it on; behind the last layer, mix all terms.
+
+        Returns:
+            y_l; or z_1 ... z_M side by side, `[B, S, M * D]`.
+        """
+        history.append(output)
+        if len(history) <= self.layers:
+            return output
+        weights = self.weights().to(output.dtype)
+        return torch.einsum("kbsd,kj->bsjd", torch.stack(history), weights).flatten(2)
+
+
+class LayerNormEach(nn.LayerNorm):
+    """The norm behind an encoder whose outputs `[B, S, M * D]` are M vectors side by side; it norms each."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[B, S, M * D]` to `[B, S, M * D]`."""
+        return super().forward(hidden_states.unflatten(-1, (-1, *self.normalized_shape))).flatten(-2)
 
 
 COMBINATIONS: dict[str, type[LayerSum]] = {"dlcl": LayerCombination, "denseformer": DepthWeightedAverage}

@@ -3,10 +3,11 @@
 At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. Known ways to train
 deeper stacks are options, each on its own, and each equation is in the file of its classes:
 
-    `residual`            how a sub-layer is joined to its input: ReZero, DeepNorm, B2T          `residuals`
-    `layer_aggregation`   what a layer reads of all before it: DLCL, DenseFormer                 `layer_combination`
+    `residual`            how a sub-layer is joined to its input: ReZero, DeepNorm, B2T, SDU     `residuals`
+    `layer_aggregation`   what a layer reads: DLCL, DenseFormer, transparent attention           `layer_combination`
     `encoder_solver`      an encoder layer as a step of a Runge-Kutta method                     `runge_kutta`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
+    `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
 
 LayerDrop, with x_l the input of layer l and y_l its output: y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training.
 
@@ -26,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .attention_residuals import AttentionResidualDecoderLayer, AttentionResidualEncoderLayer
-from .branches import no_gradient
+from .branches import BranchInput, BranchSum, no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .hyper_connections import (
     HyperDecoderLayer,
@@ -35,7 +36,7 @@ from .hyper_connections import (
     ManifoldHyperEncoderLayer,
 )
 from .joined_layers import Join, add_joins, as_state
-from .layer_combination import COMBINATIONS, LayerSum
+from .layer_combination import COMBINATIONS, LayerNormEach, LayerSum, TransparentAttention
 from .layer_combination import LayerCombination as LayerCombination
 from .layers import DecoderLayer, EncoderLayer
 from .modeling_base import (
@@ -54,6 +55,8 @@ from .residuals import (
     ReZero,
     ReZeroDecoderLayer,
     ReZeroEncoderLayer,
+    SelfDependentDecoderLayer,
+    SelfDependentEncoderLayer,
 )
 from .runge_kutta import RungeKuttaEncoderLayer, SolverGate
 
@@ -66,6 +69,7 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "attention": (AttentionResidualEncoderLayer, AttentionResidualDecoderLayer),
     "hyper": (HyperEncoderLayer, HyperDecoderLayer),
     "mhc": (ManifoldHyperEncoderLayer, ManifoldHyperDecoderLayer),
+    "sdu": (SelfDependentEncoderLayer, SelfDependentDecoderLayer),
 }
 
 
@@ -77,6 +81,7 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
     no_weight_decay = (
         "residual_weight",
         "combination_weights",
+        "mixture_logits",
         "solver_weight",
         "solver_bias",
         "depth_query",
@@ -92,10 +97,14 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """As everywhere; ReZero starts as the identity, a sum of layers as it says, a solver's gate by Xavier."""
         super()._init_weights(module)
+        if self.config.initialization == "lipschitz":
+            self._constrain(module)
         if isinstance(module, ReZero):
             init.zeros_(module.residual_weight)
         elif isinstance(module, LayerSum):
             init.copy_(module.combination_weights, module.initial_weights())
+        elif isinstance(module, TransparentAttention):
+            init.uniform_(module.mixture_logits, -module.bound, module.bound)
         elif isinstance(module, SolverGate):
             bound = math.sqrt(6 / (len(module.solver_weight) + 1))
             init.uniform_(module.solver_weight, -bound, bound)
@@ -103,30 +112,56 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
         elif isinstance(module, Join):
             module.initialise()
 
+    def _constrain(self, module: nn.Module) -> None:
+        """Draw first weights so that a sub-layer hardly shrinks what a residual connection adds to it.
+
+        Projections are uniform within sqrt(1 / inputs), each branch by its own inputs. Embeddings are uniform within
+        sqrt(2 / (D + V)), and a projection to the vocabulary of its own is a projection.
+        """
+        if isinstance(module, nn.Embedding):
+            bound = math.sqrt(2 / sum(module.weight.shape))
+            init.uniform_(module.weight, -bound, bound)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.Linear):
+            inputs = module.in_features // (module.branches if isinstance(module, BranchSum) else 1)
+            bound = math.sqrt(1 / inputs) * (module.gain if isinstance(module, BranchInput | BranchSum) else 1)
+            init.uniform_(module.weight, -bound, bound)
+
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
     """Layers that may be skipped in training, or read more than the layer before them."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
-        combination = COMBINATIONS.get(config.layer_aggregation)
-        self.combination = None if combination is None else combination(config, len(self.layers))
+        self.combination = self.make_combination()
         add_joins(self.layers, config)
         self.post_init()
+
+    def make_combination(self) -> nn.Module | None:
+        """What combines the outputs of this stack's layers."""
+        combination = COMBINATIONS.get(self.config.layer_aggregation)
+        return None if combination is None else combination(self.config, len(self.layers))
+
+    def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a layer, counted from 0, takes of the stack's `inputs`."""
+        return inputs
 
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
         """Run the layers, `[B, T, D]` to `[B, T, D]`; see `Stack`."""
         history: list[torch.Tensor] = []
         state: Sequence[torch.Tensor] = ()  # what joined layers hand on beside their output
-        for layer, skipped in zip(self.layers, self.draw_skipped(kwargs.get("past_key_values")), strict=True):
+        skips = self.draw_skipped(kwargs.get("past_key_values"))
+        for index, (layer, skipped) in enumerate(zip(self.layers, skips, strict=True)):
+            own = self.inputs_of(index, inputs)
             if self.combination is not None:
                 hidden_states = self.combination(history, hidden_states)
             if skipped:
-                tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+                tensors = [x for x in own if isinstance(x, torch.Tensor)]
                 nothing = no_gradient(layer, *tensors)
                 hidden_states, *state = (x + nothing for x in (hidden_states, *state))
             else:
-                hidden_states, *state = as_state(layer(hidden_states, *inputs, *state, **kwargs))
+                hidden_states, *state = as_state(layer(hidden_states, *own, *state, **kwargs))
         return hidden_states if self.combination is None else self.combination(history, hidden_states)
 
     def draw_skipped(self, past_key_values: Any) -> list[bool]:
@@ -147,7 +182,15 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.solver = SolverGate(config.d_model) if config.encoder_solver == "rk2" else None
+        if config.layer_aggregation == "transparent" and config.normalize_before:
+            self.layer_norm = LayerNormEach(config.d_model)
         self.post_init()
+
+    def make_combination(self) -> nn.Module | None:
+        """What combines the outputs of the encoder's layers."""
+        if self.config.layer_aggregation == "transparent":
+            return TransparentAttention(self.config, len(self.layers))
+        return super().make_combination()
 
     @property
     def layer_class(self) -> type[EncoderLayer]:
@@ -165,10 +208,17 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     @can_return_tuple
     @functools.wraps(Encoder.forward)
     def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutput:
-        """As the parent's; of a layer that is evaluated twice, attention weights are those of the second time."""
+        """As the parent's, but for what is recorded beside the output.
+
+        Attention weights of a layer that is evaluated twice are those of the second time. With transparent attention,
+        the last of the hidden states is the mean of what the decoder's layers read, `[B, S, D]`.
+        """
         outputs = super().forward(*args, return_dict=True, **kwargs)
         if self.solver is not None and outputs.attentions is not None:
             outputs.attentions = outputs.attentions[1::2]
+        if isinstance(self.combination, TransparentAttention) and outputs.hidden_states is not None:
+            mean = outputs.last_hidden_state.unflatten(-1, (-1, self.config.d_model)).mean(-2)
+            outputs.hidden_states = (*outputs.hidden_states[:-1], mean)
         return outputs
 
 
@@ -180,9 +230,20 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
         """How the layers are joined."""
         return LAYERS[self.config.residual][1]
 
+    def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a layer takes of the masks and the encoder's states: in transparent attention, its own part of them."""
+        causal_mask, memory, *others = inputs
+        if self.config.layer_aggregation != "transparent" or memory is None:
+            return inputs
+        width = self.config.d_model
+        return causal_mask, memory.narrow(-1, layer * width, width), *others
+
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel, DeepWideModel):
-    """Encoder and decoder without a head."""
+    """Encoder and decoder without a head.
+
+    With transparent attention the encoder gives `[B, S, M * D]`: what each of M decoder layers reads, side by side.
+    """
 
     encoder_class = VanillaTransformerEncoder
     decoder_class = VanillaTransformerDecoder
@@ -201,6 +262,7 @@ class VanillaTransformerForConditionalGeneration(
 
         - `newest_weight/<stack>.<layer>`: the weight of a layer's output in the learned sum behind this layer.
         - `earlier_weights/<stack>.<layer>`: there, the sum of the absolute weights of all that came before.
+        - `top_weight/decoder.<layer>`: in transparent attention, the weight of the encoder's last layer there.
         - `query_length/<stack>`, `stream_gain/<stack>` or `coefficient_scale/<stack>`: see `measure` of the joins.
         - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice, the mean of the last forward pass.
         """
@@ -209,7 +271,10 @@ class VanillaTransformerForConditionalGeneration(
             combination = getattr(self.model, name).combination
             if joins := [module for module in getattr(self.model, name).modules() if isinstance(module, Join)]:
                 logs |= {f"{number}/{name}": value for number, value in type(joins[0]).measure(joins).items()}
-            for layer, row in enumerate(combination.rows()[1:] if combination else (), start=1):
+            if isinstance(combination, TransparentAttention):
+                top = combination.mixture_logits.softmax(0)[-1].tolist()
+                logs |= {f"top_weight/decoder.{layer}": weight for layer, weight in enumerate(top, start=1)}
+            for layer, row in enumerate(combination.rows()[1:] if isinstance(combination, LayerSum) else (), start=1):
                 logs[f"newest_weight/{name}.{layer}"] = row[layer].item()
                 logs[f"earlier_weights/{name}.{layer}"] = row[:layer].abs().sum().item()
         for number, layer in enumerate(self.model.encoder.layers, start=1):

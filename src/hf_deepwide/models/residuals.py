@@ -6,6 +6,7 @@ the layer's own stack. None of these ways has anything to say of width, or of ho
     ReZero     x + a F(x), without LayerNorms; a is 0 at first           (Bachlechner et al. 2021, arXiv 2003.04887)
     DeepNorm   LN(alpha x + F(x)), alpha by both depths                  (Wang et al. 2022, arXiv 2203.00555)
     B2T        LN(x_0 + x + F(x)) in the last sub-layer of a layer       (Takase et al. 2023, arXiv 2206.00330)
+    SDU        x + F(x) + sigmoid(W_1 x + b_1) * (W_2 x + b_2)           (Chai et al. 2020, arXiv 2004.08178)
 
 Shapes: B batch, T time, D model width.
 """
@@ -143,6 +144,51 @@ class BottomToTopDecoderLayer(BottomToTop, DecoderLayer):
     """Causal self-attention, attention to the source and feed-forward, with the connection around all three."""
 
     depth_field = "decoder_layers"
+
+
+class SelfDependencyUnit(nn.Module):
+    """sigmoid(W_1 x + b_1) * (W_2 x + b_2): each position by itself (Highway Transformer, Eq. 3 and 4)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.projection = BranchInput(2, width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`."""
+        gate, value = self.projection(x).chunk(2, dim=-1)
+        return torch.sigmoid(gate) * value
+
+
+class SelfDependent:
+    """Adds a gated unit beside each sub-layer F.
+
+    Post-norm: LN(x + dropout(F(x)) + SDU(x)). Pre-norm, as in the released code: x + dropout(F(LN(x))) + SDU(x). The
+    released code can also have tanh for the sigmoid. Xu et al. (2024) count a unit for every sub-layer of both stacks.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
+        super().__init__(config, *args)
+        self.units = nn.ModuleDict({joint: SelfDependencyUnit(config.d_model) for joint in self.joints})
+
+    def residual(
+        self,
+        x: torch.Tensor,
+        norm: nn.Module,
+        sublayer: Callable[[torch.Tensor], torch.Tensor],
+        gate: torch.Tensor | None = None,
+        joint: str = "",
+    ) -> torch.Tensor:
+        """Join a sub-layer and its unit to their input."""
+        output = self.addend(norm(x) if self.normalize_before else x, sublayer, gate) + self.units[joint](x)
+        return x + output if self.normalize_before else norm(x + output)
+
+
+class SelfDependentEncoderLayer(SelfDependent, EncoderLayer):
+    """Self-attention and feed-forward, with a unit beside each."""
+
+
+class SelfDependentDecoderLayer(SelfDependent, DecoderLayer):
+    """Causal self-attention, attention to the source and feed-forward, with a unit beside each."""
 
 
 def scale_initial_weights(layer: nn.Module, projections: tuple[str, ...], gain: float) -> None:
