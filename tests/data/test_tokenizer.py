@@ -160,7 +160,13 @@ def test_training_texts_of_a_large_corpus_are_of_all_its_parts():
 
 
 def config(**fields):
-    fitting = {"vocab_size": 600, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    fitting = {
+        "is_encoder_decoder": True,
+        "vocab_size": 600,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
     return SimpleNamespace(**{**fitting, **fields})
 
 

@@ -234,7 +234,13 @@ def strike(blow: Blow) -> None:
 
 
 def write_case(
-    folder: Path, name: str, *, data: dict | None = None, processes: int = 1, **training: Any
+    folder: Path,
+    name: str,
+    *,
+    data: dict | None = None,
+    tokenizer: dict | None = None,
+    processes: int = 1,
+    **training: Any,
 ) -> tuple[Path, Path]:
     """A recipe `folder/name.yaml` for a run in `folder/name`; 20 steps, of which every fourth is evaluated and saved.
 
@@ -251,6 +257,7 @@ def write_case(
     files = {split: f"{split}.tsv" for split in ("train", "validation", "test")}
     languages = {"source_lang": "de", "target_lang": "en"}
     values["data"] = {"format": "tsv", "root": str(folder), **languages, **files, "max_length": 128, **(data or {})}
+    values["tokenizer"] = {**values["tokenizer"], **(tokenizer or {})}
     recipe = folder / f"{name}.yaml"
     recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
     return recipe, run

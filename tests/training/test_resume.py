@@ -139,6 +139,17 @@ def test_a_stream(runs, case):
     assert difference(run, reference) == []
 
 
+@pytest.mark.parametrize("options", [{}, {"dataloader_num_workers": 1}])
+def test_bpe_dropout(options, runs, case):
+    recipe, run, reference = case(tokenizer={"bpe_dropout": 0.2}, **options)
+    assert difference(case()[2], reference)  # it changes what is learnt
+    assert runs.run(recipe, blow=Blow("in a step", 14))[0] == [-signal.SIGKILL]
+    codes, output = runs.run(recipe)
+    assert codes == [0], output
+    assert "resuming from checkpoint-12" in output
+    assert difference(run, reference) == []
+
+
 @pytest.mark.parametrize(("moment", "count"), [("checkpoint just named", 2), ("in generation", 4)])
 def test_a_full_disk(moment, count, runs, case):
     """The weights, and torch's own files, which it reports in another way: one line, and nothing is lost."""

@@ -38,9 +38,9 @@ class TokenizerArguments:
     """The section `tokenizer` of a recipe.
 
     Args:
-        path: an existing tokenizer, folder or Hub id; the other fields then do not matter.
-        codes: merges of subword-nmt for text that is tokenised already; `path` must then be null, and the other
-            fields do not matter. Relative paths start where those of `data` do.
+        path: an existing tokenizer, folder or Hub id; of the other fields only `bpe_dropout` then matters.
+        codes: merges of subword-nmt for text that is tokenised already; `path` must then be null, and of the other
+            fields only `bpe_dropout` matters. Relative paths start where those of `data` do.
         vocab_size: entries, the four special ones included; a small corpus may not fill it, which is logged.
         lowercase: fold case before anything else, source and target alike. Translations then come out in
             lower case.
@@ -48,6 +48,7 @@ class TokenizerArguments:
             becomes "1⁄2"); "nfc" only composes accents; "none" leaves the text alone.
         split_digits: one token per digit, so that the model copies numbers that it has never seen digit by digit.
         min_frequency: a pair of pieces is merged if it occurs at least that often.
+        bpe_dropout: in training each merge is left out with this probability (see `data.bpe_dropout`).
 
     """
 
@@ -58,6 +59,7 @@ class TokenizerArguments:
     normalization: Normalization = "nfkc"
     split_digits: bool = False
     min_frequency: int = 2
+    bpe_dropout: float = 0.0
 
     def __post_init__(self):
         if self.normalization not in get_args(Normalization):
@@ -70,7 +72,7 @@ class TokenizerArguments:
             )
         if self.path and self.codes:
             raise UserError("tokenizer.path and tokenizer.codes are both set; set the one that is meant")
-        check_numbers(self, {"min_frequency": Range(1, 10**12)}, "tokenizer.")
+        check_numbers(self, {"min_frequency": Range(1, 10**12), "bpe_dropout": Range(0, 1)}, "tokenizer.")
 
 
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:

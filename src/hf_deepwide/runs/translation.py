@@ -44,6 +44,11 @@ class Translation(Task):
                 f"{recipe.source}: data.streaming: a stream has no length, so set training.max_steps, and "
                 "eval_strategy and save_strategy to steps"
             )
+        if recipe.tokenizer.bpe_dropout and args.dataloader_persistent_workers:
+            raise UserError(
+                f"{recipe.source}: training.dataloader_persistent_workers: tokenizer.bpe_dropout cuts words anew in "
+                "each epoch, and workers that stay do not know of epochs; leave it out"
+            )
 
     def read(
         self, args: TranslationTrainingArguments, ended: bool, scored: bool = False
@@ -101,6 +106,7 @@ class Translation(Task):
             eval_texts=texts.get("validation"),
             evaluation=self.recipe.evaluation,
             data=self.recipe.data,
+            bpe_dropout=self.recipe.tokenizer.bpe_dropout,
         )
         if "validation" in encoded:
             try:

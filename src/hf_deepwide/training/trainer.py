@@ -39,6 +39,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.arguments import DataArguments
 from ..data.batches import TokenBatchSampler, TranslationCollator
+from ..data.bpe_dropout import BPEDropoutCollator
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
 from ..evaluation.scoring import translate_and_score
@@ -105,6 +106,7 @@ class TokenBatchTrainer(Trainer):
         self.label_smoothing = args.label_smoothing_factor
         self.label_smoother = None  # the parent's would take the labels away from models that compute the loss
         self.data = data
+        self.train_collator = data_collator
         self.latent = DepthTraining(self)
         self.faults = FaultGuard(self)
         self.sharding = Sharding(self)
@@ -403,7 +405,7 @@ class TokenBatchTrainer(Trainer):
                 max_length=self.data.max_length,
             )
             self.add_callback(StreamPosition())
-            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(self.data_collator))
+            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(self.train_collator))
         copies = None
         if self.data.sampling_temperature > 1:
             pairs = self.train_dataset["pair"][:]
@@ -416,9 +418,9 @@ class TokenBatchTrainer(Trainer):
             copies=copies,
         )
         self.remove_callback(EpochCallback)
-        self.add_callback(EpochCallback(sampler, self.data_collator))
+        self.add_callback(EpochCallback(sampler, self.train_collator))
         persistent = self.args.dataloader_persistent_workers
-        return self.accelerator.prepare(self._loader(self.train_dataset, sampler, persistent))
+        return self.accelerator.prepare(self._loader(self.train_dataset, sampler, self.train_collator, persistent))
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """The same for validation, each pair once, longest first."""
@@ -430,7 +432,7 @@ class TokenBatchTrainer(Trainer):
         # Each evaluation makes a loader of its own, of which nothing may stay behind: neither workers that persist,
         # nor, as `accelerator.prepare` keeps it, the loader.
         return prepare_data_loader(
-            self._loader(dataset, sampler, persistent_workers=False),
+            self._loader(dataset, sampler, self.data_collator, persistent_workers=False),
             self.args.device,
             num_processes=self.args.world_size,
             process_index=self.args.process_index,
@@ -460,11 +462,13 @@ class TokenBatchTrainer(Trainer):
             copies=copies,
         )
 
-    def _loader(self, dataset: Dataset, sampler: TokenBatchSampler, persistent_workers: bool) -> DataLoader:
+    def _loader(
+        self, dataset: Dataset, sampler: TokenBatchSampler, collator: Any, persistent_workers: bool
+    ) -> DataLoader:
         return DataLoader(
             dataset,
             batch_sampler=sampler,
-            collate_fn=self.data_collator,
+            collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             pin_memory=self.args.dataloader_pin_memory,
@@ -489,6 +493,7 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
         data: the languages, and how often the sentences of each pair are seen.
         data_collator: makes a batch of pairs; by default it pads.
+        bpe_dropout: the probability with which training leaves out each merge of the tokenizer.
     """
 
     def __init__(
@@ -502,9 +507,10 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         evaluation: EvaluationArguments | None = None,
         data: DataArguments | None = None,
         data_collator: TranslationCollator | None = None,
+        bpe_dropout: float = 0.0,
     ) -> None:
+        start, multiple = model.config.decoder_start_token_id, args.pad_to_multiple_of
         if data_collator is None:
-            start, multiple = model.config.decoder_start_token_id, args.pad_to_multiple_of
             data_collator = TranslationCollator(tokenizer, start, multiple)
         super().__init__(
             model,
@@ -515,6 +521,9 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
             data=data or DataArguments(),
             data_collator=data_collator,
         )
+        if bpe_dropout:
+            options = {"rate": bpe_dropout, "seed": self._data_seed, "max_length": self.data.max_length}
+            self.train_collator = BPEDropoutCollator(tokenizer, start, multiple, **options)
         self.eval_texts = eval_texts
         self.evaluation = dataclasses.replace(
             evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
