@@ -203,7 +203,9 @@ def copy_branches(tensors: Tensors, base: DeepWideConfig, config: DeepWideConfig
 
     def expand(key: str, tensor: torch.Tensor) -> torch.Tensor:
         match = re.search(
-            r"(encoder|decoder)\.layers.*(attn|feed_forward)\.(?:([qkv]_proj|fc1)|out_proj|fc2)\.(?:weight|bias)$", key
+            r"(encoder|decoder)\.layers.*(attn|feed_forward)\."
+            r"(?:([qkv]_proj|relative_keys|fc1)|out_proj|fc2)\.(?:weight|bias)$",
+            key,
         )
         if match is None:
             return tensor.clone()

@@ -77,10 +77,26 @@ def branch_attention(
     for j in range(heads):
         part = slice(j * width, (j + 1) * width)
         seen = [s for s in range(len(memory)) if visible(t, s)]
-        scores = [torch.exp(q[part] @ (wk @ memory[s] + bk)[part] / math.sqrt(width)) for s in seen]
+        keys = {s: (wk @ memory[s] + bk)[part] + relative_key(w, name, branch, branches, s - t) for s in seen}
+        scores = [torch.exp(q[part] @ keys[s] / math.sqrt(width)) for s in seen]
         head = sum(e * (wv @ memory[s] + bv)[part] for e, s in zip(scores, seen, strict=True)) / sum(scores)
         concatenated.append(head * keep_head(j))
     return wo @ torch.cat(concatenated) + bo
+
+
+def relative_key(w: Weights, name: str, branch: int, branches: int, distance: int) -> torch.Tensor | float:
+    """a of a key that stands `distance` behind its query (Shaw et al. 2018, Eq. 4), `[H]`; 0 without such vectors.
+
+    An encoder's branch lists those of -k to k, a decoder's those of 0, -1 to -k.
+    """
+    table = w.get(f"{name}.relative_keys.weight")
+    if table is None:
+        return 0.0
+    rows = table[branch * len(table) // branches : (branch + 1) * len(table) // branches]
+    if name.startswith("decoder"):
+        return rows[min(-distance, len(rows) - 1)]
+    most = len(rows) // 2
+    return rows[max(-most, min(distance, most)) + most]
 
 
 def branch_feed_forward(

@@ -75,6 +75,8 @@ CASES = [
         EAGER,
         PRE_NORM,
         {"residual": "rezero"},
+        {"max_relative_position": 2},
+        {"max_relative_position": 2, "attention_branches": 3, **PRE_NORM},
         *({"residual": residual, "attention_branches": n} for residual, n in product(("deepnorm", "b2t"), (1, 3))),
         *({**joined, **PRE_NORM, "attention_branches": n} for joined, n in product(JOINED, (1, 3))),
         {"residual": "sdu"},

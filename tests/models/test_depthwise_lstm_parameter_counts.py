@@ -22,7 +22,7 @@ ATTENTIONS, NETWORK, GATES = (
     2 * 512 * 2048 + 2 * 2048 + 1024 * 512,
     3 * (2 * 512**2 + 1024),
 )
-RELATIVE_POSITIONS = 32256  # of the settings of Li et al. (2022), which the models here do not have
+RELATIVE = {"max_relative_position": 16}  # of the settings of Li et al. (2022)
 EMBEDDINGS = VOCABULARY * 512 + VOCABULARY
 
 
@@ -56,7 +56,7 @@ def test_six_layers_have_so_many_networks_and_sets_of_gates(fields, networks, ga
 
 def test_the_settings_of_another_paper_add_its_relative_positions():
     """Table 6, Big of 12 + 6 layers."""
-    assert (lstm(12, 6, BIG) + RELATIVE_POSITIONS) / 1e6 == pytest.approx(338.75, abs=0.01)
+    assert lstm(12, 6, BIG | RELATIVE) / 1e6 == pytest.approx(338.75, abs=0.01)
 
 
 def test_two_rows_are_not_explained():
@@ -67,7 +67,7 @@ def test_two_rows_are_not_explained():
     assert two / 1e6 == pytest.approx(87.58, abs=0.01)
     feed_forward = 2 * 512 * 2048 + 2048 + 1024  # without the output's bias, as in the vanilla rows, and its norm
     assert (two + 6 * feed_forward) / 1e6 == pytest.approx(100.18, abs=0.01)
-    everywhere = lstm(12, 6, BIG | {"lstm_hidden": "single"}) + RELATIVE_POSITIONS
+    everywhere = lstm(12, 6, BIG | RELATIVE | {"lstm_hidden": "single"})
     assert everywhere / 1e6 == pytest.approx(187.64, abs=0.01)
-    decoder_alone = lstm(12, 6, BIG | {"decoder_lstm_hidden": "single"}) + RELATIVE_POSITIONS
+    decoder_alone = lstm(12, 6, BIG | RELATIVE | {"decoder_lstm_hidden": "single"})
     assert decoder_alone / 1e6 == pytest.approx(288.38, abs=0.01)

@@ -49,6 +49,7 @@ REFUSED = {
     "combined layers": ("vanilla-dlcl", {}, "dlcl"),
     "averaged layers": ("vanilla-denseformer", {}, "denseformer"),
     "layers evaluated twice": ("vanilla-rk2", {}, "encoder_solver"),
+    "relative positions": ("vanilla-relative", {}, "relative positions of keys alone"),
     "norms of several paths": ("multipath-2", {}, "path_norm"),
     "a norm behind a post-norm path": ("multipath-2", {"encoder_paths": 1, "normalize_before": False}, "path_norm"),
     "lstm": ("lstm", {}, "LSTM"),

@@ -21,6 +21,7 @@ CASES = {
     "branches": ("mat-2-prenorm", SMALL),
     "normalised paths": ("multipath-3-more", SMALL),
     "lstm": ("lstm-two", SMALL),
+    "relative positions": ("vanilla-relative", SMALL),
     "attention residuals": ("vanilla-attention", SMALL),
     "transparent attention": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),

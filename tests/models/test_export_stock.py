@@ -91,6 +91,7 @@ def test_latent_depth_becomes_the_class_of_its_pruned_model():
         ("bart", "vanilla", {**LEARNED, **SEPARATE, "decoder_vocab_size": 39}, ["decoder_vocab_size"]),
         ("marian", "mat-3", MARIAN, ["attention_branches"]),
         ("marian", "vanilla-rezero", MARIAN, ["residual"]),
+        ("marian", "vanilla-relative", MARIAN, ["max_relative_position"]),
         ("marian", "vanilla-b2t", {**MARIAN, "ffn_branches": 1}, ["residual"]),
         ("m2m_100", "vanilla-dlcl-prenorm", {}, ["layer_aggregation"]),
         ("m2m_100", "vanilla-attention", {}, ["residual"]),

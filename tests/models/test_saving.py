@@ -170,7 +170,7 @@ def test_initialisation_is_that_of_the_papers(case):
     assert all((norm.weight == 1).all() for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))
     normal = FAMILIES[family].lm(config_of(case, d_model=d, encoder_ffn_dim=96, decoder_ffn_dim=96, init_std=0.02))
     for name, parameter in normal.model.decoder.layers[0].named_parameters():
-        if parameter.dim() > 1 and not name.startswith("joins."):
+        if parameter.dim() > 1 and not name.startswith("joins.") and "relative_keys" not in name:  # too few numbers
             assert parameter.std().item() == pytest.approx(0.02 * joined_gain(config, name.split(".")[-2]), rel=0.05)
 
 

@@ -75,6 +75,7 @@ BASES = {
     "vanilla": (*VANILLA, {}),
     "vanilla pre-norm": (*VANILLA, {"normalize_before": True, "lm_head_bias": True}),
     "vanilla learned": (*VANILLA, {"position_embedding_type": "learned", "scale_embedding": False}),
+    "vanilla relative": (*VANILLA, {"max_relative_position": 2}),
     "vanilla untied": (*VANILLA, {"tie_word_embeddings": False, "layernorm_embedding": True}),
     "vanilla separate": (*VANILLA, {**SEPARATE, "position_embedding_type": "marian"}),
     "vanilla no bias": (*VANILLA, {"attention_bias": False, "activation_function": "gelu"}),

@@ -85,7 +85,7 @@ def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
         yield f"it is a {config.model_type}, and the class has plain layers alone"
         return
     wanted = FOREIGN[model_type]._asdict() | {"attention_branches": 1, "ffn_branches": 1}
-    wanted |= {"residual": "add", "layer_aggregation": None, "encoder_solver": None}
+    wanted |= {"residual": "add", "layer_aggregation": None, "encoder_solver": None, "max_relative_position": None}
     if model_type == "m2m_100":  # without a place for the bias; it counts positions from behind the padding's id
         wanted |= {"lm_head_bias": False, "pad_token_id": 1}
     if model_type != "marian":

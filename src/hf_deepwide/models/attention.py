@@ -21,6 +21,7 @@ from .branches import (
     no_branch,
     project_together,
 )
+from .relative_positions import RelativeKeys
 
 
 def eager_attention(
@@ -65,9 +66,10 @@ class MultiBranchAttention(nn.Module):
         *,
         branches: int | None = None,
         is_causal: bool = False,
+        is_cross: bool = False,
         layer_idx: int | None = None,
     ) -> None:
-        """`branches` is N; None means the config's `attention_branches`."""
+        """`branches` is N; None means the config's `attention_branches`. Relative positions are of self-attention."""
         super().__init__()
         self.config = config
         self.is_causal = is_causal
@@ -87,6 +89,9 @@ class MultiBranchAttention(nn.Module):
         self.k_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
         self.v_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
         self.out_proj = BranchSum(*shape, bias=config.attention_bias)
+        self.relative_keys = None
+        if config.max_relative_position is not None and not is_cross:
+            self.relative_keys = RelativeKeys(self.branches, self.head_dim, config.max_relative_position, is_causal)
 
     def forward(
         self,
@@ -153,7 +158,17 @@ class MultiBranchAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Everything before the output projection: contexts `[B, T, heads, H]` and weights `[B, heads, T, S]`."""
+        past = 0
+        if self.relative_keys is not None and past_key_values is not None:  # before the new keys are in the cache
+            past = past_key_values.get_seq_length(self.layer_idx) + 0  # a copy: a static cache counts in place
         query, key, value = self._project(hidden_states, encoder_hidden_states, past_key_values, kept)
+        if self.relative_keys is not None:
+            if self.config._attn_implementation not in ("eager", "sdpa"):
+                raise ValueError(
+                    f"`max_relative_position` needs scores that can be added to, and attention "
+                    f"{self.config._attn_implementation!r} has none; accepted: eager, sdpa"
+                )
+            attention_mask = self.relative_keys(query * self.scaling, key.shape[2], past, attention_mask, kept)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         return attention(
             self,

@@ -79,6 +79,8 @@ class SelfAttentionStep:
         self.head_dim = attention.head_dim
         self.project = joint_product(attention, ["q_proj", "k_proj", "v_proj"], make)
         self.merge = output_product(attention, make)
+        relative = attention.relative_keys
+        self.relative = None if relative is None else relative.table().contiguous()  # [N, H, vectors]
         self.ancestors, self.beams = ancestors, ancestors.beams
         self.slots = self.room = 0
         self.keys: torch.Tensor | None = None  # [R / beams * heads, H, room], as a product wants them
@@ -98,10 +100,21 @@ class SelfAttentionStep:
         self.values.narrow(1, self.slots, beams).copy_(value)
         self.slots += beams
         keys, values = self.keys.narrow(2, 0, self.slots), self.values.narrow(1, 0, self.slots)
+        if self.relative is not None:
+            mask = self.relative_mask(query, heads, mask)
         context = attend(query, keys, values, mask)
         if beams > 1:
             context = context.view(-1, heads, beams, width).transpose(1, 2).reshape(rows, 1, -1)
         return self.merge(context.view(rows, 1, -1)), None
+
+    def relative_mask(self, query: torch.Tensor, heads: int, mask: torch.Tensor | None) -> torch.Tensor:
+        """What `RelativeKeys` adds to the scores of `query` `[R / beams * heads, beams, H]`, and `mask`."""
+        branches, _, vectors = self.relative.shape
+        grouped = query.reshape(-1, branches, heads // branches * self.beams, self.head_dim)
+        scores = (grouped @ self.relative.to(query.dtype)).view(-1, heads, self.beams, vectors)
+        places = torch.arange(self.slots, device=query.device) // self.beams
+        bias = scores.index_select(3, (self.slots // self.beams - 1 - places).clamp(max=vectors - 1))
+        return bias if mask is None else bias + mask
 
     def grow(self, key: torch.Tensor) -> None:
         """Double the room for keys and values like `key` `[R / beams * heads, beams, H]`."""
@@ -187,7 +200,7 @@ def attend(
 
     Args:
         query: `[sentences * heads, T, H]`; key `[sentences * heads, H, S]`; value `[sentences * heads, S, H]`.
-        mask: additive, `[sentences, 1, 1 or T, S]`, or None.
+        mask: additive, `[sentences, 1 or heads, 1 or T, S]`, or None.
     """
     if query.device.type != "cpu":
         sentences = 1 if mask is None else len(mask)

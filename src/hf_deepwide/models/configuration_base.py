@@ -83,6 +83,8 @@ class DeepWideConfig(PreTrainedConfig):
         max_position_embeddings: longest source or target, in tokens.
         position_embedding_type: `"sinusoidal"` (half sines, half cosines as in tensor2tensor and fairseq),
             `"marian"` (the sinusoids of Marian NMT, which Marian checkpoints were trained with) or `"learned"`.
+        max_relative_position: k of relative positions (Shaw et al. 2018), beside the positions above. In
+            self-attention a key has a learned vector for its distance to the query, up to k tokens. None: none.
         scale_embedding: multiply token embeddings by sqrt(D).
         layernorm_embedding: LayerNorm after embedding and position, as BART has it.
         normalize_before: pre-norm sub-layers and a final norm on both stacks; otherwise post-norm.
@@ -128,6 +130,7 @@ class DeepWideConfig(PreTrainedConfig):
     activation_function: str = "relu"
     max_position_embeddings: int = 1024
     position_embedding_type: Literal["sinusoidal", "marian", "learned"] = "sinusoidal"
+    max_relative_position: int | None = None
     scale_embedding: bool = True
     layernorm_embedding: bool = False
     normalize_before: bool = False
@@ -222,6 +225,7 @@ class DeepWideConfig(PreTrainedConfig):
         check_bounds(self, 1, WIDTH, "encoder_attention_heads", "decoder_attention_heads")
         check_bounds(self, 1, LAYERS, "encoder_layers", "decoder_layers", "attention_branches", "ffn_branches")
         check_bounds(self, 0, WIDTH, "chunk_size_feed_forward")
+        check_bounds(self, 1, ENTRIES, "max_relative_position")
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % getattr(self, name):
                 raise ValueError(f"`{name}` must divide `d_model` ({self.d_model}), got {getattr(self, name)}")

@@ -106,7 +106,7 @@ class DecoderLayer(ResidualLayer):
         heads = config.decoder_attention_heads
         self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.encoder_attn = MultiBranchAttention(config, heads, layer_idx=layer_idx)
+        self.encoder_attn = MultiBranchAttention(config, heads, is_cross=True, layer_idx=layer_idx)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = MultiBranchFeedForward(config, config.decoder_ffn_dim)
         self.final_layer_norm = nn.LayerNorm(config.d_model)

@@ -33,6 +33,7 @@ from .decoding import CURRENT, DecodingCache, can_decode
 from .embeddings import Embeddings, SinusoidalPositions, embed
 from .layers import DecoderLayer, EncoderLayer
 from .loss import cross_entropy, linear_cross_entropy
+from .relative_positions import RelativeKeys
 
 
 class DeepWidePreTrainedModel(PreTrainedModel):
@@ -85,6 +86,12 @@ class DeepWidePreTrainedModel(PreTrainedModel):
                 fan_out = fan_out // module.branches * module.fused
             bound = gain * math.sqrt(6 / (fan_in + fan_out))
             init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, RelativeKeys):
+            if std is None:
+                bound = math.sqrt(6 / (module.vectors + module.weight.shape[1]))
+                init.uniform_(module.weight, -bound, bound)
+            else:
+                init.normal_(module.weight, std=std)
         elif isinstance(module, SinusoidalPositions):
             init.copy_(module.table, module.build())
         elif isinstance(module, nn.LayerNorm):

@@ -209,7 +209,7 @@ class DepthwiseLSTMDecoderLayer(GradientCheckpointingLayer):
         heads = config.decoder_attention_heads
         self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=layer_idx)
         self.self_attn_layer_norm = norm_before(config)
-        self.encoder_attn = MultiBranchAttention(config, heads, layer_idx=layer_idx)
+        self.encoder_attn = MultiBranchAttention(config, heads, is_cross=True, layer_idx=layer_idx)
         self.encoder_attn_layer_norm = norm_before(config)
         self.lstm = DepthwiseLSTM(config, "decoder", merged=2 if self.merge == "concat" else 1)
         if self.merge == "two_lstms":
