@@ -104,8 +104,8 @@ def step_of(place: Path, words: list[str], sentences: int, beams: int, threads: 
     return lambda: engine.translate_batch(sources, beam_size=beams, **lengths)
 
 
-def compare_speed(threads: int, rounds: int) -> dict:
-    """Time by Marian's of every system, in every setting."""
+def compare_speed(threads: int, rounds: int, only: list[str] | None = None) -> dict:
+    """Time by Marian's of every system, or of `only` some, in every setting."""
     report: dict[str, Any] = {
         **machine("cpu"),
         "threads": threads,
@@ -115,6 +115,7 @@ def compare_speed(threads: int, rounds: int) -> dict:
     }
     with tempfile.TemporaryDirectory() as folder:
         systems = export_systems(Path(folder))
+        systems = {name: place for name, place in systems.items() if name in (YARDSTICK, *(only or systems))}
         for sentences, beams in SETTINGS:
             steps = {name: step_of(*place, sentences, beams, threads) for name, place in systems.items()}
             measured = against(take_turns(steps, rounds), YARDSTICK)
@@ -207,11 +208,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a trained checkpoint: compare BLEU on a text")
     parser.add_argument("--source", type=Path, help="the text, a sentence a line")
     parser.add_argument("--reference", type=Path, help="its translation")
+    parser.add_argument("--systems", nargs="+", metavar="NAME", help="only these rows of the table, and Marian's")
     parser.add_argument("--beams", type=int, default=5, help="of --model's search")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.model is None:
-        report = compare_speed(args.threads, args.rounds)
+        report = compare_speed(args.threads, args.rounds, args.systems)
         print(speed_table(report))
     elif args.source is None or args.reference is None:
         raise UserError("--model needs --source and --reference, two files of as many lines")
