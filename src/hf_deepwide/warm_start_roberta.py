@@ -34,7 +34,7 @@ LAYER_NORM_EPS = 1e-5  # of PyTorch's LayerNorm, and of all these models
 HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForSequenceClassification": AutoModelForSequenceClassification}
 LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 FREE = {
-    *(*BRANCHING, *LABELS, "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"),
+    *(*BRANCHING, *LABELS, "dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "layer_drop"),
     *("bos_token_id", "eos_token_id", "init_std", "tie_word_embeddings"),
 }
 RENAMED = (

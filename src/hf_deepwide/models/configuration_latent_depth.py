@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from .configuration_base import LAYERS, STEPS, WEIGHT, DeepWideConfig, check_bounds, validated
+from .configuration_base import LAYERS, STEPS, WEIGHT, DeepWideConfig, check_bounds, check_rates, validated
 from .quoting import quote
 
 
@@ -43,6 +43,8 @@ class LatentDepthConfig(DeepWideConfig):
         target_depth_anneal_steps: steps in which lambda grows from 0.
         target_depth_norm: L_K as the `"squared"` difference to K, which is smooth, or the `"absolute"` one of the
             paper.
+        layer_drop: LayerDrop (Fan, Grave and Joulin 2020), a baseline of the paper: the probability of skipping a
+            whole layer in training, in a stack that does not choose its layers.
         layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target, which the
             released code adds and the paper does not have; grows with lambda.
         inference_selection: z in evaluation. `"hard"`: 1 if a >= 0, else 0. `"soft"`: sigmoid(a). `"tempered"`:
@@ -78,6 +80,7 @@ class LatentDepthConfig(DeepWideConfig):
     target_depth_anneal_steps: int = 5000
     target_depth_norm: Literal["squared", "absolute"] = "squared"
     layer_sharing_weight: float | int = 0.0
+    layer_drop: float | int = 0.0
     inference_selection: Literal["hard", "soft", "tempered"] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -152,6 +155,15 @@ class LatentDepthConfig(DeepWideConfig):
             check_bounds(self, 0, LAYERS, f"target_{stack}_layers")
             if target is not None and target > layers:
                 raise ValueError(f"`target_{stack}_layers` must be in [0, {layers}], got {target}")
+
+    def validate_layer_drop(self) -> None:
+        """A layer is skipped by its own selection or by LayerDrop."""
+        check_rates(self, "layer_drop")
+        if self.layer_drop and self.latent_encoder and self.latent_decoder:
+            raise ValueError(
+                "`layer_drop` is for a stack that does not choose its layers, and both do; set it to 0, or "
+                "`latent_encoder` or `latent_decoder` to False"
+            )
 
     def validate_selection(self) -> None:
         """Weights, steps and temperatures are in range, and each posterior has a name or none has."""

@@ -11,10 +11,12 @@ class MATRobertaConfig(DeepWideConfig):
 
     The defaults are RoBERTa-base (Liu et al. 2019) with two attention branches, as in the paper; its RoBERTa-large
     has `d_model=1024, encoder_layers=24, encoder_attention_heads=16, encoder_ffn_dim=4096`. With
-    `attention_branches=1, drop_branch=0` the model is RoBERTa. All fields but the last are shared, see
+    `attention_branches=1, drop_branch=0` the model is RoBERTa. All fields but the last two are shared, see
     `DeepWideConfig`; fields that concern a decoder have no effect.
 
     Args:
+        layer_drop: LayerDrop (Fan, Grave and Joulin 2020), a row of the paper's table 9: the probability of skipping a
+            whole layer in training.
         max_position_embeddings: longest sequence, in tokens. RoBERTa's own field counts two positions more, which no
             token has.
         classifier_dropout: dropout before the two projections of the classification head; None means `dropout`.
@@ -42,8 +44,9 @@ class MATRobertaConfig(DeepWideConfig):
     decoder_start_token_id: int | None = None
     is_encoder_decoder: bool = False
     use_cache: bool = False
+    layer_drop: float | int = 0.0
     classifier_dropout: float | int | None = None
 
     def validate_classifier(self) -> None:
-        """The head's dropout is a rate."""
-        check_rates(self, "classifier_dropout")
+        """The head's dropout and LayerDrop are rates."""
+        check_rates(self, "classifier_dropout", "layer_drop")

@@ -27,7 +27,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum
+from .branches import BranchInput, BranchSum, no_gradient
 from .configuration_base import DeepWideConfig
 from .decoding import CURRENT, DecodingCache, can_decode
 from .embeddings import Embeddings, SinusoidalPositions, embed
@@ -153,9 +153,23 @@ class Stack(DeepWidePreTrainedModel):
             kwargs: the keyword arguments of every layer: in a decoder `past_key_values`, and arguments of the model's
                 call for attention. A family removes its own arguments by naming them in its signature.
         """
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, *inputs, **kwargs)
+        for layer, skipped in zip(self.layers, self.draw_skipped(kwargs.get("past_key_values")), strict=True):
+            if skipped:
+                hidden_states = hidden_states + no_gradient(layer, *(x for x in inputs if isinstance(x, torch.Tensor)))
+            else:
+                hidden_states = layer(hidden_states, *inputs, **kwargs)
         return hidden_states
+
+    def draw_skipped(self, past_key_values: Any) -> list[bool]:
+        """Which layers this forward pass skips (LayerDrop): none in evaluation, nor with a cache, which needs all.
+
+        There is one draw per layer and forward pass, for all sentences and positions. It is from the CPU's generator:
+        so on a GPU the decision needs no synchronisation.
+        """
+        rate = getattr(self.config, "layer_drop", 0)  # not every family has it
+        if not self.training or rate == 0 or past_key_values is not None:
+            return [False] * len(self.layers)
+        return (torch.rand(len(self.layers), device="cpu") <= rate).tolist()
 
 
 class Encoder(Stack):

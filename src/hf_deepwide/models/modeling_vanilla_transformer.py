@@ -164,17 +164,6 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
                 hidden_states, *state = as_state(layer(hidden_states, *own, *state, **kwargs))
         return hidden_states if self.combination is None else self.combination(history, hidden_states)
 
-    def draw_skipped(self, past_key_values: Any) -> list[bool]:
-        """Which layers this forward pass skips (LayerDrop): none in evaluation, nor with a cache, which needs all.
-
-        There is one draw per layer and forward pass, for all sentences and positions. It is from the CPU's generator:
-        so on a GPU the decision needs no synchronisation.
-        """
-        rate = self.config.layer_drop
-        if not self.training or rate == 0 or past_key_values is not None:
-            return [False] * len(self.layers)
-        return (torch.rand(len(self.layers), device="cpu") <= rate).tolist()
-
 
 class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     """Embeddings and a stack of encoder layers."""
