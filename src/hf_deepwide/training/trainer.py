@@ -106,7 +106,7 @@ class TokenBatchTrainer(Trainer):
         self.label_smoothing = args.label_smoothing_factor
         self.label_smoother = None  # the parent's would take the labels away from models that compute the loss
         self.data = data
-        self.train_collator = data_collator
+        self.train_collator: Any = None  # makes the batches of training, where they differ from those of validation
         self.latent = DepthTraining(self)
         self.faults = FaultGuard(self)
         self.sharding = Sharding(self)
@@ -391,6 +391,7 @@ class TokenBatchTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         """Batches by tokens; accelerate deals them out to the processes."""
         args, multiple = self.args, self.data_collator.pad_to_multiple_of
+        collator = self.train_collator or self.data_collator
         logger.info("lengths in a batch are padded to multiples of %d (training.pad_to_multiple_of)", multiple)
         if isinstance(self.train_dataset, IterableDataset):
             stream = StreamBatches(
@@ -405,7 +406,7 @@ class TokenBatchTrainer(Trainer):
                 max_length=self.data.max_length,
             )
             self.add_callback(StreamPosition())
-            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(self.train_collator))
+            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(collator))
         copies = None
         if self.data.sampling_temperature > 1:
             pairs = self.train_dataset["pair"][:]
@@ -418,9 +419,9 @@ class TokenBatchTrainer(Trainer):
             copies=copies,
         )
         self.remove_callback(EpochCallback)
-        self.add_callback(EpochCallback(sampler, self.train_collator))
+        self.add_callback(EpochCallback(sampler, collator))
         persistent = self.args.dataloader_persistent_workers
-        return self.accelerator.prepare(self._loader(self.train_dataset, sampler, self.train_collator, persistent))
+        return self.accelerator.prepare(self._loader(self.train_dataset, sampler, collator, persistent))
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """The same for validation, each pair once, longest first."""
