@@ -298,6 +298,7 @@ def test_a_model_in_half_precision_decodes_in_it(dtype, caches, monkeypatch):
 def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias, relu, large, monkeypatch):
     """Whichever copy of the weights it reads."""
     monkeypatch.setattr(matrix_product, "LARGE", large)
+    monkeypatch.setattr(matrix_product, "reads_transposes_faster", lambda: True)
     linear = nn.Linear(24, 40, bias=bias, dtype=dtype)
     x = torch.randn(rows, 1, 24, dtype=dtype)
     with torch.no_grad():

@@ -90,10 +90,13 @@ class SelfAttentionStep:
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
         """`[R, 1, D]` to `[R, 1, D]`, and no attention weights. `mask` is that of `Ancestors`."""
-        rows, beams, width = len(hidden_states), self.beams, self.head_dim
-        states = self.project(hidden_states).view(rows // beams, beams, 3, -1, width)
-        heads = states.shape[3]
-        query, key, value = states.permute(2, 0, 3, 1, 4).reshape(3, -1, beams, width).unbind()
+        rows, beams, width = hidden_states.shape[0], self.beams, self.head_dim
+        states = self.project(hidden_states)
+        if rows == 1:
+            query, key, value = states.view(3, -1, 1, width).unbind()
+        else:
+            states = states.view(rows // beams, beams, 3, -1, width).permute(2, 0, 3, 1, 4)
+            query, key, value = states.reshape(3, -1, beams, width).unbind()
         if self.slots == self.room:
             self.grow(key)
         self.keys.narrow(2, self.slots, beams).copy_(key.transpose(1, 2))
@@ -101,10 +104,10 @@ class SelfAttentionStep:
         self.slots += beams
         keys, values = self.keys.narrow(2, 0, self.slots), self.values.narrow(1, 0, self.slots)
         if self.relative is not None:
-            mask = self.relative_mask(query, heads, mask)
+            mask = self.relative_mask(query, query.shape[0] // (rows // beams), mask)
         context = attend(query, keys, values, mask)
         if beams > 1:
-            context = context.view(-1, heads, beams, width).transpose(1, 2).reshape(rows, 1, -1)
+            context = context.view(rows // beams, -1, beams, width).transpose(1, 2).reshape(rows, 1, -1)
         return self.merge(context.view(rows, 1, -1)), None
 
     def relative_mask(self, query: torch.Tensor, heads: int, mask: torch.Tensor | None) -> torch.Tensor:
@@ -166,7 +169,7 @@ class CrossAttentionStep:
             key, value = (project(memory).unflatten(-1, (-1, self.head_dim)) for project in self.project_source)
             self.keys = key.permute(0, 2, 3, 1).flatten(0, 1).contiguous()
             self.values = value.transpose(1, 2).flatten(0, 1).contiguous()
-        rows, sentences, width = len(hidden_states), len(memory), self.head_dim
+        rows, sentences, width = hidden_states.shape[0], memory.shape[0], self.head_dim
         query = self.project(hidden_states).view(sentences, rows // sentences, -1, width)
         heads = query.shape[2]
         context = attend(query.transpose(1, 2).reshape(sentences * heads, -1, width), self.keys, self.values, mask)

@@ -7,6 +7,7 @@ decoder's layers and equations. Its parts are made for single tokens:
                        (`attention_step`)
     matrix products    read a copy of the weights that is faster to read (`matrix_product`)
     feed-forward       knows that no branch is dropped
+    plain layers       call their parts at once (`layer_step`)
     layer selection    is computed once
     joints             say themselves what a step of them is (`decoding_step`)
     norms, dropout     are called without the detours of a module
@@ -35,6 +36,8 @@ from .branches import BranchSum
 from .embeddings import Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
 from .layer_selection import LayerSelection
+from .layer_step import DecoderLayerStep
+from .layers import DecoderLayer
 from .matrix_product import MatrixProduct
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
@@ -155,7 +158,8 @@ class DecodingCache(EncoderDecoderCache):
         if self.left is not None:
             input_ids = self.of_left(input_ids)
         steps = []
-        for ids in input_ids.to(self.memory.device).split(1, dim=1):
+        input_ids = input_ids.to(self.memory.device)
+        for ids in (input_ids,) if input_ids.shape[1] == 1 else input_ids.split(1, dim=1):
             self.ancestors.append(self.memory)
             steps.append(
                 self.decoder.step(ids, self.length, self.ancestors.visible(), self.memory, self.mask, **self.inputs)
@@ -224,6 +228,8 @@ class Twins:
             return unchanged
         if type(module) is nn.LayerNorm:
             return norm_step(module)
+        if type(module) is DecoderLayer:
+            return DecoderLayerStep(module, self.of)
         if hasattr(module, "decoding_step"):
             return module.decoding_step(self.autocast)
         children = {name: child if child is None else self.of(child) for name, child in module._modules.items()}
@@ -345,7 +351,8 @@ def is_plain(model: nn.Module) -> bool:
 
 def is_as_made(module: nn.Module) -> bool:
     """Whether a module is one of ours or PyTorch's, in evaluation mode, not compiled, and without hooks."""
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    is_hooked = module._forward_hooks or module._forward_pre_hooks  # hardly ever: this is asked for every module
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()] if is_hooked else ()
     return (
         not module.training
         and type(module).__module__.startswith(PACKAGES)

@@ -166,8 +166,10 @@ class Stack(DeepWidePreTrainedModel):
         There is one draw per layer and forward pass, for all sentences and positions. It is from the CPU's generator:
         so on a GPU the decision needs no synchronisation.
         """
+        if not self.training or past_key_values is not None:
+            return [False] * len(self.layers)
         rate = getattr(self.config, "layer_drop", 0)  # not every family has it
-        if not self.training or rate == 0 or past_key_values is not None:
+        if rate == 0:
             return [False] * len(self.layers)
         return (torch.rand(len(self.layers), device="cpu") <= rate).tolist()
 

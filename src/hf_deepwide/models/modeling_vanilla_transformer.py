@@ -135,6 +135,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.combination = self.make_combination()
+        self.is_transparent = config.layer_aggregation == "transparent"
         add_joins(self.layers, config)
         self.post_init()
 
@@ -221,9 +222,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
 
     def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a layer takes of the masks and the encoder's states: in transparent attention, its own part of them."""
-        causal_mask, memory, *others = inputs
-        if self.config.layer_aggregation != "transparent" or memory is None:
+        if not self.is_transparent or inputs[1] is None:
             return inputs
+        causal_mask, memory, *others = inputs
         width = self.config.d_model
         return causal_mask, memory.narrow(-1, layer * width, width), *others
 

@@ -1,0 +1,61 @@
+"""A plain decoder layer of one new token in each row.
+
+The equations are those of `layers.py`. Here nothing is dropped, and the parts are parts of the decoder's twin
+(`decoding.py`). With one sentence the matrix products are so short that every call between them counts.
+
+Shapes: R rows, B sentences, S source length, D model width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .layers import DecoderLayer
+
+Part = Callable[..., Any]
+
+
+class DecoderLayerStep:
+    """`DecoderLayer` for decoding: the same sub-layers, joined by addition, pre- or post-norm."""
+
+    def __init__(self, layer: DecoderLayer, twin_of: Callable[[Any], Part]) -> None:
+        """Take the layer's parts; `twin_of` makes the twin of a module."""
+        self.normalize_before = layer.normalize_before
+        self.self_attn, self.encoder_attn = twin_of(layer.self_attn), twin_of(layer.encoder_attn)
+        self.feed_forward = twin_of(layer.feed_forward)
+        self.norms = [
+            twin_of(norm)
+            for norm in (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
+        ]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+        memory: torch.Tensor,
+        memory_mask: torch.Tensor | None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`[R, 1, D]` to `[R, 1, D]`.
+
+        Args:
+            x: the new tokens.
+            mask: which earlier tokens a row sees, as `SelfAttentionStep` takes it.
+            memory: the encoder's states `[B, S, D]`.
+            memory_mask: additive, `[B, 1, 1, S]`, or None.
+            gate: weighs what the sub-layers add; None means 1.
+        """
+        before_self, before_cross, before_last = self.norms
+        if self.normalize_before:
+            x = x + gated(self.self_attn(before_self(x), mask)[0], gate)
+            x = x + gated(self.encoder_attn(before_cross(x), memory_mask, memory)[0], gate)
+            return x + gated(self.feed_forward(before_last(x)), gate)
+        x = before_self(x + gated(self.self_attn(x, mask)[0], gate))
+        x = before_cross(x + gated(self.encoder_attn(x, memory_mask, memory)[0], gate))
+        return before_last(x + gated(self.feed_forward(x), gate))
+
+
+def gated(output: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """What a sub-layer adds: gate * output."""
+    return output if gate is None else gate.to(output.dtype) * output
