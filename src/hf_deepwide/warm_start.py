@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 BRANCHING = (
     "attention_branches",
     "ffn_branches",
+    "join_ffn",
     "drop_branch",
     "ffn_drop_branch",
     "drop_granularity",
@@ -42,7 +43,7 @@ BRANCHING = (
 )
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 DROPPING = ("dropout", "attention_dropout", "activation_dropout", "layer_drop")
-FREE = {*BRANCHING, *TOKEN_IDS, *DROPPING, "init_std", "use_cache"}
+FREE = {*BRANCHING, *TOKEN_IDS, *DROPPING, "init_std", "use_cache"} - {"join_ffn"}
 TYING = ("tie_word_embeddings", "share_encoder_decoder_embeddings")  # True may become False, and copies be made
 # … and what would fit its weights but make another function of them; the rest would not fit.
 FUNCTION = {
@@ -54,6 +55,7 @@ FUNCTION = {
     "normalize_before",
     "residual",
     "layer_aggregation",
+    "join_ffn",
     "pad_token_id",
 }
 # A part of the keys of each sub-layer: the field that counts its branches, its own dropout, and its name in a message.
@@ -131,9 +133,10 @@ def losses(base: VanillaTransformerConfig, config: DeepWideConfig) -> list[str]:
         have, want = getattr(base, field), getattr(config, field)
         factor = merge_scale(want, config.branch_merge) * want / have / merge_scale(have, base.branch_merge)
         if not math.isclose(factor, 1):
+            inside = "" if config.join_ffn or field != "ffn_branches" else ", and what they activate,"
             reasons.append(
-                f"with `{field}` {want}, `branch_merge` {config.branch_merge!r} multiplies what those sub-layers give "
-                f"by {factor:.3g}; 'mean' preserves it"
+                f"with `{field}` {want}, `branch_merge` {config.branch_merge!r} multiplies what those sub-layers "
+                f"give{inside} by {factor:.3g}; 'mean' preserves it"
             )
     return reasons + start_of(type(config)).losses(base, config)
 
@@ -189,6 +192,8 @@ def _is_free(field: str, base: VanillaTransformerConfig) -> bool:
     """Whether a field can differ from the base's without changing its function."""
     if field == "max_position_embeddings":
         return base.position_embedding_type != "learned"
+    if field == "join_ffn":
+        return base.ffn_branches == 1
     return field in FREE or (field in TYING and getattr(base, field))
 
 

@@ -36,7 +36,7 @@ LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 FREE = {
     *(*BRANCHING, *LABELS, "dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "layer_drop"),
     *("bos_token_id", "eos_token_id", "init_std", "tie_word_embeddings"),
-}
+} - {"join_ffn"}
 RENAMED = (
     (r"^embeddings\.word_embeddings\.", "model.encoder.embed_tokens."),
     (r"^embeddings\.LayerNorm\.", "model.encoder.embeddings.layer_norm."),
@@ -195,7 +195,8 @@ def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MAT
     for key, value in overrides.items():
         if key not in known:
             raise UserError(f"MATRobertaConfig has no field {quote(key)}")
-        if key not in FREE and value != getattr(base, key):
+        free = key in FREE or (key == "join_ffn" and base.ffn_branches == 1)
+        if not free and value != getattr(base, key):
             raise UserError(
                 f"`{key}` cannot be {quote(value)}: {name} has {quote(getattr(base, key))}, and its weights have no "
                 "such shapes or were trained for that one; leave it out"

@@ -138,7 +138,7 @@ def test_the_schema_accepts_packaged_keys(monkeypatch, capsys):
     for section, keys in values.items():
         assert set(keys) <= set(schema["properties"][section]["properties"]), section
     assert schema["properties"]["data"]["properties"]["max_length"]["type"] == "integer"
-    assert schema["properties"]["model"]["properties"]["drop_unit"]["enum"] == ["branch", "head"]
+    assert schema["properties"]["model"]["properties"]["drop_unit"]["enum"] == ["branch", "head", "chunk"]
 
 
 def upper(lines):

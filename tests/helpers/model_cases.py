@@ -127,6 +127,9 @@ CASES = {
             "share_encoder_decoder_embeddings": False,
         },
     ),
+    "mat-3-unjoined": Case(
+        "mat", {"attention_branches": 3, "ffn_branches": 2, "join_ffn": False, "branch_merge": "double_mean"}
+    ),
     "multipath-2": Case("multipath_transformer", {"encoder_paths": 2}),
     "multipath-3-more": Case("multipath_transformer", {"encoder_paths": 3}),
     "multipath-4-postnorm": Case(

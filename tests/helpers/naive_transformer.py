@@ -125,11 +125,19 @@ def attention(
     for t, x in enumerate(queries):
         total = torch.zeros_like(x)
         for i in range(branches):
-            if config.drop_unit == "head":
+            keep_chunk = None
+            if config.drop_unit == "chunk":
+                weight, keep_head = 1.0, lambda head: 1.0
+                keep_chunk = functools.partial(keep, uniform, name, rho, i)
+            elif config.drop_unit == "head":
                 weight, keep_head = 1.0, functools.partial(keep, uniform, name, rho, i)
             else:
                 weight, keep_head = keep(uniform, name, rho, i), lambda head: 1.0
-            total = total + weight * branch_attention(w, name, heads, i, branches, t, x, memory, visible, keep_head)
+            output = branch_attention(w, name, heads, i, branches, t, x, memory, visible, keep_head)
+            if keep_chunk is not None:  # the released code's: behind the output projection
+                width = len(x) // heads
+                output = torch.cat([output[j * width : (j + 1) * width] * keep_chunk(j) for j in range(heads)])
+            total = total + weight * output
         merged.append(total * merge_factor(branches, config.branch_merge))
     return torch.stack(merged)
 
@@ -137,6 +145,8 @@ def attention(
 def feed_forward(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
     """(1/N_f) sum_i FFN(x; w_i) 1{U_i >= rho} / (1 - rho) of one sentence (Eq. 3, 7, 8), `[T, D]`."""
     branches = config.ffn_branches
+    if not config.join_ffn:
+        return torch.stack([unjoined_feed_forward(w, name, config, x, uniform) for x in xs])
     merged = []
     for x in xs:
         total = torch.zeros_like(x)
@@ -145,6 +155,21 @@ def feed_forward(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: 
             total = total + branch * keep(uniform, name, config.drop_branch, i)
         merged.append(total * merge_factor(branches, config.branch_merge))
     return torch.stack(merged)
+
+
+def unjoined_feed_forward(w: Weights, name: str, config: Any, x: torch.Tensor, uniform: Uniform) -> torch.Tensor:
+    """Merge the branches before the activation and again behind it, with other U's each time (released code)."""
+    n, rho = config.ffn_branches, config.drop_branch
+    share = merge_factor(n, config.branch_merge)
+    inner = outer = 0
+    for i in range(n):
+        weight, bias = block(w, name + ".fc1", i, n, 0)
+        inner = inner + share * keep(uniform, name, rho, i) * (weight @ x + bias)
+    inner = drop(inner.clamp(min=0), "activation_dropout")
+    for i in range(n):
+        weight, bias = block(w, name + ".fc2", i, n, 1)
+        outer = outer + share * keep(uniform, name + ".fc2", rho, i) * (weight @ inner + bias)
+    return outer
 
 
 def sinusoid(position: int, dim: int, kind: str) -> torch.Tensor:

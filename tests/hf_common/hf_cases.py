@@ -89,7 +89,14 @@ CASES = [
         {"layer_aggregation": "dlcl", **PRE_NORM},
         {"layer_drop": 0.3, **PRE_NORM},
     ),
-    *_rows("mat", EAGER, PRE_NORM, {"attention_branches": 1}, {"attention_branches": 1, **PRE_NORM}),
+    *_rows(
+        "mat",
+        EAGER,
+        PRE_NORM,
+        {"attention_branches": 1},
+        {"attention_branches": 1, **PRE_NORM},
+        {"ffn_branches": 2, "join_ffn": False, "drop_unit": "chunk"},
+    ),
     *_rows(
         "multipath_transformer",
         EAGER,

@@ -17,6 +17,7 @@ TARGETS = {
 
 WIDE = {
     "mat": ("mat-3", {"ffn_branches": 2}),
+    "mat, un-joined": ("mat-3-unjoined", {}),
     "multipath": ("multipath-3-more", {}),
     "multipath without norms": ("multipath-3-more", {"path_norm": False}),
     "lstm": ("lstm-two", {}),
@@ -55,11 +56,12 @@ def test_merging_an_adapter_changes_nothing(targets, family):
 
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])
-@pytest.mark.parametrize("drop_unit", ["branch", "head"])
+@pytest.mark.parametrize("drop_unit", ["branch", "head", "chunk"])
 @pytest.mark.parametrize("targets", TARGETS)
 def test_an_adapted_model_drops_as_a_merged_one(targets, drop_unit, granularity):
     """Adapted branches are weighed by 0 or 1, merged ones left out: with one seed the losses are the same."""
     options = {"drop_branch": 0.4, "drop_unit": drop_unit, "drop_granularity": granularity}
+    options["join_ffn"] = drop_unit != "chunk"
     one, two = adapted(targets, **options).train(), adapted(targets, **options).merge_and_unload().train()
     losses = set()
     for seed in range(3):

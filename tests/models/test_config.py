@@ -49,7 +49,8 @@ REFUSED = [
     ({"init_std": -0.02}, ["`init_std`", "at least 0", "got -0.02"]),
     # a name
     ({"position_embedding_type": "rotary"}, ["`position_embedding_type`", "sinusoidal, marian, learned", "'rotary'"]),
-    ({"drop_unit": "layer"}, ["`drop_unit`", "branch, head", "'layer'"]),
+    ({"drop_unit": "layer"}, ["`drop_unit`", "branch, head, chunk", "'layer'"]),
+    ({"join_ffn": "no"}, ["join_ffn", "bool", "'no'"]),
     ({"drop_granularity": "token"}, ["`drop_granularity`", "batch, sentence", "'token'"]),
     ({"branch_merge": "sum"}, ["`branch_merge`", "mean, double_mean", "'sum'"]),
     ({"activation_function": "reluu"}, ["`activation_function`", "relu", "'reluu'"]),
@@ -114,7 +115,7 @@ def test_types_are_checked_when_a_field_is_set_later_and_the_rest_when_it_is_sav
     config = MATConfig()
     with pytest.raises(ValueError, match="d_model"):
         config.d_model = "512"
-    with pytest.raises(ValueError, match="`drop_unit` must be one of branch, head, got 'heads'"):
+    with pytest.raises(ValueError, match="`drop_unit` must be one of branch, head, chunk, got 'heads'"):
         config.drop_unit = "heads"
     assert (config.d_model, config.drop_unit) == (512, "branch")
     config.drop_branch = 2
@@ -139,6 +140,7 @@ def test_defaults_are_those_of_the_papers():
         assert config.position_embedding_type == "sinusoidal"
         assert config.branch_merge == "mean"
         assert config.drop_unit == "branch"
+        assert config.join_ffn
         assert (config.drop_granularity, config.ffn_drop_branch) == ("batch", None)
         assert config.attention_bias
         assert config.share_encoder_decoder_embeddings

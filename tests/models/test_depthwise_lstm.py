@@ -367,6 +367,7 @@ def test_a_few_steps_of_training_lower_the_loss():
         ({"normalize_before": False}, "`normalize_before` must be True"),
         ({"ffn_drop_branch": 0.1}, "`ffn_drop_branch` must be None: there is no feed-forward sub-layer, got 0.1"),
         ({"ffn_branches": 2}, "`ffn_branches` must be 1: there is no feed-forward sub-layer, got 2"),
+        ({"join_ffn": False}, "`join_ffn` must be True: there is no feed-forward sub-layer, got False"),
     ],
 )
 def test_a_wrong_field_is_named(fields, message):

@@ -61,7 +61,7 @@ def test_two_constant_branches_have_four_outcomes_in_the_right_proportions(merge
 
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])
-@pytest.mark.parametrize("drop_unit", ["branch", "head"])
+@pytest.mark.parametrize("drop_unit", ["branch", "head", "chunk"])
 def test_the_mean_over_draws_is_the_undropped_output(drop_unit, granularity):
     """Eq. 5-6 and 9 are unbiased, biases included: training sees on average what inference computes."""
     layer = attention_layer(drop_branch=0.4, drop_unit=drop_unit, drop_granularity=granularity)
@@ -109,6 +109,49 @@ def test_feed_forward_branches_are_dropped_one_by_one():
     assert counts[3] == max(counts)
 
 
+def test_an_unjoined_feed_forward_has_three_outcomes():
+    """Both projections are there, (1 - rho)^2; the first dropped, the bias of the second remains; or nothing does."""
+    rho, draws = 0.3, 2000
+    layer, x = feed_forward_layer(drop_branch=rho, join_ffn=False), inputs()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        samples = [layer(x) for _ in range(draws)]
+        inner = layer.activation(layer.fc1(x) / (1 - rho))
+        outcomes = {
+            "both": (layer.fc2(inner) / (1 - rho), (1 - rho) ** 2),
+            "the second": ((layer.fc2.bias / (1 - rho)).expand_as(x), rho * (1 - rho)),
+            "none": (torch.zeros_like(x), rho),
+        }
+    counts = {name: sum(torch.allclose(s, o, atol=1e-5) for s in samples) for name, (o, _) in outcomes.items()}
+    assert sum(counts.values()) == draws
+    for name, (_, probability) in outcomes.items():
+        assert counts[name] / draws == pytest.approx(probability, abs=0.04), name
+
+
+def test_unjoined_feed_forwards_draw_for_each_projection_by_itself():
+    """With two branches sixteen pairs of draws; the four that keep nothing behind the activation are alike."""
+    fields = {"drop_branch": 0.5, "ffn_branches": 2, "join_ffn": False, "drop_granularity": "sentence"}
+    layer, x = feed_forward_layer(**fields), inputs(shape=(1, 4, 8)).expand(1600, -1, -1)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        outputs = layer(x)
+    kinds = Counter(tuple(row.tolist()) for row in outputs.flatten(1).round(decimals=3))
+    assert len(kinds) == 4 * 3 + 1
+    assert kinds[(0.0,) * 32] / 1600 == pytest.approx(1 / 4, abs=0.05)
+    assert all(40 < count < 170 for kind, count in kinds.items() if any(kind))
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("merge", MERGES)
+def test_unjoined_branches_are_one_network_in_evaluation(merge, branches):
+    layer = feed_forward_layer(ffn_branches=branches, join_ffn=False, branch_merge=merge, drop_branch=0.3).eval()
+    (inner, inner_bias), (outer, outer_bias) = layer.averaged()
+    with torch.no_grad():
+        expected = torch.relu(inputs() @ inner.T + inner_bias) @ outer.T + outer_bias
+        torch.testing.assert_close(layer(inputs()), expected, atol=1e-5, rtol=1e-5)
+    assert inner.shape == (12, 8)
+
+
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("kept", [[0], [2], [0, 2], [1, 2]])
 def test_a_dropped_branch_takes_its_output_bias_with_it(kept, merge, monkeypatch):
@@ -151,10 +194,28 @@ def test_heads_are_zeroed_before_they_are_mixed():
     assert all(30 <= count <= 70 for count in patterns.values())
 
 
+def test_chunks_are_zeroed_behind_the_output_projection():
+    """As the released code drops heads: runs of D/M zeros whatever the projection, whose bias is dropped with them."""
+    layer = attention_layer(attention_branches=1, drop_branch=0.5, drop_unit="chunk")
+    x, patterns = inputs(), Counter()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        full = layer.eval()(x)[0].unflatten(-1, (2, 4))
+        layer.train()
+        for _ in range(200):
+            output = layer(x)[0].unflatten(-1, (2, 4))
+            alive = (output != 0).any(-1)[0, 0]
+            torch.testing.assert_close(output, full / 0.5 * alive[:, None])
+            patterns[tuple(alive.tolist())] += 1
+    assert len(patterns) == 4
+    assert all(30 <= count <= 70 for count in patterns.values())
+
+
+@pytest.mark.parametrize("fields", [{}, {"drop_unit": "chunk", "ffn_branches": 2, "join_ffn": False}], ids=str)
 @pytest.mark.parametrize("normalize_before", [False, True], ids=["post-norm", "pre-norm"])
-def test_passes_only_the_residual_when_all_branches_drop(normalize_before, monkeypatch):
+def test_passes_only_the_residual_when_all_branches_drop(normalize_before, fields, monkeypatch):
     """Also those of a norm before the sub-layer and of the encoder: DistributedDataParallel waits for every one."""
-    model = build("mat-3", drop_branch=0.5, normalize_before=normalize_before).train()
+    model = build("mat-3", drop_branch=0.5, normalize_before=normalize_before, **fields).train()
     keeping(monkeypatch, attention, [])
     keeping(monkeypatch, feed_forward, [])
     layer = model.model.decoder.layers[1]
@@ -252,6 +313,7 @@ def test_evaluation_and_rate_zero_draw_nothing(monkeypatch):
     layer = attention_layer(drop_branch=0.5, drop_unit="head").eval()
     layer(inputs())
     attention_layer(drop_branch=0.5, drop_granularity="sentence").eval()(inputs())
+    feed_forward_layer(drop_branch=0.5, join_ffn=False).eval()(inputs())
     attention_layer(drop_branch=0.0)(inputs())
     feed_forward_layer(drop_branch=0.5).eval()(inputs())
     feed_forward_layer(drop_branch=0.0)(inputs())

@@ -33,9 +33,12 @@ def draws(monkeypatch):
         generator = torch.Generator().manual_seed(seed)
 
         def rand(*size, **_):
-            assert current[-1] not in drawn, "one draw a sub-layer"
-            drawn[current[-1]] = torch.empty(*size).uniform_(generator=generator)
-            return drawn[current[-1]]
+            name = current[-1]
+            if not model.config.join_ffn and name in drawn:
+                name += ".fc2"  # un-joined branches drop twice
+            assert name not in drawn, "one draw a sub-layer"
+            drawn[name] = torch.empty(*size).uniform_(generator=generator)
+            return drawn[name]
 
         monkeypatch.setattr(torch, "rand", rand)
         return drawn
@@ -83,9 +86,9 @@ def test_dropout_stands_where_the_papers_have_it(case, monkeypatch):
 
 
 @pytest.mark.parametrize("use_cache", [False, True], ids=["", "cached"])
-@pytest.mark.parametrize("drop_unit", ["branch", "head"])
+@pytest.mark.parametrize("drop_unit", ["branch", "head", "chunk"])
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])
-@pytest.mark.parametrize("case", ["mat-1", "mat-3", "mat-2-prenorm", "mat-3-two-vocabularies"])
+@pytest.mark.parametrize("case", ["mat-1", "mat-3", "mat-2-prenorm", "mat-3-two-vocabularies", "mat-3-unjoined"])
 def test_training_with_drop_branch_is_the_equations_and_so_are_its_gradients(
     case, granularity, drop_unit, use_cache, draws
 ):
@@ -98,10 +101,10 @@ def test_training_with_drop_branch_is_the_equations_and_so_are_its_gradients(
     batch = pair((4, 3), (3, 2))
     drawn = draws(model, seed=4)
     got = model(**batch, use_cache=use_cache).logits
-    assert len(drawn) == 2 * 2 + 2 * 3
+    assert len(drawn) == 2 * 2 + 2 * 3 + (0 if model.config.join_ffn else 2 + 2)
     rows = 2 if granularity == "sentence" else 1  # draws in a forward pass
     drawn = {name: u.view(rows, -1) for name, u in drawn.items()}
-    if drop_unit == "head":  # one number for each head of each branch
+    if drop_unit != "branch":  # one number for each head of each branch
         heads = {name: 2 if "encoder.layers" in name else 4 for name in drawn if "attn" in name}
         branches = model.config.attention_branches
         drawn |= {name: drawn[name].view(rows, branches, count) for name, count in heads.items()}

@@ -31,6 +31,7 @@ EXPRESSIBLE = {
     "MAT": ("mat-3", {}),
     "MAT, branches of networks, Marian's sinusoids": ("mat-2-prenorm", {}),
     "MAT, two vocabularies, 1/N^2, no biases, no scale": ("mat-3-two-vocabularies", {}),
+    "MAT, un-joined networks": ("mat-3-unjoined", {}),
     "MAT, odd widths": ("mat-3", UNEQUAL),
     "paths": ("multipath-2", RAW),
     "paths, more features": ("multipath-3-more", RAW),

@@ -207,6 +207,19 @@ def test_what_is_no_base_is_refused(fields, overrides, words):
         MATRobertaForMaskedLM.from_base(base(**fields), **overrides)
 
 
+def test_branches_of_networks_stay_joined_as_they_were_trained():
+    """A single network may be either: it is dropped in another way, and computes the same."""
+    theirs, real = base(), batch()["attention_mask"] == 1
+    for joined in (True, False):
+        model = MATRobertaForMaskedLM.from_base(theirs, ffn_branches=2, join_ffn=joined, drop_branch=0.0)
+        with pytest.raises(UserError, match=f"`join_ffn` cannot be {not joined}"):
+            MATRobertaForMaskedLM.from_base(model, join_ffn=not joined)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model(**batch()).logits[real], theirs(**batch()).logits[real], rtol=1e-4, atol=1e-4
+            )
+
+
 def test_other_architectures_are_refused(tmp_path):
     with pytest.raises(UserError, match="accepted: roberta, xlm-roberta, camembert, mat_roberta"):
         MATRobertaModel.from_base(hf_deepwide.MATModel(hf_deepwide.MATConfig(vocab_size=9, d_model=16)))

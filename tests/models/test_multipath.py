@@ -162,6 +162,7 @@ def test_weights_of_features_are_reported_to_the_log():
         ({"attention_branches": 2}, "`attention_branches` must be 1: the width here is `encoder_paths`, got 2"),
         ({"ffn_branches": 3}, "`ffn_branches` must be 1: the width here is `encoder_paths`, got 3"),
         ({"drop_branch": 0.1}, "`drop_branch` must be 0: paths are never dropped, got 0.1"),
+        ({"join_ffn": False}, "`join_ffn` must be True: `ffn_branches` is 1 and nothing is dropped, got False"),
         ({"ffn_drop_branch": 0.1}, "`ffn_drop_branch` must be 0: paths are never dropped, got 0.1"),
     ],
 )

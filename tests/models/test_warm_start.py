@@ -246,6 +246,27 @@ def test_double_mean_divides_each_sublayer_by_n_and_says_so(caplog):
     assert not caplog.text
 
 
+def test_unjoined_copies_of_a_network_are_that_network(caplog):
+    """Their mean is taken before the activation and behind it; both means are of equal copies."""
+    base, inputs = make("vanilla"), batch("vanilla")
+    wide = off(base, attention_branches=2, ffn_branches=3, join_ffn=False)
+    with torch.no_grad():
+        torch.testing.assert_close(wide(**inputs).logits, base(**inputs).logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            off(wide, ffn_branches=6)(**inputs).logits, base(**inputs).logits, atol=1e-5, rtol=0
+        )
+    assert "does not compute" not in caplog.text
+    halved = off(base, ffn_branches=2, join_ffn=False, branch_merge="double_mean")
+    assert "multiplies what those sub-layers give, and what they activate, by 0.5" in caplog.text
+    x, own = torch.randn(2, 5, 24), halved.model.encoder.layers[0].feed_forward
+    theirs = base.model.encoder.layers[0].feed_forward
+    with torch.no_grad():
+        torch.testing.assert_close(own(x), theirs.fc2(theirs.activation(theirs.fc1(x) / 2)) / 2)
+    for trained, asked in ((wide, True), (off(base, ffn_branches=2), False)):
+        with pytest.raises(UserError, match=rf"`join_ffn` cannot be {asked}: .* has {not asked}, and it was trained"):
+            off(trained, join_ffn=asked)
+
+
 def test_a_mat_is_a_base_whose_branches_are_copied_equally_often():
     base, inputs = make("mat"), batch("mat")
     assert off(base).config.attention_branches == MATForConditionalGeneration.from_base(base).config.ffn_branches == 2

@@ -21,6 +21,7 @@ from ..models.branches import BranchInput, BranchSum
 from ..models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from ..models.configuration_multipath_transformer import MultiPathConfig
 from ..models.embeddings import Embeddings
+from ..models.feed_forward import MultiBranchFeedForward
 from ..models.language_pairs import language_ids, target_settings
 from ..models.modeling_multipath_transformer import MultiPathEncoderLayer, PathSum
 
@@ -269,6 +270,11 @@ def _set_attention(spec: LayerSpec, attention: Any, weights: Sequence[float], fu
 
 
 def _set_feed_forward(spec: LayerSpec, network: Any, weights: Sequence[float]) -> None:
+    if isinstance(network, MultiBranchFeedForward) and not network.joined:
+        inner, outer = network.averaged()
+        _set_linear(spec.linear_0, *inner)
+        _set_linear(spec.linear_1, *outer)
+        return
     _set_linear(spec.linear_0, network.fc1.weight, network.fc1.bias)
     _set_sum(spec.linear_1, network.fc2, weights)
 

@@ -17,6 +17,7 @@ from .branches import (
     BranchSum,
     draw_branches,
     draw_gates,
+    gated_outputs,
     merge_scale,
     no_branch,
     project_together,
@@ -109,7 +110,8 @@ class MultiBranchAttention(nn.Module):
         """
         drop, by_head = BranchDrop(self.merge_scale), self.drop_unit == "head"
         if self.training and self.drop_branch > 0:
-            shape, device = (self.branches, self.num_heads if by_head else 1), hidden_states.device
+            shape = self.branches, 1 if self.drop_unit == "branch" else self.num_heads
+            device = hidden_states.device
             scale = self.merge_scale if by_head else self.merge_scale / (1 - self.drop_branch)
             if self.by_sentence:
                 drop = BranchDrop(scale, gates=draw_gates(len(hidden_states), shape, self.drop_branch, device))
@@ -123,6 +125,9 @@ class MultiBranchAttention(nn.Module):
         context, weights = self.attend(
             hidden_states, attention_mask, encoder_hidden_states, past_key_values, drop.kept, **kwargs
         )
+        if drop.gates is not None and self.drop_unit == "chunk":
+            context = context.reshape(*hidden_states.shape[:-1], -1)
+            return self.report(gated_outputs(self.out_proj, context, drop.gates) * drop.scale, weights, kwargs)
         if drop.gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
             gates = drop.gates.expand(*drop.gates.shape[:-1], self.num_heads).flatten(-2)  # [heads] or [B, heads]
             context = context * gates[..., None, :, None].to(context.dtype)
@@ -189,7 +194,7 @@ class MultiBranchAttention(nn.Module):
     def _can_skip(self, past_key_values: Cache | None, kwargs: dict[str, Any]) -> bool:
         """Whether dropped branches can be left uncomputed.
 
-        All are computed, and weighed by 0 or 1, in four cases: heads are dropped one by one; a cache must hold all
+        All are computed, and weighed by 0 or 1, in four cases: parts of branches are dropped; a cache must hold all
         branches; attention weights are asked for; an adapter wraps a projection.
         """
         needed = past_key_values is not None or self._wants_weights(kwargs)

@@ -194,6 +194,18 @@ def branch_outputs(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor
     return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
 
 
+def gated_outputs(projection: nn.Module, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Sum the outputs of the branches, whose features are weighed in chunks: `[B, T, N * in]` to `[B, T, out]`.
+
+    `gates` `[N, M]`, or `[B, N, M]`, weighs each of the M chunks of a branch's output, its bias included.
+    """
+    branches, chunks = gates.shape[-2:]
+    inner = x.unflatten(-1, (branches, -1)).flatten(0, 1).transpose(0, 1)
+    outputs = branch_outputs(projection, inner).view(branches, *x.shape[:2], chunks, -1)
+    by_branch = gates.expand(len(x), -1, -1).transpose(0, 1)[:, :, None, :, None]
+    return (outputs * by_branch.to(outputs.dtype)).sum(0).flatten(-2)
+
+
 def no_gradient(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
     """A scalar 0 connected to the module's parameters and inputs, so that their gradients are zero instead of None.
 

@@ -1,7 +1,7 @@
 """The fields that every family shares, and how they are checked.
 
 Names follow Marian's configuration. Two axes are kept apart. *Width* is what one sub-layer computes
-(`attention_branches`, `ffn_branches`, `drop_branch`, `ffn_drop_branch`, `drop_granularity`, `drop_unit`,
+(`attention_branches`, `ffn_branches`, `join_ffn`, `drop_branch`, `ffn_drop_branch`, `drop_granularity`, `drop_unit`,
 `branch_merge`). *Depth* is how layers are joined (`normalize_before`, and what a family adds). At their defaults both
 axes are at rest, and the model is the Transformer of Vaswani et al. (2017).
 """
@@ -96,12 +96,17 @@ class DeepWideConfig(PreTrainedConfig):
         share_encoder_decoder_embeddings: source and target embeddings are one matrix.
         attention_branches: N_a, parallel attentions in each attention sub-layer (MAT, Eq. 4).
         ffn_branches: N_f, parallel feed-forward networks in each such sub-layer (MAT, Eq. 8).
+        join_ffn: a feed-forward branch is a whole network, and drops as a whole (MAT, Eq. 7 and 8). False, as in the
+            released code without its `--join-pffn`: the two projections of all branches are averaged, and drop, each
+            on their own. So N_f branches are activated as one.
         drop_branch: rho, the probability of dropping a branch in training (MAT, Eq. 5-8).
         ffn_drop_branch: the same for feed-forward branches; None means `drop_branch`. 0 is the paper's ablation
             without drop-branch at the FFN layers (section 4.2).
         drop_granularity: `"batch"` makes one draw of U (Eq. 5) for all sentences of a forward pass, as in the released
             code, and does not compute dropped branches. `"sentence"` makes one draw for each sentence.
         drop_unit: `"branch"` drops whole attention branches (Eq. 5), `"head"` their heads one by one (Eq. 9).
+            `"chunk"`, as in the released code, drops what stands in the place of a head behind the output projection:
+            D / M of the features that a branch gives.
         branch_merge: `"mean"` is the paper's 1/N; `"double_mean"` the released code's 1/N**2.
 
     Raises:
@@ -141,10 +146,11 @@ class DeepWideConfig(PreTrainedConfig):
     share_encoder_decoder_embeddings: bool = True
     attention_branches: int = 1
     ffn_branches: int = 1
+    join_ffn: bool = True
     drop_branch: float | int = 0.0
     ffn_drop_branch: float | int | None = None
     drop_granularity: Literal["batch", "sentence"] = "batch"
-    drop_unit: Literal["branch", "head"] = "branch"
+    drop_unit: Literal["branch", "head", "chunk"] = "branch"
     branch_merge: Literal["mean", "double_mean"] = "mean"
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1

@@ -127,3 +127,5 @@ class DepthwiseLSTMConfig(DeepWideConfig):
             )
         if self.ffn_branches != 1:
             raise ValueError(f"`ffn_branches` must be 1: there is no feed-forward sub-layer, got {self.ffn_branches}")
+        if not self.join_ffn:
+            raise ValueError("`join_ffn` must be True: there is no feed-forward sub-layer, got False")

@@ -70,3 +70,5 @@ class MultiPathConfig(DeepWideConfig):
         for name in ("drop_branch", "ffn_drop_branch"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` must be 0: paths are never dropped, got {getattr(self, name)}")
+        if not self.join_ffn:
+            raise ValueError("`join_ffn` must be True: `ffn_branches` is 1 and nothing is dropped, got False")

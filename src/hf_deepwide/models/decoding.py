@@ -242,15 +242,19 @@ class Twins:
 
 
 class FeedForwardStep:
-    """A feed-forward network, or the mean of several, none of which is dropped."""
+    """A feed-forward network, or the mean of several, none of which is dropped; un-joined, they are one network."""
 
     def __init__(self, module: MultiBranchFeedForward, product: Callable[..., MatrixProduct]) -> None:
         """Take the weights; the factor of the merge is in the second matrix."""
         is_relu = type(module.activation) is nn.ReLU
         self.activation = None if is_relu else module.activation
-        self.inner = product(module.fc1.weight, module.fc1.bias, relu=is_relu)
-        scale, bias = module.merge_scale, module.fc2.summed_bias()
-        self.outer = product(scaled(module.fc2.weight, scale), None if bias is None else scaled(bias, scale))
+        if module.joined:
+            scale, bias = module.merge_scale, module.fc2.summed_bias()
+            self.inner = product(module.fc1.weight, module.fc1.bias, relu=is_relu)
+            self.outer = product(scaled(module.fc2.weight, scale), None if bias is None else scaled(bias, scale))
+        else:
+            inner, outer = module.averaged()
+            self.inner, self.outer = product(*inner, relu=is_relu), product(*outer)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[R, 1, D]` to `[R, 1, D]`."""

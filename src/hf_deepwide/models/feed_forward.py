@@ -9,7 +9,16 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from .branches import BranchDrop, BranchInput, BranchSum, draw_branches, draw_gates, merge_scale, no_branch
+from .branches import (
+    BranchDrop,
+    BranchInput,
+    BranchSum,
+    draw_branches,
+    draw_gates,
+    merge_scale,
+    no_branch,
+    no_gradient,
+)
 from .dropout import Dropout
 
 
@@ -18,11 +27,18 @@ class MultiBranchFeedForward(nn.Module):
 
     In training each branch is dropped with probability rho, and kept ones are scaled by 1 / (1 - rho) (Eq. 7 and 8).
     Where all sentences drop the same branches, dropped branches are not computed. The residual is not part of it.
+
+    The released code joins branches by a flag alone. Without it (`join_ffn=False`), both projections are averaged, and
+    the drop beta of each branch is drawn for each of them:
+
+        h = act(1/N sum_i beta_i (x W1_i + b1_i)),  1/N sum_i beta'_i (h W2_i + b2_i)
     """
 
     def __init__(self, config: Any, ffn_dim: int) -> None:
         super().__init__()
         self.branches = config.ffn_branches
+        self.joined = config.join_ffn
+        self.ffn_dim = ffn_dim
         self.drop_branch = config.drop_branch if config.ffn_drop_branch is None else config.ffn_drop_branch
         self.by_sentence = config.drop_granularity == "sentence"
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
@@ -33,19 +49,11 @@ class MultiBranchFeedForward(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""
-        drop = BranchDrop(self.merge_scale)
-        if self.training and self.drop_branch > 0:
-            scale, device = self.merge_scale / (1 - self.drop_branch), hidden_states.device
-            if self.by_sentence:
-                gates = draw_gates(len(hidden_states), (self.branches, 1), self.drop_branch, device)
-                drop = BranchDrop(scale, gates=gates)
-            else:
-                kept = draw_branches(self.branches, self.drop_branch)
-                if not kept:
-                    return no_branch(self, hidden_states)
-                plain = type(self.fc1) is BranchInput and type(self.fc2) is BranchSum  # not wrapped (LoRA)
-                drop = BranchDrop.of(scale, kept, (self.branches, 1), plain, device)
-
+        if not self.joined:
+            return self._unjoined(hidden_states)
+        drop = self._draw(hidden_states)
+        if drop.kept == []:
+            return no_branch(self, hidden_states)
         inner = self.fc1(hidden_states) if drop.kept is None else self.fc1(hidden_states, kept=drop.kept)
         inner = self.activation_dropout(self.activation(inner))
         if self.branches == 1:
@@ -54,8 +62,60 @@ class MultiBranchFeedForward(nn.Module):
                 output = output * drop.gates.to(output.dtype)
         elif drop.gates is None:
             output = self.fc2(inner, kept=drop.kept)
-        else:  # [N, 1] or [B, N, 1]
-            gates = drop.gates[..., None, :, :].to(inner.dtype)
-            inner = (inner.unflatten(-1, (self.branches, -1)) * gates).flatten(-2)
-            output = self.fc2(inner, gates=drop.gates[..., 0])
+        else:
+            gated = inner.unflatten(-1, (self.branches, -1)) * of_features(drop.gates, inner)
+            output = self.fc2(gated.flatten(-2), gates=drop.gates[..., 0])
         return output if drop.scale == 1 else output * drop.scale
+
+    def _draw(self, hidden_states: torch.Tensor) -> BranchDrop:
+        """Decide what drops in this forward pass; nothing does in evaluation."""
+        if not self.training or self.drop_branch == 0:
+            return BranchDrop(self.merge_scale)
+        scale, device = self.merge_scale / (1 - self.drop_branch), hidden_states.device
+        if self.by_sentence:
+            gates = draw_gates(len(hidden_states), (self.branches, 1), self.drop_branch, device)
+            return BranchDrop(scale, gates=gates)
+        kept = draw_branches(self.branches, self.drop_branch)
+        plain = type(self.fc1) is BranchInput and type(self.fc2) is BranchSum  # not wrapped (LoRA)
+        return BranchDrop.of(scale, kept, (self.branches, 1), plain or not kept, device)
+
+    def _unjoined(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Average the branches before the activation and again behind it."""
+        drop = self._draw(hidden_states)
+        if drop.kept == []:  # what is activated is 0
+            shape = *hidden_states.shape[:-1], self.ffn_dim
+            inner = hidden_states.new_zeros(shape) + no_gradient(self.fc1, hidden_states)
+        else:
+            inner = self.fc1(hidden_states) if drop.kept is None else self.fc1(hidden_states, kept=drop.kept)
+            inner = inner.unflatten(-1, (-1, self.ffn_dim))
+            if drop.gates is not None:
+                inner = inner * of_features(drop.gates, inner)
+            inner = inner.sum(-2) * drop.scale
+        inner = self.activation_dropout(self.activation(inner))
+
+        drop = self._draw(hidden_states)
+        if drop.kept == []:
+            return no_branch(self, hidden_states)
+        branches = self.branches if drop.kept is None else len(drop.kept)
+        repeated = inner.unsqueeze(-2).expand(*inner.shape[:-1], branches, -1)
+        if drop.kept is not None:
+            output = self.fc2(repeated.flatten(-2), kept=drop.kept)
+        elif drop.gates is not None:
+            gated = repeated * of_features(drop.gates, inner)
+            output = self.fc2(gated.flatten(-2), gates=drop.gates[..., 0])
+        else:
+            output = self.fc2(repeated.flatten(-2))
+        return output * drop.scale
+
+    def averaged(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """The network that un-joined branches are in evaluation: matrix and bias, inner and outer."""
+
+        def merged(parameter: torch.Tensor, along: int = 0) -> torch.Tensor:
+            return parameter.unflatten(along, (self.branches, -1)).sum(along) * self.merge_scale
+
+        return (merged(self.fc1.weight), merged(self.fc1.bias)), (merged(self.fc2.weight, 1), merged(self.fc2.bias))
+
+
+def of_features(gates: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+    """Gates `[N, 1]`, or `[B, N, 1]`, shaped and typed to weigh the features `[B, T, N, F]` of branches."""
+    return gates[..., None, :, :].to(inner.dtype)
