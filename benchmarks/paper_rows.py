@@ -1,7 +1,8 @@
 """The tables of the four papers as data: benchmarks/paper_tables/*.yaml, one file a paper.
 
 These files hold what the papers print and how a row's model is had from a recipe; nothing there is counted or run by
-us. Keys of a table; those marked * may also be of a row, and then go before its table's:
+us. What a paper only plots, or says in its text, stands there like a table, with a dash for a score without
+number. Keys of a table; those marked * may also be of a row, and then go before its table's:
 
     title, text     what it is of, and what a reader must know
     recipe*         name of a packaged recipe: rows can be trained by it with `set`
@@ -68,7 +69,7 @@ class Row:
     @property
     def label(self) -> str:
         """For messages."""
-        return f"{self.paper}, Table {self.table}: {self.name}"
+        return f"{self.paper}, {place_of(self.table)}: {self.name}"
 
     def values(self, column: str | None = None) -> dict[str, dict[str, Any]]:
         """The contents of the row's recipe with its overrides and, if one is named, a column's."""
@@ -86,10 +87,14 @@ class Row:
     @cached_property
     def model_config(self) -> PreTrainedConfig | None:
         """The config of the row's model; None if this library has no such model."""
+        return self.config_in(None)
+
+    def config_in(self, column: str | None) -> PreTrainedConfig | None:
+        """The config of the row's model with what a column overrides, if one is named."""
         if self.recipe is not None and kind(self.recipe) is ClassificationRecipe:
             return None  # its sizes are those of the checkpoint that it starts from
         if self.recipe is not None:
-            recipe = self.checked()
+            recipe = self.checked(column)
             fields = recipe.model_fields | (
                 posterior_fields(recipe) if hasattr(recipe.data, "posterior_names") else {}
             )
@@ -105,6 +110,14 @@ class Row:
     def parameters(self) -> int | None:
         """How many the row's model has."""
         return None if self.model_config is None else parameters_of(self.model_config, self.seq2seq)
+
+    def parameters_by_column(self) -> dict[str, int]:
+        """How many the model of each column has, where columns have models of other sizes."""
+        configs = {column: self.config_in(column) for column in self.columns} if self.recipe else {}
+        counts = {
+            column: parameters_of(config, self.seq2seq) for column, config in configs.items() if config is not None
+        }
+        return counts if len(set(counts.values())) > 1 else {}
 
     @property
     def seq2seq(self) -> bool:
@@ -155,7 +168,7 @@ def read_tables(paper: str = "*") -> Iterator[Table]:
 
 def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
     """One table of a data file."""
-    where = f"{paper}, Table {number}"
+    where = f"{paper}, {place_of(number)}"
     if unknown := set(values) - OF_TABLE:
         raise ValueError(f"{where}: unknown keys {unknown}; accepted: {OF_TABLE}")
     axes, columns, rows = values.get("axes", {}), values.get("columns", {}), []
@@ -194,6 +207,11 @@ def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
             )
         )
     return Table(paper, number, values["title"], values.get("text", ""), list(axes), columns, rows)
+
+
+def place_of(number: str) -> str:
+    """Where rows stand in a paper: in a table, of which only the number is given, or in a figure, or in a section."""
+    return number if number[0].isalpha() else f"Table {number}"
 
 
 def kind(recipe: str) -> type[Recipe]:

@@ -10,7 +10,7 @@ rows' configs.
 import argparse
 import shlex
 
-from paper_rows import ROOT, Row, Table, arguments, overrides_of, read_tables
+from paper_rows import ROOT, Row, Table, arguments, overrides_of, place_of, read_tables
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
@@ -39,14 +39,17 @@ def overview() -> str:
 
 def row_lines(table: Table) -> list[str]:
     """Every row of a table, for a terminal."""
-    lines = [f"\nTable {table.number}: {table.title}", *([table.text.strip()] if table.text else [])]
+    lines = [f"\n{place_of(table.number)}: {table.title}", *([table.text.strip()] if table.text else [])]
     for column, more in table.columns.items():
         if overrides := overrides_of(more):
             lines.append(f"  for the column {column}: {shlex.join(arguments(overrides))}")
     for row in table.rows:
         scores = ", ".join(f"{column} {score}" for column, score in zip(row.columns, row.scores, strict=True))
         lines += [f"- {row.name}: {scores}", f"    {command(row)}"]
-        if row.parameters is not None:
+        if by_column := row.parameters_by_column():
+            counts = ", ".join(f"{column} {count / 1e6:.3f}" for column, count in by_column.items())
+            lines.append(f"    M parameters: {counts}")
+        elif row.parameters is not None:
             printed = f", printed {row.printed} M" if row.printed else ""
             lines.append(f"    {row.parameters / 1e6:.3f} M parameters{printed}{f' ({row.note})' if row.note else ''}")
     return lines

@@ -7,6 +7,7 @@ import paper_tables
 import pytest
 from paper_rows import arguments, load, overrides_of, parameters_of, read_table, read_tables
 
+from hf_deepwide import VanillaTransformerConfig
 from hf_deepwide.runs.recipe import PACKAGED, packaged_recipes, parse_overrides
 
 TABLES = list(read_tables())
@@ -22,7 +23,10 @@ COMPLETE = {
         **{"11": 8, "12": 5, "13": 3, "14": 10, "15": 5, "16": 9, "17": 9, "18": 9, "19": 9},
         **{"20": 5, "21": 5, "22": 5, "23": 5, "24": 5, "25": 5, "26": 5, "27": 5},
     },
-    "Lin": {"1": 0, "2": 26, "3: De-En": 7, "3: En-Fr": 7, "3: Fr-En": 7, "4": 6},
+    "Lin": {
+        **{"1": 0, "2": 26, "3: De-En": 7, "3: En-Fr": 7, "3: Fr-En": 7, "4": 6},
+        **{"Figure 1": 8, "Figure 5": 6, "Figure 6": 4},
+    },
     "Li": {"1": 8, "2": 7, "3": 8, "4": 9, "5": 10, "6": 3, "7": 4, "8": 2, "9": 2},
     "Xu": {"1": 8, "2": 3, "3": 3, "4": 3, "5": 3, "6": 26, "7: En→xx": 3, "7: xx→En": 3},
 }
@@ -85,6 +89,11 @@ def test_prints_the_rows_of_a_paper(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "wmt14_en_de_multipath_6x6" in printed
     assert "M parameters, printed" in printed
+    assert "\nTable 2: WMT14" in printed
+    assert "\nFigure 5: WMT14" in printed
+    (of_one_layer,) = [line for line in printed.splitlines() if line.startswith("    M parameters: 1 path 45.")]
+    plain = parameters_of(VanillaTransformerConfig(vocab_size=34040, encoder_layers=1, normalize_before=True))
+    assert f"1 path {plain / 1e6:.3f}, 2 paths" in of_one_layer
 
 
 @pytest.mark.parametrize(
