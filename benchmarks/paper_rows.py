@@ -1,8 +1,8 @@
 """The tables of the four papers as data: benchmarks/paper_tables/*.yaml, one file a paper.
 
 These files hold what the papers print and how a row's model is had from a recipe; nothing there is counted or run by
-us. What a paper only plots, or says in its text, stands there like a table, with a dash for a score without
-number. Keys of a table; those marked * may also be of a row, and then go before its table's:
+us. What a paper only plots, or says in its text, stands there like a table, with a dash in place of a score.
+Keys of a table; those marked * may also be of a row, and then go before its table's:
 
     title, text     what it is of, and what a reader must know
     recipe*         name of a packaged recipe: rows can be trained by it with `set`

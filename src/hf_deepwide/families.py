@@ -131,7 +131,9 @@ def losses_of_paths(base: VanillaTransformerConfig, config: MultiPathConfig) -> 
 
 
 def losses_of_latent_depth(base: VanillaTransformerConfig, config: LatentDepthConfig) -> list[str]:
-    """Name a selection that weighs the copied layers, or leaves them out."""
+    """Name a selection that weighs the copied layers, or leaves them out, and norms that are left out."""
+    if not config.layer_norms:
+        return ["`layer_norms=False` leaves out the norms with which its layers were trained; train it before use"]
     if config.inference_selection != "hard":
         return [
             f"`inference_selection` {config.inference_selection!r} weighs each layer by less than 1, as training does "

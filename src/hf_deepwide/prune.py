@@ -12,6 +12,7 @@ samples therefore keeps all its layers.
 
 import copy
 import re
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -36,6 +37,7 @@ def prune(
 
     Hard selection keeps the layers that the posterior selects and drops the others. Soft selection keeps all layers.
     It multiplies the last projection of each sub-layer (`out_proj` and `fc2`, weights and biases) by the layer's z.
+    A model without LayerNorms becomes one with `residual="rezero"`, whose weights are z.
 
     Args:
         model: a `LatentDepthForConditionalGeneration`. It is not changed and shares no memory with the result. The
@@ -69,7 +71,8 @@ def prune(
 
     fields = {name: getattr(config, name) for name in own_fields(DeepWideConfig)}
     depths = {f"{stack}_layers": len(layers) for stack, layers in kept.items()}
-    pruned_config = VanillaTransformerConfig(**fields | depths)
+    joined: dict[str, Any] = {} if config.layer_norms else {"residual": "rezero", "normalize_before": False}
+    pruned_config = VanillaTransformerConfig(**fields | depths | joined)
     if pairs := pairs_of_posterior(config, posterior):
         pruned_config.translation_pairs = pairs
     tensors = {}
@@ -81,9 +84,12 @@ def prune(
             continue
         stack, layer = match[1], int(match[2])
         if layer in kept[stack]:
-            z = weights[stack][layer] if ENDS_SUBLAYER.search(name) else 1.0
+            z = weights[stack][layer]
             place = f"model.{stack}.layers.{kept[stack].index(layer)}."
-            tensors[place + name[match.end() :]] = tensor.detach() * z
+            folded = config.layer_norms and ENDS_SUBLAYER.search(name)
+            tensors[place + name[match.end() :]] = tensor.detach() * (z if folded else 1.0)
+            if not config.layer_norms:
+                tensors[place + "residual_weight"] = torch.tensor([z], dtype=torch.float64)
     pruned = VanillaTransformerForConditionalGeneration.from_pretrained(
         None, config=pruned_config, state_dict=tie(tensors, pruned_config), dtype=model.dtype
     )

@@ -146,6 +146,9 @@ CASES = {
     "latent-decoder-hard": Case(
         "latent_depth", {"latent_encoder": False, "attention_branches": 2, "inference_selection": "hard"}
     ),
+    "latent-without-norms": Case(
+        "latent_depth", {"layer_norms": False, "attention_branches": 2, "inference_selection": "soft"}
+    ),
     "lstm": Case("depthwise_lstm"),
     "lstm-concat": Case(
         "depthwise_lstm",
@@ -191,6 +194,8 @@ def config_of(case: str, **changes: Any) -> Any:
 def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """Random weights, large enough that every part matters; biases and norms too, which start at 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
+    config = getattr(model, "config", None)  # a sub-layer may have none
+    bound = 1 if getattr(config, "layer_norms", True) else 0.7  # without norms the sums grow from layer to layer
     with torch.no_grad():
         for name, parameter in sorted(dict(model.named_parameters()).items()):
             noise = torch.randn(parameter.shape, generator=generator)
@@ -198,7 +203,7 @@ def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
                 parameter.add_(0.2 * noise)
             else:
                 spread = 3 if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention
-                parameter.copy_(noise * spread * parameter.shape[-1] ** -0.5)
+                parameter.copy_(noise * spread * bound * parameter.shape[-1] ** -0.5)
     return model
 
 

@@ -244,8 +244,13 @@ def residual(
     if weight is not None:
         return torch.stack([x + weight[0] * drop(y) for x, y in zip(xs, f(xs), strict=True)])
     if pre:
-        return xs + w.get(layer + ".z", 1.0) * drop(f(torch.stack([layer_norm(x, w, norm) for x in xs])))
+        return xs + w.get(layer + ".z", 1.0) * drop(f(pre_norm(w, config, norm, xs)))
     return torch.stack([layer_norm(x, w, norm) for x in xs + drop(f(xs))])
+
+
+def pre_norm(w: Weights, config: Any, norm: str, xs: torch.Tensor) -> torch.Tensor:
+    """LN(x) at each position; x itself in a model without norms (latent depth)."""
+    return torch.stack([layer_norm(x, w, norm) for x in xs]) if getattr(config, "layer_norms", True) else xs
 
 
 def self_dependency(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -489,7 +494,7 @@ def logits(w: Weights, config: Any, source: list[int], target: list[int], unifor
         outputs.append(encoder_layer(w, f"encoder.layers.{layer}", config, xs, uniform))
     xs = read(combine(w, "encoder", config, outputs))
     if config.normalize_before:
-        xs = torch.stack([layer_norm(x, w, "encoder.layer_norm") for x in xs])
+        xs = pre_norm(w, config, "encoder.layer_norm", xs)
     memories = [xs] * config.decoder_layers
     if getattr(config, "layer_aggregation", None) == "transparent":
         memories = [transparent(w, config, outputs, layer) for layer in range(config.decoder_layers)]
@@ -499,5 +504,5 @@ def logits(w: Weights, config: Any, source: list[int], target: list[int], unifor
         outputs.append(decoder_layer(w, f"decoder.layers.{layer}", config, ys, memories[layer], uniform))
     ys = read(combine(w, "decoder", config, outputs))
     if config.normalize_before:
-        ys = torch.stack([layer_norm(y, w, "decoder.layer_norm") for y in ys])
+        ys = pre_norm(w, config, "decoder.layer_norm", ys)
     return torch.stack([w["lm_head.weight"] @ y + w.get("lm_head.bias", 0) for y in ys])

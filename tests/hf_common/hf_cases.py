@@ -110,6 +110,7 @@ CASES = [
             {"latent_encoder": both, "inference_selection": how}
             for both, how in product((True, False), ("hard", "soft"))
         ),
+        {"layer_norms": False},
     ),
     *_rows(
         "depthwise_lstm",

@@ -53,6 +53,7 @@ REFUSED = {
     "relative positions": ("vanilla-relative", {}, "relative positions of keys alone"),
     "norms of several paths": ("multipath-2", {}, "path_norm"),
     "a norm behind a post-norm path": ("multipath-2", {"encoder_paths": 1, "normalize_before": False}, "path_norm"),
+    "latent depth without norms": ("latent-without-norms", {}, "rezero"),
     "lstm": ("lstm", {}, "LSTM"),
     "activation": ("vanilla", {"activation_function": "mish"}, "mish"),
 }

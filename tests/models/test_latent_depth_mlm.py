@@ -31,15 +31,17 @@ def naive_logits(w, config, ids, posterior):
         xs = encoder_layer(w, f"encoder.layers.{layer}", config, xs)
     rows = []
     for x in xs:
-        y = w["dense.weight"] @ layer_norm(x, w, "encoder.layer_norm") + w["dense.bias"]
+        x = layer_norm(x, w, "encoder.layer_norm") if config.layer_norms else x
+        y = w["dense.weight"] @ x + w["dense.bias"]
         y = layer_norm(y * (1 + torch.erf(y / math.sqrt(2))) / 2, w, "layer_norm")
         rows.append(w["lm_head.weight"] @ y + w["lm_head.bias"])
     return torch.stack(rows)
 
 
+@pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("selection", ["hard", "soft"])
-def test_logits_are_those_of_the_equations(selection):
-    model = masked_lm(num_posteriors=2, inference_selection=selection).double()
+def test_logits_are_those_of_the_equations(selection, norms):
+    model = masked_lm(num_posteriors=2, inference_selection=selection, layer_norms=norms).double()
     inputs, posteriors = batch((4, 3)), torch.tensor([1, 0])
     with torch.no_grad():
         got = model(**inputs, posteriors=posteriors).logits

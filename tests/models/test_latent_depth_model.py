@@ -23,6 +23,7 @@ LL = {
     "encoder": {"latent_decoder": False},
     "hard": {"soft_selection_steps": 0},
     "multi-branch": {"attention_branches": 2, "ffn_branches": 2},
+    "without norms": {"layer_norms": False},
 }
 EVERY = pytest.mark.parametrize("fields", LL.values(), ids=LL)
 
@@ -94,8 +95,13 @@ def test_selecting_everything_is_the_vanilla_transformer(fields):
     for selection in model.layer_selections.values():
         torch.nn.init.constant_(selection.layer_logits, 60.0)
     state = {name: tensor for name, tensor in model.state_dict().items() if "layer_selection" not in name}
+    joined = {"normalize_before": True}
+    if not model.config.layer_norms:  # x + a F(x) with a = 1
+        joined = {"residual": "rezero"}
+        layers = {name.partition(".self_attn")[0] for name in state if ".self_attn" in name}
+        state |= {f"{layer}.residual_weight": torch.ones(1) for layer in layers}
     config = FAMILIES["vanilla_transformer"].config(
-        **SIZES, normalize_before=True, **{k: v for k, v in fields.items() if "branches" in k}
+        **SIZES, **joined, **{k: v for k, v in fields.items() if "branches" in k}
     )
     vanilla = VanillaTransformerForConditionalGeneration(config).double()
     vanilla.load_state_dict(state)
@@ -329,6 +335,20 @@ def test_a_vanilla_base_is_started_from(caplog):
     assert (other.layer_selections["encoder"].layer_logits == 0.25).all()
     with pytest.raises(ValueError, match="`normalize_before` must be True"):
         LatentDepthForConditionalGeneration.from_base(build("vanilla"))
+
+
+def test_a_model_without_norms_has_none_and_says_what_a_base_loses(caplog):
+    base = build("vanilla-prenorm", layernorm_embedding=False)
+    model = LatentDepthForConditionalGeneration.from_base(base, layer_norms=False, inference_selection="hard")
+    assert not [name for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert "`layer_norms=False` leaves out the norms" in caplog.text
+    norms = {name for name, _ in base.named_parameters() if "layer_norm" in name}
+    own = {name for name, _ in model.named_parameters() if "layer_logits" not in name}
+    assert own == {name for name, _ in base.named_parameters()} - norms
+    weight = "model.decoder.layers.2.encoder_attn.k_proj.weight"
+    assert torch.equal(model.state_dict()[weight], base.state_dict()[weight])
+    with pytest.raises(ValueError, match="layer_norms"):
+        config_of("latent-both", layer_norms="none")
 
 
 def test_the_table_of_models_has_both_kinds_of_selection():

@@ -11,6 +11,7 @@ def closed_form(config):
     """Two embeddings and layers; final norms, a logit for each latent layer and posterior, and dense connections."""
     d, h = config.d_model, config.encoder_ffn_dim
     attention, feed_forward, norm = 4 * d * d + 4 * d, 2 * d * h + h + d, 2 * d
+    norm = norm if getattr(config, "layer_norms", True) else 0
     depths = config.encoder_layers, config.decoder_layers
     encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
     total = 2 * config.vocab_size * d + depths[0] * encoder + depths[1] * decoder + 2 * norm

@@ -32,6 +32,7 @@ VARIANTS = {
     "branches": {"attention_branches": 2, "ffn_branches": 2},
     "no biases": {"attention_bias": False, "lm_head_bias": True},
     "untied": {"tie_word_embeddings": False},
+    "no norms": {"layer_norms": False},
     "two vocabularies": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37},
 }
 

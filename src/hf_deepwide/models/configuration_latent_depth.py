@@ -43,6 +43,8 @@ class LatentDepthConfig(DeepWideConfig):
         target_depth_anneal_steps: steps in which lambda grows from 0.
         target_depth_norm: L_K as the `"squared"` difference to K, which is smooth, or the `"absolute"` one of the
             paper.
+        layer_norms: whether sub-layers, and the ends of the stacks, have LayerNorms. The paper claims that models
+            train without them, because z scales what is added, and with it the gradients.
         layer_drop: LayerDrop (Fan, Grave and Joulin 2020), a baseline of the paper: the probability of skipping a
             whole layer in training, in a stack that does not choose its layers.
         layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target, which the
@@ -81,6 +83,7 @@ class LatentDepthConfig(DeepWideConfig):
     target_depth_norm: Literal["squared", "absolute"] = "squared"
     layer_sharing_weight: float | int = 0.0
     layer_drop: float | int = 0.0
+    layer_norms: bool = True
     inference_selection: Literal["hard", "soft", "tempered"] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

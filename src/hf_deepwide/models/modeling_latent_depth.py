@@ -34,6 +34,7 @@ from transformers.utils import logging
 
 from .configuration_latent_depth import LatentDepthConfig
 from .layer_selection import LayerSelection, sharing_error, target_depth_error
+from .layers import remove_norms
 from .loss import token_count
 from .modeling_base import (
     Decoder,
@@ -96,6 +97,13 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
 
     layer_selection: LayerSelection | None
 
+    def become_latent(self, config: LatentDepthConfig, stack: str) -> None:
+        """Let the stack, `"encoder"` or `"decoder"`, select its layers or be without norms, as the config says."""
+        self.layer_selection = LayerSelection(config, stack) if getattr(config, f"latent_{stack}") else None
+        if not config.layer_norms:
+            for module in (*self.layers, self):
+                remove_norms(module)
+
     def run_layers(
         self, hidden_states: torch.Tensor, *inputs: Any, posteriors: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
@@ -151,7 +159,7 @@ class LatentEncoder(LatentStack, Encoder):
 
     def __init__(self, config: LatentDepthConfig) -> None:
         super().__init__(config)
-        self.layer_selection = LayerSelection(config, "encoder") if config.latent_encoder else None
+        self.become_latent(config, "encoder")
 
 
 class LatentDecoder(LatentStack, Decoder):
@@ -159,7 +167,7 @@ class LatentDecoder(LatentStack, Decoder):
 
     def __init__(self, config: LatentDepthConfig) -> None:
         super().__init__(config)
-        self.layer_selection = LayerSelection(config, "decoder") if config.latent_decoder else None
+        self.become_latent(config, "decoder")
 
 
 class LatentDepthModel(LatentDepthPreTrainedModel, DeepWideModel):

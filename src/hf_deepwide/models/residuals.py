@@ -19,7 +19,7 @@ from torch import nn
 
 from .branches import BranchInput, BranchSum
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .layers import DecoderLayer, EncoderLayer
+from .layers import DecoderLayer, EncoderLayer, remove_norms
 
 
 class ReZero:
@@ -30,9 +30,7 @@ class ReZero:
 
     def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
         super().__init__(config, *args)
-        for name, module in list(self.named_children()):
-            if isinstance(module, nn.LayerNorm):
-                setattr(self, name, nn.Identity())
+        remove_norms(self)
         self.residual_weight = nn.Parameter(torch.zeros(1))
 
     def residual(
