@@ -4,7 +4,8 @@ Whether layer l is used is a latent variable z_l, a factor of all its sub-layers
 
     x_{l+1} = x_l + z_l F_l(x_l),  z_l ~ Bernoulli(q_l)                                                       (Eq. 2)
 
-As in the released code, this means x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn. In training z is a
+As in the released code, this means x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn; with `layer_norms=False`
+x <- x + z_l SubLayer(x), which the paper claims to train. In training z is a
 Gumbel-softmax sample from the posterior q,
 
     z_l = sigmoid((a_l + eps_1 - eps_0) / tau),  q_l = sigmoid(a_l),  eps ~ Gumbel(0, 1)                        (Eq. 5)

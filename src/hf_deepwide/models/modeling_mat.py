@@ -10,6 +10,8 @@ and the feed-forward sub-layer is dropped, or split into branches, in the same w
     x + 1/N_f sum_i beta_i FFN(x; w_i)                                                                 (Eq. 7, 8)
 
 Head drop (`drop_unit="head"`) draws a U_ij for each head of each branch before the heads are mixed  (Eq. 9, 10).
+`join_ffn=False` and `drop_unit="chunk"` drop as the released code does; `DeepWideConfig` says how.
+
 The sums are `attention.MultiBranchAttention` and `feed_forward.MultiBranchFeedForward`, the additions of Q and x the
 residual of `layers.ResidualLayer`. With N_a = 1 and rho = 0 this is the vanilla Transformer. Proximal
 initialisation (section 3.3) is `MATForConditionalGeneration.from_base`.
