@@ -43,6 +43,7 @@ from .exporting.stock import STOCK, as_stock
 from .families import EncoderFamily, Family, all_families
 from .loading import check_finite, load_config, load_model, load_tokenizer
 from .models import remote_code
+from .models.word_tokenizer import WordTokenizer
 from .space import MODEL, write_space
 
 logger = logging.getLogger(__name__)
@@ -180,6 +181,8 @@ def share(
                 "model was trained with"
             )
         if as_ is not None:
+            if type(tokenizer) is WordTokenizer:
+                raise UserError("share: `as_` needs no code, and the tokenizer of words does; leave `as_` out")
             model = as_stock(model, as_)
 
     with _telling(folder), _staging(folder) as staged:
@@ -227,7 +230,9 @@ def write_checkpoint(
         path = folder / name
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
-            kept = {key: value for key, value in content.items() if key not in ("auto_map", "custom_pipelines")}
+            own = ("auto_map",) if type(tokenizer) is WordTokenizer and name == "tokenizer_config.json" else ()
+            elsewhere = {"auto_map", "custom_pipelines"}.difference(own)
+            kept = {key: value for key, value in content.items() if key not in elsewhere}
             path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if family is None:
         return
@@ -338,12 +343,12 @@ def _fields(config: Path) -> dict[str, Any]:
 
 
 def _check_origin(tokenizer: Any) -> None:
-    """See that a tokenizer needs no code but that of Transformers."""
-    ours = type(tokenizer).__module__.partition(".")[0] == "transformers"
-    if not ours or not isinstance(tokenizer, PreTrainedTokenizerBase):
+    """See that a tokenizer needs no code but that of Transformers, or ours, which is saved with it."""
+    known = type(tokenizer) is WordTokenizer or type(tokenizer).__module__.partition(".")[0] == "transformers"
+    if not known or not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise UserError(
             f"share: the tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__name__}, whose code does not "
-            "come with Transformers; accepted are Transformers' own tokenizers"
+            "come with Transformers; accepted are Transformers' own tokenizers, and the WordTokenizer of hf_deepwide"
         )
 
 

@@ -4,10 +4,11 @@ import re
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, pipelines
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig, pipelines
 
 from .families import all_families
 from .models.pipeline_translation import TranslationPipeline
+from .models.word_tokenizer import WordTokenizer
 
 
 class TaskAliases(dict):
@@ -28,13 +29,23 @@ class TaskAliases(dict):
 
 
 def register() -> None:
-    """Enter every family into the Auto classes, and the pipeline into the registry; again changes nothing."""
+    """Enter families and the tokenizer of words into the Auto classes, and the pipeline into the registry.
+
+    Another call changes nothing.
+    """
     for model_type, family in all_families().items():
         AutoConfig.register(model_type, family.config, exist_ok=True)
         for name, cls in family.auto_classes.items():
             if name != "AutoConfig":
                 getattr(transformers, name).register(family.config, cls, exist_ok=True)
+    AutoTokenizer.register(NoModelConfig, fast_tokenizer_class=WordTokenizer, exist_ok=True)
     register_pipeline()
+
+
+class NoModelConfig(PreTrainedConfig):
+    """The key under which `AutoTokenizer` knows our tokenizer, which serves models of any type."""
+
+    model_type = "hf_deepwide_words"
 
 
 def register_pipeline() -> None:

@@ -79,6 +79,8 @@ def test_valid_python_is_what_the_parser_takes(code, valid):
 def test_markers_become_lines_and_steps():
     assert plain_code("def f ( ) : DCNL DCSP DCSP return 1 DCNL x = 2") == "def f ( ) :\n        return 1\nx = 2"
     assert plain_code("a b") == "a b"
+    assert plain_code("a = <unk> DCNL b") == "a = UNK\nb"
+    assert is_python("x = <unk> ( 1 )"), "an unknown word is a name"
 
 
 def test_shares_of_valid_code_are_per_cent():

@@ -15,6 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..durable import discard, whole_folder
+from ..models.word_tokenizer import WordTokenizer
 from ..progress import bars_where_shown
 from .digest import data_digest
 
@@ -77,7 +78,10 @@ def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> str | None:
         return None
     content = json.loads(backend.to_str())
     draws = content["model"].get("dropout") or content["model"].get("alpha")
-    return None if draws else json.dumps([type(tokenizer).__name__, content], sort_keys=True)
+    contents = [content]
+    if isinstance(tokenizer, WordTokenizer):
+        contents.append(json.loads(tokenizer.target_backend.to_str()))
+    return None if draws else json.dumps([type(tokenizer).__name__, *contents], sort_keys=True)
 
 
 def _read(place: Path) -> Dataset | None:

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from datasets import Dataset, IterableDataset
@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..loading import load_tokenizer
+from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
 from .arguments import Places
 from .bpe_codes import SPECIAL_TOKENS, tokenizer_from_codes
@@ -41,20 +42,25 @@ class TokenizerArguments:
         path: an existing tokenizer, folder or Hub id; of the other fields only `bpe_dropout` then matters.
         codes: merges of subword-nmt for text that is tokenised already; `path` must then be null, and of the other
             fields only `bpe_dropout` matters. Relative paths start where those of `data` do.
-        vocab_size: entries, the four special ones included; a small corpus may not fill it, which is logged.
+        words: whole words in place of subwords, and a vocabulary for each side (see `data.word_vocabulary`).
+        vocab_size: entries, the four special ones included; a small corpus may not fill it, which is logged. With
+            `words` of the source side.
+        target_vocab_size: with `words`, entries of the target side; None: as `vocab_size`.
         lowercase: fold case before anything else, source and target alike. Translations then come out in
             lower case.
         normalization: Unicode form of all text. "nfkc" also folds widths, ligatures and odd spaces ("½"
             becomes "1⁄2"); "nfc" only composes accents; "none" leaves the text alone.
         split_digits: one token per digit, so that the model copies numbers that it has never seen digit by digit.
-        min_frequency: a pair of pieces is merged if it occurs at least that often.
+        min_frequency: a pair of pieces is merged, or with `words` a word is known, if it occurs at least that often.
         bpe_dropout: in training each merge is left out with this probability (see `data.bpe_dropout`).
 
     """
 
     path: str | None = None
     codes: str | None = None
+    words: bool = False
     vocab_size: int = 8000
+    target_vocab_size: int | None = None
     lowercase: bool = False
     normalization: Normalization = "nfkc"
     split_digits: bool = False
@@ -65,34 +71,39 @@ class TokenizerArguments:
         if self.normalization not in get_args(Normalization):
             accepted = ", ".join(get_args(Normalization))
             raise UserError(f"tokenizer.normalization is {quote(self.normalization)}; accepted: {accepted}")
-        if not len(SPECIAL_TOKENS) < self.vocab_size <= LARGEST:
-            raise UserError(
-                f"tokenizer.vocab_size is {quote(self.vocab_size)}; it must exceed the 4 special tokens, and be "
-                f"{LARGEST:,} at most"
-            )
+        for name in ("vocab_size", "target_vocab_size"):
+            size = getattr(self, name)
+            if size is not None and not len(SPECIAL_TOKENS) < size <= LARGEST:
+                raise UserError(
+                    f"tokenizer.{name} is {quote(size)}; it must exceed the 4 special tokens, and be {LARGEST:,} at "
+                    "most"
+                )
         if self.path and self.codes:
             raise UserError("tokenizer.path and tokenizer.codes are both set; set the one that is meant")
         check_numbers(self, {"min_frequency": Range(1, 10**12), "bpe_dropout": Range(0, 1)}, "tokenizer.")
+        self._check_words()
+
+    def _check_words(self) -> None:
+        if not self.words:
+            if self.target_vocab_size is not None:
+                raise UserError(
+                    "tokenizer.target_vocab_size is set, and one vocabulary of subwords serves both sides; set "
+                    "tokenizer.words: true, or leave target_vocab_size out"
+                )
+            return
+        for name, alone in (("path", None), ("codes", None), ("split_digits", False), ("bpe_dropout", 0)):
+            if getattr(self, name) != alone:
+                raise UserError(f"tokenizer.words takes whole words as they are; leave tokenizer.{name} out")
 
 
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:
-    """Yield source and target of at most `limit` pairs (None: of all) for `train_tokenizer`.
-
-    A stream gives its first pairs. A dataset gives pairs that are drawn at random, always the same: its beginning may
-    be of one language pair, or of one domain, alone.
+    """Yield source and target of at most `limit` pairs (None: of all) for `train_tokenizer`; see `training_rows`.
 
     With several language pairs (a column `pair`) each text is given once. A language that is in all pairs would else
     be counted once a pair, and get most of the vocabulary.
     """
-    if limit is not None and isinstance(dataset, Dataset) and limit < len(dataset):
-        logger.info("the tokenizer is trained on %d of the %d pairs", limit, len(dataset))
-        rows = np.random.default_rng(0).choice(len(dataset), limit, replace=False, shuffle=False)
-        dataset = dataset.select(np.sort(rows))
     seen: set[bytes] = set()
-    for number, row in enumerate(dataset):
-        if limit is not None and number == limit:
-            logger.info("the tokenizer is trained on the first %d pairs", limit)
-            return
+    for row in training_rows(dataset, limit):
         for text in (row["source"], row["target"]):
             if "pair" in row:
                 digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -100,6 +111,23 @@ def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None)
                     continue
                 seen.add(digest)
             yield text
+
+
+def training_rows(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield at most `limit` pairs (None: all) that a tokenizer is trained on.
+
+    A stream gives its first pairs. A dataset gives pairs that are drawn at random, always the same: its beginning may
+    be of one language pair, or of one domain, alone.
+    """
+    if limit is not None and isinstance(dataset, Dataset) and limit < len(dataset):
+        logger.info("the tokenizer is trained on %d of the %d pairs", limit, len(dataset))
+        rows = np.random.default_rng(0).choice(len(dataset), limit, replace=False, shuffle=False)
+        dataset = dataset.select(np.sort(rows))
+    for number, row in enumerate(dataset):
+        if limit is not None and number == limit:
+            logger.info("the tokenizer is trained on the first %d pairs", limit)
+            return
+        yield row
 
 
 def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTrainedTokenizerFast:
@@ -162,9 +190,11 @@ def load_or_train(args: TokenizerArguments, texts: Iterable[str], data: Places =
         data: knows where relative paths start.
 
     Raises:
-        UserError: nothing can be loaded from the path, or it has no padding or end token.
+        UserError: nothing can be loaded from the path, it has no padding or end token, or `words` is set.
 
     """
+    if args.words:
+        raise UserError("tokenizer.words makes a vocabulary for each side of a translation; leave it out here")
     if args.codes is not None:
         return tokenizer_from_codes(data.resolve(args.codes), texts)
     if args.path is None:
@@ -188,9 +218,14 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
         "vocab_size": config.vocab_size,
         "decoder_vocab_size": getattr(config, "decoder_vocab_size", None),
     }
+    entries = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(tokenizer)}
+    if isinstance(tokenizer, WordTokenizer):
+        entries["decoder_vocab_size"] = tokenizer.target_vocab_size
+        # A config without the field has one matrix for both sides.
+        sizes["decoder_vocab_size"] = sizes["decoder_vocab_size"] or config.vocab_size
     for field, size in sizes.items():
-        if size is not None and len(tokenizer) > size:
-            problems.append(f"the tokenizer has {len(tokenizer)} entries but the model's {field} is {size}")
+        if size is not None and entries[field] > size:
+            problems.append(f"the tokenizer has {entries[field]} entries but the model's {field} is {size}")
     for field in ("pad_token_id", "eos_token_id"):
         theirs, ours = getattr(tokenizer, field), getattr(config, field)
         if theirs not in (ours if isinstance(ours, list) else [ours]):

@@ -117,7 +117,8 @@ def build_code_metric(name: str, lowercase: bool) -> Metric:
 
 
 def plain_code(text: str) -> str:
-    """The code that a text with DCNL and DCSP stands for."""
+    """The code that a text with DCNL and DCSP stands for. An unknown word is the name UNK, as in MAT's evaluation."""
+    text = text.replace("<unk>", "UNK")
     if "DCNL" not in text and "DCSP" not in text:
         return text
     lines = []

@@ -17,12 +17,14 @@ from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import Source, check_text, describe, encode_sources, positions, sorted_batches, source_limit
+from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
 from .metrics import ALL_METRICS, METRICS, build_metrics
 
 logger = logging.getLogger(__name__)
 
 _AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LINE_ENDS = {ord(end): " " for end in "\n\r"}  # what ends a line of a file
 _LENGTH_STEP = 8  # source lengths are rounded up to this before the length limit is computed
 
 RANGES = {
@@ -139,9 +141,11 @@ def translate(
 
 
 def as_line(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """A translation's token ids as one line of text."""
+    """A translation's token ids as one line of text. All spaces stay where words are tokens: code begins with some."""
     # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
     text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if isinstance(tokenizer, WordTokenizer):
+        return text.translate(LINE_ENDS)
     return " ".join(text.splitlines()).strip()
 
 

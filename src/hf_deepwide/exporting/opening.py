@@ -10,6 +10,7 @@ from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, quote
 from ..families import FAMILIES
 from ..loading import load_model, load_tokenizer
+from ..models.word_tokenizer import WordTokenizer
 from ..prune import is_prunable, prune
 
 
@@ -48,6 +49,11 @@ def open_model(
         raise UserError(f"{told}: it is a {type(loaded).__name__}; accepted: hf_deepwide's {accepted}")
     if tokenizer is None:
         raise UserError(f"{told}: it was given without its tokenizer; pass `tokenizer=`")
+    if isinstance(tokenizer, WordTokenizer):
+        raise UserError(
+            f"{told}: its tokenizer has a vocabulary of words for each side, and an engine's users have one for both; "
+            "accepted: tokenizers of subwords"
+        )
     if is_prunable(loaded):
         loaded = prune(loaded, language)
     elif language is not None:

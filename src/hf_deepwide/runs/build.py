@@ -22,6 +22,7 @@ from ..families import family_of
 from ..loading import load_config, load_model
 from ..models.configuration_base import DeepWideConfig
 from ..models.plain_text import positions
+from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
 from .recipe import Recipe, config_class
 
@@ -151,6 +152,13 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
     }
     if getattr(defaults, "forced_eos_token_id", None) is not None:
         fields["forced_eos_token_id"] = tokenizer.eos_token_id
+    if isinstance(tokenizer, WordTokenizer):
+        if not hasattr(defaults, "decoder_vocab_size"):
+            raise UserError(
+                f"tokenizer.words makes two vocabularies, and a {defaults.model_type} model has one for both sides; "
+                "choose another model.family"
+            )
+        fields |= {"decoder_vocab_size": tokenizer.target_vocab_size, "share_encoder_decoder_embeddings": False}
     return fields
 
 

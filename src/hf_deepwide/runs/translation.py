@@ -11,7 +11,8 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ..data.batches import encode
 from ..data.corpora import load_parallel
 from ..data.languages import add_tags, set_codes
-from ..data.tokenizer import load_or_train, training_texts
+from ..data.tokenizer import load_or_train, training_rows, training_texts
+from ..data.word_vocabulary import train_word_tokenizer
 from ..durable import write_whole
 from ..errors import UserError
 from ..evaluation.scoring import by_pair, score_sets, translate_and_score
@@ -44,6 +45,11 @@ class Translation(Task):
                 f"{recipe.source}: data.streaming: a stream has no length, so set training.max_steps, and "
                 "eval_strategy and save_strategy to steps"
             )
+        if recipe.tokenizer.words and recipe.data.pairs is not None:
+            raise UserError(
+                f"{recipe.source}: tokenizer.words: its vocabularies are of one language pair; name it by "
+                "data.source_lang and data.target_lang, and leave data.pairs out"
+            )
         if recipe.tokenizer.bpe_dropout and args.dataloader_persistent_workers:
             raise UserError(
                 f"{recipe.source}: training.dataloader_persistent_workers: tokenizer.bpe_dropout cuts words anew in "
@@ -69,6 +75,8 @@ class Translation(Task):
         """The tokenizer that the recipe names or a new one, with the language codes and tags."""
         data, train = self.recipe.data, texts.get("train")
         limit = STREAM_TEXTS if isinstance(train, IterableDataset) else DATASET_TEXTS
+        if self.recipe.tokenizer.words:
+            return train_word_tokenizer(training_rows(train, limit), self.recipe.tokenizer)
         tokenizer = load_or_train(self.recipe.tokenizer, training_texts(train, limit), data)
         set_codes(tokenizer, data)
         add_tags(tokenizer, data)
