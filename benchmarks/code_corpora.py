@@ -1,0 +1,143 @@
+"""Write the corpora of code that our recipes read, from their published files: Django and CoNaLa.
+
+    python benchmarks/code_corpora.py django PATH/django_code runs/code/django
+    python benchmarks/code_corpora.py conala PATH/conala runs/code/conala
+
+The target folder then has `train`, `valid` and `test` with the suffixes `.nl` (English) and `.py`, a pair a line.
+
+What is changed, and nothing else:
+
+- English is cut into words and single signs, with a space between two of them, so that `self.name` has the words of
+  the code `self . name`.
+- Django's code is tokenised, a line an example. The spaces before the line say where the line stood in its file, and
+  are left out. The split is the usual one, in order: 16,000, 1,000 and 1,805 lines.
+- CoNaLa's code is cut into Python's tokens, by the module tokenize. A line break becomes DCNL, and each step of
+  indentation a DCSP, as in published corpora of code. The last 200 training pairs are the validation set.
+"""
+
+import argparse
+import io
+import json
+import re
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_deepwide.data.corpora import find_file, read_lines
+from hf_deepwide.durable import whole_folder
+from hf_deepwide.errors import UserError, run_script
+
+Pair = tuple[str, str]
+SIGNS = re.compile(r"\w+|[^\w\s]")
+DJANGO = {"train": 16_000, "valid": 1_000, "test": 1_805}
+CONALA_VALID = 200
+LAYOUT = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+BROKEN = (tokenize.TokenError, SyntaxError)  # SyntaxError: of indentation
+
+
+def words(text: str) -> str:
+    """English, with a space between its words and signs."""
+    return " ".join(SIGNS.findall(text))
+
+
+def marked(code: str) -> str:
+    """Code as one line of tokens, with DCNL for a line break and DCSP for a step of indentation.
+
+    What Python cannot tokenise is cut as English is.
+    """
+    try:
+        found = list(tokenize.generate_tokens(io.StringIO(code).readline))
+    except BROKEN:
+        return " DCNL ".join(words(line) for line in code.splitlines())
+    marks: list[str] = []
+    depth, begins = 0, False
+    for token in found:
+        depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+        if token.type in (tokenize.NEWLINE, tokenize.NL):
+            marks += ["DCNL"] if token.string else []  # the last line may end without a line break
+            begins = token.type == tokenize.NEWLINE or begins
+        elif token.type not in LAYOUT:
+            marks += ["DCSP"] * depth if begins else []
+            marks.append(token.string.replace("\n", " DCNL "))
+            begins = begins and token.type == tokenize.COMMENT  # of a line that has nothing else
+    while marks and marks[-1] == "DCNL":
+        marks.pop()
+    return " ".join(marks)
+
+
+def django(source: Path) -> dict[str, list[Pair]]:
+    """The splits of Django.
+
+    Raises:
+        UserError: the files have other numbers of lines.
+    """
+    english, code = (list(read_lines(find_file(source / name))) for name in ("all.anno", "all.code"))
+    if not len(english) == len(code) == sum(DJANGO.values()):
+        raise UserError(
+            f"{source}: all.anno has {len(english)} and all.code {len(code)} lines; Django has {sum(DJANGO.values())}"
+        )
+    pairs = [(words(text), line.strip(" ")) for text, line in zip(english, code, strict=True)]
+    splits, start = {}, 0
+    for split, size in DJANGO.items():
+        splits[split] = pairs[start : start + size]
+        start += size
+    return splits
+
+
+def conala(source: Path) -> dict[str, list[Pair]]:
+    """The splits of CoNaLa.
+
+    Raises:
+        UserError: a line of code is no JSON string, or the files do not fit each other.
+    """
+    train, test = _conala_pairs(source, "train"), _conala_pairs(source, "test")
+    if len(train) <= CONALA_VALID:
+        raise UserError(
+            f"{source}: {len(train)} training pairs; more than the {CONALA_VALID} for validation are needed"
+        )
+    return {"train": train[:-CONALA_VALID], "valid": train[-CONALA_VALID:], "test": test}
+
+
+def _conala_pairs(source: Path, split: str) -> list[Pair]:
+    path = find_file(source / f"{split}.code.json")
+    english, code = list(read_lines(find_file(source / f"{split}.nl"))), []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            snippet = json.loads(line)
+        except json.JSONDecodeError:
+            snippet = None
+        if not isinstance(snippet, str):
+            raise UserError(f"{path}, line {number}: no JSON string; each line is one, with a snippet of code")
+        code.append(marked(snippet))
+    if len(english) != len(code):
+        raise UserError(f"{path} has {len(code)} lines but {split}.nl has {len(english)}")
+    return [(words(text), line) for text, line in zip(english, code, strict=True)]
+
+
+CORPORA = {"django": django, "conala": conala}
+
+
+def write(splits: dict[str, list[Pair]], target: Path) -> None:
+    """Write a corpus; the folder appears whole."""
+    with whole_folder(target) as draft:
+        for split, pairs in splits.items():
+            for side, lines in zip(("nl", "py"), zip(*pairs, strict=True), strict=True):
+                (draft / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a corpus."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", choices=CORPORA)
+    parser.add_argument("source", type=Path, help="the folder with the published files, .gz or not")
+    parser.add_argument("target", type=Path, help="the folder to write, new or empty")
+    args = parser.parse_args(arguments)
+    if args.target.exists() and (not args.target.is_dir() or any(args.target.iterdir())):
+        raise UserError(f"{args.target} exists already; give another folder")
+    splits = CORPORA[args.corpus](args.source)
+    write(splits, args.target)
+    print(", ".join(f"{split}: {len(pairs):,} pairs" for split, pairs in splits.items()))
+
+
+if __name__ == "__main__":
+    run_script(main)
