@@ -99,6 +99,9 @@ class Row:
                 posterior_fields(recipe) if hasattr(recipe.data, "posterior_names") else {}
             )
             family, vocabulary = recipe.family, self.vocabulary or recipe.tokenizer.vocab_size
+            if recipe.tokenizer.words:  # as runs.build has it of the tokenizer
+                target = recipe.tokenizer.target_vocab_size or vocabulary
+                fields |= {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": False}
         elif self.config is not None:
             fields = self.config | {key.removeprefix("model."): value for key, value in self.overrides.items()}
             family, vocabulary = fields.pop("family"), self.vocabulary
