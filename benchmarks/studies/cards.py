@@ -13,7 +13,7 @@ from hf_deepwide.durable import write_whole
 from hf_deepwide.runs.model_card import card_of_results
 
 STUDIES = "benchmarks/studies"
-COLUMNS = ("system", "parameters", "chrF", "difference", "validation loss", "seeds", "setting")
+COLUMNS = ("difference", "validation loss", "seeds", "setting")
 
 
 def write_cards(study: Study, results: Path, folder: Path) -> None:
@@ -46,7 +46,7 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
         f"```\n{command} {systems} --results my_results\n```\n"
     )
     cells = table_cells(study, rows, results)
-    columns = (*COLUMNS[:2], TITLES[study.metric], *COLUMNS[2:])
+    columns = ("system", "parameters", TITLES[study.metric], TITLES[study.beside], *COLUMNS)
     shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
     scores = (
         f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"

@@ -8,6 +8,8 @@
     close_seeds: more seeds of the baseline, and of a system within two standard errors of its validation loss
     baseline:   the system that the others are compared with
     systems:    name to {title, model, overrides, search, base, start, start_rate, prune}
+    metric:     the score of the table; default: bleu
+    beside:     a second score, shown beside it; default: chrf
     summary:    the systems in the short table of README, if it has one
     corpus:     a description of the corpus; with it, model_cards/ shows the first system of each family in `summary`
     margin:     the largest difference in validation loss that does not matter, for the test of equivalence
@@ -67,6 +69,7 @@ class Study:
     model: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
     metric: str = "bleu"
+    beside: str = "chrf"
     summary: list[str] = field(default_factory=list)
     corpus: str = ""
     close_seeds: list[int] = field(default_factory=list)

@@ -18,7 +18,13 @@ from hf_deepwide.evaluation.seeds import equivalence, holm, welch
 from hf_deepwide.evaluation.significance import compare_systems
 
 COMPARISON, TABLE = "comparison.json", "table.md"
-TITLES = {"bleu": "sacreBLEU", "multi_bleu": "tokenised BLEU", "chrf": "chrF"}
+TITLES = {
+    "bleu": "sacreBLEU",
+    "multi_bleu": "tokenised BLEU",
+    "chrf": "chrF",
+    "sentence_bleu4": "sentence BLEU-4",
+    "valid_python": "valid Python, %",
+}
 
 
 def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
@@ -69,7 +75,7 @@ def compare(study: Study, rows: Rows, results: Path) -> None:
                 ours,
                 load_parallel(recipe.data, "test")["target"][:],
                 lowercase=recipe.evaluation.lowercase,
-                metrics=[study.metric, "chrf"],
+                metrics=[study.metric, study.beside],
                 runs=len(pair["seeds"]),
             )
             comparison[name] = {**pair, **tests}
@@ -180,7 +186,7 @@ def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]
             "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
             "parameters": f"{sum(run['parameters'] for run in runs) / len(runs) / 1e6:.2f} M",
             TITLES[study.metric]: with_error([run["test"][study.metric] for run in runs]),
-            "chrF": with_error([run["test"]["chrf"] for run in runs]),
+            TITLES[study.beside]: with_error([run["test"][study.beside] for run in runs]),
             "difference": difference,
             "p (sentences)": p,
             "seeds": str(len(runs)),
@@ -228,7 +234,7 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
                 each: with_error([run["test"]["sets"][each][study.metric] for run in runs])
                 for each in runs[0]["test"].get("sets", {})
             },
-            "chrF": with_error([run["test"]["chrf"] for run in runs]),
+            TITLES[study.beside]: with_error([run["test"][study.beside] for run in runs]),
             "p (sentences)": f"{test[study.metric]['p_randomization']:.4f}" if known else "",
             "seeds": str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
