@@ -10,11 +10,13 @@ from transformers import pipeline
 from hf_deepwide import share
 from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.demo.systems import words
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.checkpoint import load_translator
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.exporting.onnx_folder import export_onnx
 from hf_deepwide.models.word_tokenizer import WordTokenizer
+from hf_deepwide.runs.averaging import average_checkpoints
 from hf_deepwide.runs.recipe import Recipe, check_recipe
 from hf_deepwide.runs.run import run_recipe
 
@@ -55,9 +57,9 @@ def test_run_writes_code_as_it_was_read(trained):
 def test_model_has_a_vocabulary_for_each_side(trained):
     run, _ = trained
     config = json.loads((run / "config.json").read_text())
-    words = {word for line in INDENTED.values() for word in line.split(" ")}
+    target_words = {word for line in INDENTED.values() for word in line.split(" ")}
     assert config["vocab_size"] == 4 + len(INDENTED)
-    assert config["decoder_vocab_size"] == 4 + len(words)
+    assert config["decoder_vocab_size"] == 4 + len(target_words)
     assert config["share_encoder_decoder_embeddings"] is False
 
 
@@ -79,6 +81,22 @@ def test_shared_folder_needs_no_package(trained, tmp_path):
     assert type(tokenizer) is WordTokenizer
 
 
+def test_mean_of_checkpoints_has_both_vocabularies(trained, tmp_path):
+    run, _ = trained
+    average_checkpoints([run, run], tmp_path / "mean")
+    model, tokenizer = load_translator(str(tmp_path / "mean"))
+    args = EvaluationArguments(num_beams=1, metrics=["sentence_bleu4"])
+    assert translate(model, tokenizer, list(INDENTED), args) == list(INDENTED.values())
+
+
+def test_demo_shows_the_words_of_each_side(trained):
+    run, _ = trained
+    _, tokenizer = load_translator(str(run))
+    both = tokenizer("loop nothing", text_target=INDENTED["if"])
+    assert words(tokenizer, both["input_ids"], of_source=True) == ["loop", "<unk>", "</s>"]
+    assert words(tokenizer, both["labels"]) == [" ", " ", " ", " ", "if", " ", "x", ":", "</s>"]
+
+
 def test_engines_and_classes_of_transformers_are_refused(trained, tmp_path):
     run, _ = trained
     with pytest.raises(UserError, match="vocabulary of words for each side"):
@@ -89,7 +107,7 @@ def test_engines_and_classes_of_transformers_are_refused(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sections", "words"),
+    ("sections", "told"),
     [
         ({"model": {"share_encoder_decoder_embeddings": True}}, ["share_encoder_decoder_embeddings", "tokenizer"]),
         (
@@ -99,10 +117,10 @@ def test_engines_and_classes_of_transformers_are_refused(trained, tmp_path):
         ({"data": {"source_lang": None, "target_lang": None, "pairs": ["nl-py"]}}, ["tokenizer.words", "data.pairs"]),
     ],
 )
-def test_contradicting_recipes_are_refused(tmp_path, sections, words):
+def test_contradicting_recipes_are_refused(tmp_path, sections, told):
     with pytest.raises(UserError) as error:
         run_recipe(recipe_of(tmp_path, **sections))
-    assert all(word in str(error.value) for word in words)
+    assert all(word in str(error.value) for word in told)
 
 
 def test_family_with_one_vocabulary_is_refused(tmp_path):

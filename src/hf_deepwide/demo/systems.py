@@ -19,6 +19,7 @@ from ..evaluation.translate import EvaluationArguments, as_line, generate_beams,
 from ..loading import load_tokenizer
 from ..models.language_pairs import Choice, Languages
 from ..models.plain_text import Source, encode_sources, source_limit
+from ..models.word_tokenizer import SPACE, WordTokenizer
 
 ENGINE_FILE = "model.bin"  # of CTranslate2
 WARM_UP = "1"
@@ -150,7 +151,7 @@ class CheckpointSystem:
             [start, *beam.ids],
             **{name: ids.to(self.model.device) for name, ids in posteriors.items()},
         )
-        source, target = words(self.tokenizer, source_ids), words(self.tokenizer, beam.ids)
+        source, target = words(self.tokenizer, source_ids, of_source=True), words(self.tokenizer, beam.ids)
         return Seen(inside, source, target, choice.posterior or 0)
 
     def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
@@ -213,7 +214,7 @@ class ExportedSystem:
         if place is None or not result.attention[place]:
             return None
         weights = torch.tensor(result.attention[place])[: len(tokens)]  # [T, S]
-        source = words(self.tokenizer, sources[line].ids[: weights.shape[1]])
+        source = words(self.tokenizer, sources[line].ids[: weights.shape[1]], of_source=True)
         inside = Inside({0: weights[None]}, {})
         return Seen(inside, source, words(self.tokenizer, beam.ids)[: len(weights)], 0)
 
@@ -266,10 +267,17 @@ def start_languages(languages: Languages) -> tuple[str | None, str | None]:
     return None, None
 
 
-def words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Each token as a reader knows it; the vocabulary's own spelling where a token is no whole character."""
+def words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], of_source: bool = False) -> list[str]:
+    """Each token as a reader knows it; the vocabulary's own spelling where a token is no whole character.
+
+    A tokenizer of words decodes targets alone; its tokens are those of sources.
+    """
+    tokens = tokenizer.convert_ids_to_tokens(list(ids))
+    if isinstance(tokenizer, WordTokenizer):
+        spelt = tokens if of_source else [tokenizer.decode([token_id]) for token_id in ids]
+        return [word.strip() or SPACE for word in spelt]
     spelt = []
-    for token_id, token in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+    for token_id, token in zip(ids, tokens, strict=True):
         text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False).strip()
         spelt.append(text if text and "�" not in text else str(token))
     return spelt

@@ -38,6 +38,8 @@ SIDE_FILES = (
     "target_vocab.json",
     "vocab-src.json",
     "vocab-tgt.json",
+    "vocab_source.json",
+    "vocab_target.json",
     "vocab.txt",
     "merges.txt",
     "prophetnet.tokenizer",
