@@ -31,7 +31,7 @@ def test_no_other_back_end_runs_here():
 
 @EVERY
 def test_eager_and_sdpa_attention_agree_on_logits_and_gradients(case):
-    model = build(case).train()
+    model = build(case).double().train()  # in float32 gradients of some joints differ by their rounding
     model.set_attn_implementation("eager")
     expected = results(model, **pair())
     model.set_attn_implementation("sdpa")
