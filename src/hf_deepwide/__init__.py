@@ -8,6 +8,7 @@ from .export import share
 from .exporting.ctranslate2_folder import export_ctranslate2
 from .exporting.ctranslate2_loaders import register_loaders
 from .exporting.onnx_folder import export_onnx
+from .fairseq.converting import from_fairseq
 from .models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_mat import MATConfig
@@ -61,6 +62,7 @@ __all__ = [
     "VanillaTransformerModel",
     "export_ctranslate2",
     "export_onnx",
+    "from_fairseq",
     "prune",
     "share",
 ]

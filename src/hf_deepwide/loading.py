@@ -329,7 +329,10 @@ def _check_name(name: str) -> None:
     if Path(name).is_dir():
         return
     if Path(name).exists():
-        raise OSError("it is a file; give the folder of a checkpoint, or a Hub id")
+        raise OSError(
+            "it is a file; give the folder of a checkpoint, or a Hub id (`hf-deepwide convert` makes a folder of a "
+            "file of fairseq)"
+        )
     try:
         validate_repo_id(name)
     except HFValidationError as error:

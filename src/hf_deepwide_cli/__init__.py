@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": "score a checkpoint or a file of translations",
     "compare": "test whether finished runs or translations differ",
     "init": "start a wider or deeper model from a trained one",
+    "convert": "make a checkpoint of ours from a checkpoint of fairseq",
     "prune": "make a plain model of the layers that latent depth has chosen",
     "average": "average the weights of checkpoints",
     "share": "write a folder for the Hugging Face Hub, or upload it",

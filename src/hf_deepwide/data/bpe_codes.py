@@ -4,6 +4,7 @@ Published scores belong to a segmentation. With the same merges a sentence has t
 """
 
 import gzip
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ SPECIAL_TOKENS = {
     "unk_token": "<unk>",
 }  # ids 0 to 3
 VERSION, END_OF_WORD = "#version: 0.2", "</w>"
+COUNTED = re.compile(r"[^ ]+ [^ ]+ \d+")  # a merge of fastBPE
 
 
 def tokenizer_from_codes(codes: Path, texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -45,42 +47,60 @@ def tokenizer_from_codes(codes: Path, texts: Iterable[str]) -> PreTrainedTokeniz
         *(character + END_OF_WORD for character in characters),
         *(piece for pair in merges for piece in (*pair, "".join(pair))),
     ]
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    unknown, end = SPECIAL_TOKENS["unk_token"], SPECIAL_TOKENS["eos_token"]
+    return bpe_tokenizer({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, merges)
+
+
+def bpe_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of merges whose pieces are all in the vocabulary."""
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD)
+        models.BPE(
+            vocab=vocabulary, merges=merges, unk_token=SPECIAL_TOKENS["unk_token"], end_of_word_suffix=END_OF_WORD
+        )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+    return finish(tokenizer)
+
+
+def finish(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Let each sentence end with `</s>`, and wrap the tokenizer for Transformers."""
+    end = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, vocabulary[end])]
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, padding_side="right", **SPECIAL_TOKENS
     )
 
 
-def read_codes(path: Path) -> list[tuple[str, str]]:
-    """The merges in a file of subword-nmt, most frequent first.
+def read_codes(path: Path, told: str = "tokenizer.codes") -> list[tuple[str, str]]:
+    """The merges in a file of subword-nmt or fastBPE, most frequent first.
+
+    Each line is a merge. A file of fastBPE has no first line with a version, and counts behind the merges.
+
+    Args:
+        path: the file.
+        told: how messages begin.
 
     Raises:
         UserError: there is no such file, or a line is not a merge.
     """
     if not path.is_file():
-        raise UserError(f"tokenizer.codes: there is no file {path}")
+        raise UserError(f"{told}: there is no file {path}")
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            lines = file.read().splitlines()
+            lines = file.read().removesuffix("\n").split("\n")  # other ends of lines can be pieces
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise UserError(f"tokenizer.codes: {path} cannot be read ({one_line(error)})") from error
-    if not lines or lines[0] != VERSION:
-        raise UserError(f"tokenizer.codes: {path} does not begin with {VERSION!r}, as a file of subword-nmt does")
+        raise UserError(f"{told}: {path} cannot be read ({one_line(error)})") from error
+    counted = COUNTED.fullmatch(lines[0]) is not None
+    if not counted and lines[0] != VERSION:
+        raise UserError(f"{told}: {path} does not begin with {VERSION!r}, as a file of subword-nmt does")
     merges = []
-    for number, line in enumerate(lines[1:], start=2):
-        pair = line.split(" ")
+    for number, line in enumerate(lines[0 if counted else 1 :], start=1 if counted else 2):
+        pair = line.split(" ")[: 2 if COUNTED.fullmatch(line) and counted else None]
         if len(pair) != 2 or not all(pair):
             raise UserError(
-                f"tokenizer.codes: {path}, line {number}: {quote(line)} is no merge; accepted: two pieces and a space"
+                f"{told}: {path}, line {number}: {quote(line)} is no merge; accepted: two pieces and a space"
             )
         merges.append((pair[0], pair[1]))
     return merges

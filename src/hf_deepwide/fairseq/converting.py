@@ -1,0 +1,211 @@
+"""From a checkpoint of fairseq to a model and a tokenizer of ours: vanilla, MAT or latent depth.
+
+The papers' code is built on fairseq: the MAT fork, and `examples/latent_depth`. The model computes what theirs does.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.bpe_codes import SPECIAL_TOKENS
+from ..data.fairseq_dictionary import read_dictionary, tokenizer_of_dictionary
+from ..errors import UserError
+from ..families import FAMILIES
+from ..loading import check_finite
+from ..models.configuration_base import DeepWideConfig
+from ..vanilla_form import DECODER, ENCODER, HEAD, SHARED, Tensors, some, tie
+from .fields import LOGITS, check_tying, config_of
+from .naming import one_of_many, rename
+from .reading import read_checkpoint
+
+UNKNOWN = list(SPECIAL_TOKENS.values()).index(SPECIAL_TOKENS["unk_token"])
+NEVER = -100.0  # added to the logits of tokens that fairseq's dictionary lacks: they never win, and add nothing
+LONGEST = 200  # fairseq's limit of a translation, in tokens
+
+
+class Converted(NamedTuple):
+    """What a checkpoint of fairseq becomes."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+def from_fairseq(
+    path: str | os.PathLike,
+    dictionary: str | os.PathLike | Sequence[str | os.PathLike] | None = None,
+    codes: str | os.PathLike | None = None,
+) -> Converted:
+    """Return the model in a checkpoint of fairseq, and the tokenizer of its dictionary.
+
+    The file is read without running anything in it: tensors, plain values and an `argparse.Namespace` are accepted.
+    Each weight must have its place, and each place its weight. The model has the file's dtype.
+
+    Two dictionaries become one vocabulary: the source's symbols, then those that the target's alone has. A token that
+    one side lacks has the embedding of the unknown token there, which fairseq looks up in its place, and is never
+    generated.
+
+    Args:
+        path: the checkpoint, such as `checkpoint_best.pt`.
+        dictionary: `dict.en.txt`, or the source's and the target's; None: make no tokenizer.
+        codes: merges of subword-nmt or fastBPE with which words were cut; None: each symbol is a word.
+
+    Raises:
+        UserError: the file is damaged, holds other objects, or a model that our families cannot express; the
+            dictionary or the codes do not fit.
+    """
+    arguments, weights = read_checkpoint(path)
+    with _telling(path):
+        weights, pairs = one_of_many(weights)
+        tensors = rename(weights)
+        settings = _select_posteriors(tensors, pairs)
+        config = config_of(arguments, tensors)
+        check_tying(config, tensors)
+        _check_places(config, tensors)
+        tokenizer = None
+        if dictionary is not None:
+            files = [dictionary] if isinstance(dictionary, str | os.PathLike) else list(dictionary)
+            tokenizer = _add_tokenizer(arguments, config, tensors, [Path(file) for file in files], codes)
+            _start_from_language(arguments, tokenizer, config, settings)
+        if len(pairs) > 1:
+            config.translation_pairs = settings
+        else:
+            config.source_lang, config.target_lang = pairs[0].split("-") if pairs else _languages(arguments)
+        if len(pairs) > 1 and config.model_type == "latent_depth":
+            config.posterior_names = pairs
+        cls = FAMILIES[config.model_type].lm
+        tensors = {key: tensor.contiguous() for key, tensor in tie(tensors, config).items()}
+        dtype = tensors[SHARED if SHARED in tensors else ENCODER].dtype
+        model = cls.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
+        try:
+            check_finite(model)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    model.generation_config.update(  # fairseq's own defaults
+        num_beams=5, length_penalty=1.0, early_stopping=True, max_length=min(LONGEST, config.max_position_embeddings)
+    )
+    return Converted(model, tokenizer)
+
+
+@contextmanager
+def _telling(path: str | os.PathLike) -> Iterator[None]:
+    """Begin messages with the name of the file."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _select_posteriors(tensors: Tensors, pairs: list[str]) -> dict[str, dict[str, Any]]:
+    """The settings of each language pair. Layer logits then have a row for each pair.
+
+    In fairseq an encoder's row is that of the last pair with this source, and a decoder's that of the last pair with
+    this target. Other rows are never trained.
+    """
+    latent = {side: LOGITS.format(stack) for side, stack in enumerate(("encoder", "decoder"))}
+    latent = {side: key for side, key in latent.items() if key in tensors}
+    for side, key in latent.items():
+        if len(pairs) > 1 and len(tensors[key]) != len(pairs):
+            raise UserError(f"it has {len(tensors[key])} posteriors for {len(pairs)} language pairs")
+        last = {pair.split("-")[side]: row for row, pair in enumerate(pairs)}
+        rows = [last[pair.split("-")[side]] for pair in pairs]
+        if pairs:
+            tensors[key] = tensors[key][rows]
+    return {pair: {"posterior": row} if latent else {} for row, pair in enumerate(pairs)}
+
+
+def _check_places(config: DeepWideConfig, tensors: Tensors) -> None:
+    """Compare names and shapes with those of the model that the config describes."""
+    with torch.device("meta"):
+        model = FAMILIES[config.model_type].lm(config)
+    expected = {key: tensor.shape for key, tensor in model.state_dict().items() if key != SHARED}
+    if surplus := tensors.keys() - expected.keys():
+        raise UserError(f"by its arguments it has no {some(surplus)}, and its weights are there")
+    if lacking := expected.keys() - tensors.keys():
+        raise UserError(f"by its arguments it has {some(lacking)}, and has no such weights")
+    for key, shape in expected.items():
+        if tensors[key].shape != shape:
+            raise UserError(f"{key} has the shape {list(tensors[key].shape)}; by its arguments it has {list(shape)}")
+
+
+def _languages(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The languages of a model of one pair, where the arguments name them."""
+    source, target = arguments.get("source_lang"), arguments.get("target_lang")
+    return (source, target) if isinstance(source, str) and isinstance(target, str) else (None, None)
+
+
+def _language_tokens(arguments: dict[str, Any]) -> list[str]:
+    """The languages that have a token in the dictionaries, in the order of their ids."""
+    if not (arguments.get("encoder_langtok") or arguments.get("decoder_langtok")):
+        return []
+    pairs = arguments.get("lang_pairs") or []
+    names = pairs.split(",") if isinstance(pairs, str) else map(str, pairs)
+    return sorted({language for pair in names for language in pair.split("-")})
+
+
+def _start_from_language(
+    arguments: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    config: DeepWideConfig,
+    settings: dict[str, dict[str, Any]],
+) -> None:
+    """Let decoders begin with the token of the target language, where the model was trained so."""
+    if not arguments.get("decoder_langtok"):
+        return
+    for pair, of_pair in settings.items():
+        start = tokenizer.convert_tokens_to_ids(f"__{pair.split('-')[1]}__")
+        of_pair["decoder_start_token_id"] = start
+        if len(settings) == 1:
+            config.decoder_start_token_id = start
+
+
+def _add_tokenizer(
+    arguments: dict[str, Any],
+    config: DeepWideConfig,
+    tensors: Tensors,
+    files: list[Path],
+    codes: str | os.PathLike | None,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of the dictionaries; embeddings get a row for each of its tokens."""
+    if not 1 <= len(files) <= 2:
+        raise UserError(f"{len(files)} dictionaries are given; accepted: one, or the source's and the target's")
+    if arguments.get("encoder_langtok"):
+        raise UserError(
+            "its argument encoder_langtok lets sources end with a token of a language, which our tokenizers do not; "
+            "convert the model without a dictionary"
+        )
+    languages = _language_tokens(arguments)
+    source, target = (read_dictionary(file, languages) for file in (files[0], files[-1]))
+    for symbols, size, file in (
+        (source, config.vocab_size, files[0]),
+        (target, config.decoder_vocab_size, files[-1]),
+    ):
+        if len(symbols) != size:
+            raise UserError(
+                f"the dictionary {file} has {len(symbols)} symbols (the four special ones included), and the "
+                f"checkpoint has {size} embeddings; give the dictionary of this model"
+            )
+    if config.share_encoder_decoder_embeddings and source != target:
+        raise UserError("source and target share their embeddings, but the two dictionaries differ")
+    symbols = list(dict.fromkeys([*source, *target]))
+    tokenizer = tokenizer_of_dictionary(symbols, None if codes is None else Path(codes), languages)
+    size = len(tokenizer)
+    rows = {
+        side: [of_side.get(symbol, UNKNOWN) for symbol in symbols] + [UNKNOWN] * (size - len(symbols))
+        for side, of_side in (
+            ("source", {symbol: row for row, symbol in enumerate(source)}),
+            ("target", {symbol: row for row, symbol in enumerate(target)}),
+        )
+    }
+    if size > len(source) or size > len(target):
+        for key, side in ((ENCODER, "source"), (DECODER, "target"), (HEAD, "target")):
+            tensors[key] = tensors[key][rows[side]]
+        known = torch.tensor([row != UNKNOWN or number == UNKNOWN for number, row in enumerate(rows["target"])])
+        tensors["lm_head.bias"] = torch.where(known, 0.0, NEVER).to(tensors[HEAD].dtype)
+        config.lm_head_bias = True
+        config.vocab_size = config.decoder_vocab_size = size
+    return tokenizer

@@ -1,0 +1,106 @@
+"""Reading a checkpoint of fairseq without running anything that it holds.
+
+Such a file is a pickle. PyTorch reads it as tensors and plain values (`weights_only`). The one class that is allowed
+beside them is `argparse.Namespace`, in which older versions of fairseq keep their arguments.
+"""
+
+import argparse
+import os
+import pickle
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError, one_line, quote
+from ..vanilla_form import Tensors
+
+# What PyTorch raises for a file that it can make no sense of.
+FAILURES = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+    pickle.UnpicklingError,
+    struct.error,
+)
+SAVE_AGAIN = (
+    "If you trust the file, save it again where fairseq is installed: s = torch.load(FILE, weights_only=False); "
+    "torch.save({'model': s['model'], 'args': vars(s['args'] or s['cfg']['model'])}, NEW)"
+)
+
+
+def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
+    """Return the arguments and the weights in a checkpoint of fairseq.
+
+    Arguments are those of the model, from `args` or from `cfg`, under the names of fairseq's command line.
+
+    Raises:
+        UserError: there is no such file; it is damaged; it holds more than tensors, plain values and a namespace, or
+            it is no checkpoint of fairseq.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; give a checkpoint of fairseq, such as checkpoint_best.pt")
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except FAILURES as error:
+        found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and found:
+            raise UserError(
+                f"{path} holds {found[1] or found[2]}, and to read it could run any code; accepted are tensors, plain "
+                f"values and argparse.Namespace. {SAVE_AGAIN}"
+            ) from error
+        raise UserError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
+    weights = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(weights, dict) or not weights:
+        raise UserError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")
+    return _arguments(path, state), _tensors(path, weights)
+
+
+def _arguments(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the model and, of those in `cfg`, also of the task: language pairs and tokens."""
+    if state.get("args") is not None:
+        arguments = _plain(state["args"])
+    else:
+        config = _plain(state.get("cfg"))
+        arguments = _plain(config.get("task")) | _flat(_plain(config.get("model")))
+    if not arguments:
+        raise UserError(
+            f"{path} does not say what model it is: it has neither 'args' nor 'cfg'. Save it again with a dict of "
+            "fairseq's arguments as 'args', such as {'encoder_attention_heads': 8, 'decoder_attention_heads': 8}"
+        )
+    return arguments
+
+
+def _plain(arguments: Any) -> dict[str, Any]:
+    """A namespace or a dict as a dict; anything else as an empty dict."""
+    fields = vars(arguments) if isinstance(arguments, argparse.Namespace) else arguments
+    return {str(name): value for name, value in fields.items()} if isinstance(fields, dict) else {}
+
+
+def _flat(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the two stacks, which newer configs nest, under their names on the command line."""
+    flat = dict(arguments)
+    for stack in ("encoder", "decoder"):
+        flat |= {f"{stack}_{name}": value for name, value in _plain(flat.pop(stack, None)).items()}
+    return flat
+
+
+def _tensors(path: Path, weights: dict[Any, Any]) -> Tensors:
+    """The weights, each with a name, and none larger than the numbers that are in the file."""
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            raise UserError(f"{path}: 'model' holds {quote(name)}, which is not a plain tensor")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise UserError(f"{path}: {quote(name)} has more numbers than the file")
+    return weights
