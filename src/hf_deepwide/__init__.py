@@ -4,6 +4,7 @@ Importing the package registers the families with the Auto classes and with CTra
 `pipeline("translation")`.
 """
 
+from .data.new_languages import add_languages
 from .export import share
 from .exporting.ctranslate2_folder import export_ctranslate2
 from .exporting.ctranslate2_loaders import register_loaders
@@ -60,6 +61,7 @@ __all__ = [
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
+    "add_languages",
     "export_ctranslate2",
     "export_onnx",
     "from_fairseq",

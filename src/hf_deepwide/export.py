@@ -77,8 +77,9 @@ translator = pipeline("translation", model=sys.argv[1], trust_remote_code=True, 
 for loaded in (translator, translator.model, translator.model.config):
     assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
 pairs = getattr(translator.model.config, "translation_pairs", None)
-languages = dict(zip(("src_lang", "tgt_lang"), next(iter(pairs)).split("-"))) if pairs else {}
-translator("1", **languages, max_length=4, num_beams=1)
+codes = [*translator.languages.codes]
+chosen = next(iter(pairs)).split("-") if pairs else codes[:1] + codes[-1:]
+translator("1", **dict(zip(("src_lang", "tgt_lang"), chosen)), max_length=4, num_beams=1)
 """
 USE_ENCODER = """
 import sys

@@ -80,8 +80,6 @@ def test_codes_that_the_tokenizer_does_not_have_are_refused(tmp_path):
     tokenizer = nllb(tmp_path)
     with pytest.raises(UserError, match=r"^data.source_lang, .*unknown language code 'de'; did you mean deu_Latn\?"):
         set_codes(tokenizer, DataArguments(source_lang="de", target_lang="eng_Latn"))
-    with pytest.raises(UserError, match=r"^data.pairs: the NllbTokenizer has language codes .* one pair"):
-        set_codes(tokenizer, DataArguments(pairs=["deu_Latn-eng_Latn", "eng_Latn-deu_Latn"]))
 
 
 def test_sets_only_the_given_language(tmp_path):

@@ -18,6 +18,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..models.language_pairs import added_codes, language_codes, speaking, targets_of_pairs
 from ..models.plain_text import TextEncoder
 from ..progress import bars_where_shown
 from .arguments import DataArguments
@@ -44,8 +45,9 @@ def encode(
     """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
 
     Special tokens in a text (`</s>`) are text as any other.
-    With several language pairs, sources begin with their tags where `args` puts the tags there. The columns `pair`
-    and, where they are used, `decoder_start` (a token id) and `posterior` (an index) are added.
+    A tokenizer with language codes of its own marks each side with the codes of its pair. With several language pairs
+    of any other, sources begin with their tags where `args` puts the tags there. The columns `pair` and, where they
+    are used, `decoder_start` (a token id) and `posterior` (an index) are added.
 
     `filter` (for training) leaves out pairs that exceed `args.max_length` or `args.max_length_ratio`; the log counts
     them by reason. Without `filter` every pair stays, whatever its length; the log warns of long pairs.
@@ -55,7 +57,12 @@ def encode(
 
     """
 
-    settings = list(translation_pairs(args, tokenizer).values())
+    settings: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
+    languages: list[tuple[str | None, str | None]] = [(None, None)]  # those that the tokenizer was told already
+    if args.pairs is not None and language_codes(tokenizer) is not None:
+        settings, languages = targets_of_pairs(tokenizer, args.language_pairs), [*args.language_pairs]
+    elif args.source_lang in added_codes(tokenizer):  # which it could not be told for good
+        languages = [(args.source_lang, None)]
     of_pairs = {"pair": list(range(len(settings)))} if settings else {}  # column: what it is of each pair
     for column, key in (("decoder_start", "decoder_start_token_id"), ("posterior", "posterior")):
         if any(key in of_pair for of_pair in settings):
@@ -63,14 +70,21 @@ def encode(
     features = Features({**ENCODED, **dict.fromkeys(of_pairs, Value("int32"))})
 
     tags = [tokenizer.get_vocab()[of_pair["tag"]] if "tag" in of_pair else None for of_pair in settings]
-    sources = TextEncoder(tokenizer)
-    targets = TextEncoder(tokenizer, target=True, never=sources.never)
+    encoders = []
+    for pair in languages:
+        with speaking(tokenizer, *pair):
+            source = TextEncoder(tokenizer)
+            encoders.append((source, TextEncoder(tokenizer, target=True, never=source.never)))
+    sources, targets = encoders[0]  # bodies are the same in all languages
 
     def tokenize(rows: dict) -> dict:
         pairs = rows["pair"] if settings else []
         tag_ids = [tags[pair] for pair in pairs] if settings else [None] * len(rows["source"])
-        bodies = zip(sources.bodies(rows["source"]), tag_ids, strict=True)
-        source, target = [sources.frame(*body) for body in bodies], targets(rows["target"])
+        of_rows = [encoders[pair] for pair in pairs] if len(encoders) > 1 else [encoders[0]] * len(rows["source"])
+        with speaking(tokenizer, *languages[0]):
+            bodies = sources.bodies(rows["source"]), targets.bodies(rows["target"])
+        source = [encoders[0].frame(*of) for encoders, *of in zip(of_rows, bodies[0], tag_ids, strict=True)]
+        target = [encoders[1].frame(body) for encoders, body in zip(of_rows, bodies[1], strict=True)]
         return {
             "input_ids": source,
             "labels": target,
@@ -94,7 +108,9 @@ def encode(
         name: [side.prefix, side.suffix, sorted(side.never), side.splits]
         for name, side in (("source", sources), ("target", targets))
     }
-    encoded = kept_or_made(dataset, tokenizer, {**sides, "tags": tags, "columns": of_pairs}, encode_all)
+    frames = [[side.prefix, side.suffix] for both in encoders[1:] for side in both]
+    further = {"frames": frames} if frames else {}
+    encoded = kept_or_made(dataset, tokenizer, {**sides, **further, "tags": tags, "columns": of_pairs}, encode_all)
     lengths = list(zip(encoded["source_length"][:], encoded["target_length"][:], strict=True))
     if not filter:
         long = sum(max(pair) > args.max_length for pair in lengths)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import language_codes, set_languages
+from ..models.language_pairs import language_codes, set_languages, targets_of_pairs
 from .arguments import DataArguments
 
 
@@ -28,7 +28,7 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
 
     A tag swallows the space behind it, and the word after it is cut as at the beginning of a sentence.
     """
-    if args.pairs is None or args.language_tag == "none":
+    if args.pairs is None or args.language_tag == "none" or language_codes(tokenizer) is not None:
         return 0
     tags = dict.fromkeys(tag_of(target) for _, target in args.language_pairs)
     vocabulary = tokenizer.get_vocab()
@@ -39,37 +39,45 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
 def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[str, int | None]:
     """Tell a tokenizer with language codes (NLLB, mBART, M2M100) the languages; any other stays as it is.
 
+    With several pairs the tokenizer keeps its languages, and each pair has its own.
+
     Returns:
-        Fields of the generation config; see `set_languages`.
+        Fields of the generation config; see `set_languages`. With several targets they force no language, and start
+        from the first.
 
     Raises:
-        UserError: a language is none of its codes, or there are several pairs.
+        UserError: a language is none of its codes, or a field asks for another way to name languages.
     """
     if language_codes(tokenizer) is None:
         return {}
-    if args.pairs is not None:
-        raise UserError(
-            f"data.pairs: the {type(tokenizer).__name__} has language codes of its own, with which one pair can be "
-            "trained: name it by data.source_lang and data.target_lang, or let the run train its tokenizer"
-        )
     try:
-        return set_languages(tokenizer, args.source_lang, args.target_lang)
+        if args.pairs is None:
+            return set_languages(tokenizer, args.source_lang, args.target_lang)
+        first, *others = targets_of_pairs(tokenizer, args.language_pairs)
     except ValueError as error:
+        where = "data.pairs" if args.pairs else "data.source_lang, data.target_lang"
         raise UserError(
-            f"data.source_lang, data.target_lang: {error}; columns that are called otherwise are named by "
-            "data.source_field and data.target_field"
+            f"{where}: {error}; columns that are called otherwise are named by data.source_field and "
+            "data.target_field, and tokenizer.new_languages adds a code"
         ) from error
+    for field, accepted in (("language_tag", ("source", "none")), ("posteriors", ("none",))):
+        if (value := getattr(args, field)) not in accepted:
+            raise UserError(
+                f"data.{field} is {value}, but the {type(tokenizer).__name__} has language codes of its own, which "
+                "name the target; leave it out"
+            )
+    return first if all(other == first for other in others) else {**first, "forced_bos_token_id": None}
 
 
 def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, Any]]:
-    """`{pair: settings}` of a multilingual run, `{}` of any other.
+    """`{pair: settings}` of a multilingual run, `{}` of any other, and of a tokenizer with codes of its own.
 
     Settings are those of `tag` (put before the source), `decoder_start_token_id` and `posterior` that the run uses.
 
     Raises:
         UserError: the tokenizer lacks a tag.
     """
-    if args.pairs is None:
+    if args.pairs is None or language_codes(tokenizer) is not None:
         return {}
     names = args.posterior_names
     settings = {}

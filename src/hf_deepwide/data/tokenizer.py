@@ -4,6 +4,7 @@ One vocabulary serves both languages ("joint BPE", Sennrich et al. 2016, section
 alike on both sides, and the embeddings can be tied. The special ids are fairseq's, which the papers use.
 """
 
+import dataclasses
 import hashlib
 import logging
 import re
@@ -39,7 +40,8 @@ class TokenizerArguments:
     """The section `tokenizer` of a recipe.
 
     Args:
-        path: an existing tokenizer, folder or Hub id; of the other fields only `bpe_dropout` then matters.
+        path: an existing tokenizer, folder or Hub id; of the other fields only `bpe_dropout` and `new_languages` then
+            matter.
         codes: merges of subword-nmt for text that is tokenised already; `path` must then be null, and of the other
             fields only `bpe_dropout` matters. Relative paths start where those of `data` do.
         words: whole words in place of subwords, and a vocabulary for each side (see `data.word_vocabulary`).
@@ -53,6 +55,8 @@ class TokenizerArguments:
         split_digits: one token per digit, so that the model copies numbers that it has never seen digit by digit.
         min_frequency: a pair of pieces is merged, or with `words` a word is known, if it occurs at least that often.
         bpe_dropout: in training each merge is left out with this probability (see `data.bpe_dropout`).
+        new_languages: language codes that the tokenizer at `path` lacks, each with the code of a related language, or
+            None (see `data.new_languages`).
 
     """
 
@@ -66,6 +70,7 @@ class TokenizerArguments:
     split_digits: bool = False
     min_frequency: int = 2
     bpe_dropout: float = 0.0
+    new_languages: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if self.normalization not in get_args(Normalization):
@@ -80,6 +85,15 @@ class TokenizerArguments:
                 )
         if self.path and self.codes:
             raise UserError("tokenizer.path and tokenizer.codes are both set; set the one that is meant")
+        for code, related in self.new_languages.items():
+            for language in (code, related):
+                if language is not None and not (isinstance(language, str) and re.fullmatch(r"[A-Za-z]\w*", language)):
+                    raise UserError(
+                        f"tokenizer.new_languages: {quote(code)}: {quote(related)} is not accepted; write the new "
+                        "code and a related one that the tokenizer knows, or null"
+                    )
+        if self.new_languages and not self.path:
+            raise UserError("tokenizer.new_languages adds to a tokenizer with codes; set tokenizer.path to it")
         check_numbers(self, {"min_frequency": Range(1, 10**12), "bpe_dropout": Range(0, 1)}, "tokenizer.")
         self._check_words()
 

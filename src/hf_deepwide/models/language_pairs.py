@@ -32,6 +32,7 @@ logger = logging.get_logger(__name__)
 SIDES = ("source", "target")
 TARGET_CODE = ("forced_bos_token_id", "decoder_start_token_id")  # how the target language reaches `generate`
 TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
+ADDED_CODE = re.compile(r"__(\w+)__")
 TASK = re.compile(r"translation_(.+)_to_(.+)")
 LISTED = 20  # languages in a message
 UNSAID = {"eng_Latn", "en", "en_XX"}  # the source languages of tokenizers that nobody has told one
@@ -238,7 +239,25 @@ def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     ids = getattr(tokenizer, "lang_code_to_id", None) or {
         str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokenizer.extra_special_tokens
     }
+    ids = {**ids, **added_codes(tokenizer)}
     return {code.strip("_"): token_id for code, token_id in ids.items() if token_id != tokenizer.unk_token_id}
+
+
+def added_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """`{code: id}` of the codes that M2M100's tokenizer was given by somebody; {} of any other.
+
+    The table of codes in its class is fixed. What was added is a token, such as `__gsw__`. It is told to the tokenizer
+    here, so that the code can be its `src_lang` and `tgt_lang`.
+    """
+    table = getattr(tokenizer, "lang_code_to_token", None)
+    if table is None:
+        return {}
+    tokens = ((ADDED_CODE.fullmatch(token), token_id) for token, token_id in tokenizer.get_added_vocab().items())
+    added = {match[1]: token_id for match, token_id in tokens if match and match[1] not in tokenizer.lang_code_to_id}
+    for code, token_id in added.items():
+        token = table[code] = f"__{code}__"
+        tokenizer.lang_token_to_id[token], tokenizer.id_to_lang_token[token_id] = token_id, token
+    return added
 
 
 def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -262,6 +281,7 @@ def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target
     if source_lang is None and target_lang is None:
         yield
         return
+    added_codes(tokenizer)
     before = tokenizer.src_lang, tokenizer.tgt_lang
     try:
         if source_lang is not None:
@@ -278,6 +298,9 @@ def set_languages(
 ) -> dict[str, int | None]:
     """Tell a tokenizer with language codes its languages for good: they are also saved with it.
 
+    A source language that M2M100's tokenizer was given is not saved: the saved tokenizer could not be loaded. Whoever
+    translates says it.
+
     Returns:
         See `target_settings`; {} without a target language, and of a tokenizer without codes.
 
@@ -290,12 +313,29 @@ def set_languages(
     source_lang, target_lang = (language and language.strip("_") for language in (source_lang, target_lang))
     for language in (source_lang, target_lang):
         _known(language, codes, "language code")
-    if source_lang is not None:
+    if source_lang is not None and source_lang not in added_codes(tokenizer):
         tokenizer.src_lang = source_lang
     if target_lang is None:
         return {}
     tokenizer.tgt_lang = target_lang
     return target_settings(tokenizer)
+
+
+def targets_of_pairs(
+    tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]
+) -> list[dict[str, int | None]]:
+    """What generation has to know of the target language of each pair; see `target_settings`.
+
+    Raises:
+        ValueError: a language is none of the tokenizer's codes.
+    """
+    codes, settings = language_ids(tokenizer), []
+    for pair in pairs:
+        for language in pair:
+            _known(language.strip("_"), codes, "language code")
+        with speaking(tokenizer, *(language.strip("_") for language in pair)):
+            settings.append(target_settings(tokenizer))
+    return settings
 
 
 def target_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from ..data.languages import set_codes, translation_pairs
+from ..data.new_languages import start_embeddings
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, one_line, quote
 from ..families import family_of
@@ -53,6 +54,8 @@ def build_model(
     else:
         model = _from_checkpoint(recipe, tokenizer)
         model.set_attn_implementation(args.attn_implementation)
+        if recipe.tokenizer.new_languages:
+            start_embeddings(model, tokenizer, recipe.tokenizer.new_languages)
         if recipe.data.pairs and len(tokenizer) > model.config.vocab_size:
             model.resize_token_embeddings(len(tokenizer))  # for tags that the base does not have
     codes = set_codes(tokenizer, recipe.data)

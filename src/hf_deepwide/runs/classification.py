@@ -88,6 +88,7 @@ class ClassificationRecipe(Recipe):
     refused: ClassVar[dict[str, str]] = {
         "seed": "set training.seeds",
         "bpe_dropout": "it is for training translation models",
+        "new_languages": "it is for training translation models",
         "resume_from_checkpoint": "an interrupted run is resumed by itself",
         "push_to_hub": "a finished run is uploaded by `push_to_hub` of its model",
         "greater_is_better": "the largest score is the best one",

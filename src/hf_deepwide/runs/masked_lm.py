@@ -45,6 +45,7 @@ class MaskedLMRecipe(Recipe):
     refused["label_smoothing_factor"] = "perplexity is of the plain cross-entropy"
     refused["dataloader_persistent_workers"] = "masks are drawn anew each epoch; workers that stay do not know"
     refused["bpe_dropout"] = "masks already differ from epoch to epoch"
+    refused["new_languages"] = "a masked language model has no codes of languages"
 
     evaluation: None = None
 

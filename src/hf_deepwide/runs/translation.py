@@ -11,6 +11,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ..data.batches import encode
 from ..data.corpora import load_parallel
 from ..data.languages import add_tags, set_codes
+from ..data.new_languages import add_codes
 from ..data.tokenizer import load_or_train, training_rows, training_texts
 from ..data.word_vocabulary import train_word_tokenizer
 from ..durable import write_whole
@@ -72,12 +73,21 @@ class Translation(Task):
         return texts
 
     def new_tokenizer(self, texts: dict[str, Dataset | IterableDataset]) -> PreTrainedTokenizerBase:
-        """The tokenizer that the recipe names or a new one, with the language codes and tags."""
+        """The tokenizer that the recipe names or a new one, with the language codes and tags.
+
+        Raises:
+            UserError: a new language is not in the data, or cannot be added.
+        """
         data, train = self.recipe.data, texts.get("train")
         limit = STREAM_TEXTS if isinstance(train, IterableDataset) else DATASET_TEXTS
         if self.recipe.tokenizer.words:
             return train_word_tokenizer(training_rows(train, limit), self.recipe.tokenizer)
         tokenizer = load_or_train(self.recipe.tokenizer, training_texts(train, limit), data)
+        if new := self.recipe.tokenizer.new_languages:
+            languages = {language for pair in data.language_pairs for language in pair}
+            if unused := new.keys() - languages:
+                raise UserError(f"tokenizer.new_languages: {min(unused)!r} is no language of the section data")
+            add_codes(tokenizer, new)
         set_codes(tokenizer, data)
         add_tags(tokenizer, data)
         return tokenizer

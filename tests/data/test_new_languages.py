@@ -1,0 +1,244 @@
+"""Languages that a tokenizer with codes lacks: the code, its embedding, and fine-tuning beside other languages."""
+
+import json
+
+import pytest
+import torch
+from coded_languages import KINDS, SIZES, nllb, token_id
+from tiny_run import tiny_values
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+from hf_deepwide import MATConfig, MATForConditionalGeneration, add_languages, share
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import TranslationCollator, encode
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.languages import set_codes
+from hf_deepwide.data.tokenizer import TokenizerArguments
+from hf_deepwide.errors import UserError
+from hf_deepwide.models.language_pairs import Languages, language_ids
+from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.run import run_recipe
+
+NEW = {"nllb": "gsw_Latn", "m2m100": "gsw"}
+TOKENS = {"nllb": "gsw_Latn", "m2m100": "__gsw__"}
+
+
+def make(kind, folder, spare=0, **fields):
+    """A random model with its tokenizer, in a folder; `spare` rows of embeddings have no token."""
+    folder.mkdir(exist_ok=True)
+    tokenizer = KINDS[kind][0](folder)
+    size = max([*tokenizer.get_vocab().values(), *language_ids(tokenizer).values()]) + 1 + spare
+    model_class, config_class = KINDS[kind][1:3]
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    torch.manual_seed(1)
+    model = model_class(config_class(vocab_size=size, **ids, **SIZES, **fields)).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def tables(model):
+    parts = (model.get_encoder(), model.get_decoder())
+    return [*(part.get_input_embeddings().weight for part in parts), model.get_output_embeddings().weight]
+
+
+@pytest.mark.parametrize("related", [True, False], ids=["related", "mean"])
+@pytest.mark.parametrize("spare", [0, 3])
+@pytest.mark.parametrize("kind", NEW)
+def test_a_new_code_is_a_token_whose_embedding_is_that_of_others(kind, spare, related, tmp_path):
+    model, tokenizer = make(kind, tmp_path, spare)
+    before, old, size = language_ids(tokenizer), tables(model)[0].detach().clone(), model.config.vocab_size
+    code, source = NEW[kind], KINDS[kind][3]
+    add_languages(model, tokenizer, {code: source if related else None})
+    ids = language_ids(tokenizer)
+    assert ids == {**before, code: max(before.values()) + 1}
+    assert model.config.vocab_size == max(size, ids[code] + 1)
+    encoder, decoder, head = tables(model)
+    assert encoder is decoder is head
+    expected = old[before[source]] if related else torch.stack([old[i] for i in before.values()]).mean(0)
+    torch.testing.assert_close(encoder[ids[code]], expected)
+    others = [i for i in range(size) if i != ids[code]]
+    assert torch.equal(encoder[others], old[others])
+
+    model.save_pretrained(tmp_path / "new")
+    tokenizer.save_pretrained(tmp_path / "new")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert language_ids(loaded) == ids
+    assert loaded.convert_tokens_to_ids(TOKENS[kind]) == ids[code]
+    assert TOKENS[kind] in loaded.all_special_tokens
+    translate = pipeline("translation", str(tmp_path / "new"), device="cpu", max_new_tokens=4, max_length=None)
+    said = translate("a b", src_lang=source, tgt_lang=code, return_tensors=True)[0]["translation_token_ids"].tolist()
+    assert said[:2] == [2, ids[code]]
+    read = Languages(translate.model.config, translate.model.generation_config, loaded).choose(code, source)
+    assert (read.source_lang, read.settings) == (code, {"forced_bos_token_id": ids[source]})
+
+
+def test_tables_that_are_not_tied_each_get_a_row(tmp_path):
+    base, tokenizer = make("nllb", tmp_path, tie_word_embeddings=False)
+    model = MATForConditionalGeneration.from_base(base, attention_branches=2)
+    before = [table.detach().clone() for table in tables(model)]
+    add_languages(model, tokenizer, {"gsw_Latn": "deu_Latn"})
+    for old, new in zip(before, tables(model), strict=True):
+        assert len(new) == len(old) + 1
+        assert torch.equal(new[-1], old[token_id(tokenizer, "deu_Latn")])
+    assert model.config.decoder_vocab_size == model.config.vocab_size == len(tokenizer)
+
+
+def test_a_bias_of_the_logits_gets_an_entry_too(tmp_path):
+    tokenizer = nllb(tmp_path)
+    sizes = {name: SIZES[name] for name in SIZES if "layerdrop" not in name}
+    model = MATForConditionalGeneration(MATConfig(**sizes, vocab_size=len(tokenizer), lm_head_bias=True))
+    with torch.no_grad():
+        model.lm_head.bias.copy_(torch.arange(float(len(tokenizer))))
+    add_languages(model, tokenizer, {"gsw_Latn": "deu_Latn"})
+    assert model.lm_head.bias[-1] == token_id(tokenizer, "deu_Latn")
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "languages", "message"),
+    [
+        ("nllb", {"deu_Latn": None}, "'deu_Latn': the tokenizer knows this code already"),
+        ("nllb", {"a": None}, "'a': the tokenizer has a piece of this name"),
+        ("nllb", {"gsw_Latn": "de"}, "does not know 'de'; did you mean deu_Latn?"),
+        ("m2m100", {"gsw": "xyz"}, "does not know 'xyz'"),
+        ("m2m100", {"de": None}, "'de': the tokenizer knows this code already"),
+        ("mbart", {"gsw_CH": "de_DE"}, "MBartTokenizer takes no further codes; accepted"),
+    ],
+)
+def test_codes_that_cannot_be_added_are_refused_and_change_nothing(kind, languages, message, tmp_path):
+    tokenizer = KINDS[kind][0](tmp_path)
+    before = tokenizer.get_vocab()
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+        add_languages(None, tokenizer, languages)
+    assert tokenizer.get_vocab() == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": "x", "new_languages": {"gsw_Latn": 3}}, "'gsw_Latn': 3 is not accepted"),
+        ({"path": "x", "new_languages": {1: "deu_Latn"}}, "1: 'deu_Latn' is not accepted"),
+        ({"path": "x", "new_languages": {"a-b": None}}, "'a-b': None is not accepted"),
+        ({"new_languages": {"gsw_Latn": None}}, "set tokenizer.path"),
+    ],
+)
+def test_fields_that_name_no_codes_are_refused(fields, message):
+    with pytest.raises(UserError, match=f"tokenizer.new_languages.*{message}"):
+        TokenizerArguments(**fields)
+
+
+def write_corpus(folder):
+    rows = [{"x": text, "y": text[::-1]} for text in ("a b c", "d c", "a a b", "c b a d") * 4]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def recipe_of(folder, family="mat", tokenizer=None, **data):
+    """A recipe that fine-tunes the model in `folder/base` for two steps."""
+    base = str(folder / "base")
+    values = tiny_values(folder / "run", max_steps=2, warmup_steps=1, eval_steps=2, save_steps=2, max_tokens=64)
+    values["model"] = {"family": family, "init_from": base}
+    values["tokenizer"] = {"path": base, **(tokenizer or {})}
+    values["data"] = {
+        "format": "jsonl", "root": str(folder), **dict.fromkeys(("train", "validation", "test"), "rows.jsonl"),
+        "source_field": "x", "target_field": "y", "max_length": 16, **data,
+    }  # fmt: skip
+    return check_recipe(values, "codes", "codes.yaml")
+
+
+@pytest.mark.parametrize("family", ["mat", "m2m_100"])
+@pytest.mark.parametrize("kind", NEW)
+def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path):
+    make(kind, tmp_path / "base")
+    write_corpus(tmp_path)
+    code, source, other = NEW[kind], *KINDS[kind][3:5]
+    pairs = [f"{source}-{other}", f"{source}-{code}", f"{code}-{source}"]
+    recipe = recipe_of(tmp_path, family, {"new_languages": {code: source}}, pairs=pairs)
+    results = run_recipe(recipe)
+    assert set(results["test"]["pairs"]) == set(pairs)
+
+    run = tmp_path / "run"
+    tokenizer, model = AutoTokenizer.from_pretrained(run), AutoModelForSeq2SeqLM.from_pretrained(run)
+    ids = language_ids(tokenizer)
+    assert model.config.model_type == family
+    assert model.config.vocab_size == ids[code] + 1
+    assert getattr(model.config, "translation_pairs", None) is None
+    assert model.generation_config.forced_bos_token_id is None
+    encoded = encode(load_parallel(recipe.data, "train"), tokenizer, recipe.data, filter=True)
+    collate = TranslationCollator(tokenizer, model.config.decoder_start_token_id)
+    for number, pair in enumerate(pairs):
+        rows = [row for row in encoded if row["pair"] == number]
+        assert len(rows) == 16
+        batch = collate(rows)
+        source_code, target_code = pair.split("-")
+        assert set(batch["input_ids"][:, 0].tolist()) == {ids[source_code]}
+        assert set(batch["labels"][:, 0].tolist()) == {ids[target_code]}
+        assert set(map(tuple, batch["decoder_input_ids"][:, :2].tolist())) == {(2, ids[target_code])}
+
+    if family == "mat":
+        share(run, tmp_path / "shared")  # loads it in another process, and translates
+        run = tmp_path / "shared"
+    translate = pipeline("translation", str(run), device="cpu", max_new_tokens=4, max_length=None)
+    for source_code, target_code in (pair.split("-") for pair in pairs):
+        words = {"src_lang": source_code, "tgt_lang": target_code}
+        said = translate("a b c", return_tensors=True, **words)[0]["translation_token_ids"].tolist()
+        assert said[:2] == [2, ids[target_code]]
+    with pytest.raises(ValueError, match="say the target language"):
+        translate("a b c", src_lang=source)
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_a_run_reads_a_new_language(kind, tmp_path):
+    """One pair, from the new language: its tokenizer can be loaded, and is told the language in the call."""
+    make(kind, tmp_path / "base")
+    write_corpus(tmp_path)
+    code, target = NEW[kind], KINDS[kind][4]
+    recipe = recipe_of(tmp_path, tokenizer={"new_languages": {code: None}}, source_lang=code, target_lang=target)
+    run_recipe(recipe)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    ids = language_ids(tokenizer)
+    encoded = encode(load_parallel(recipe.data, "train"), tokenizer, recipe.data, filter=True)
+    assert {row["input_ids"][0] for row in encoded} == {ids[code]}
+    assert {row["labels"][0] for row in encoded} == {ids[target]}
+    translate = pipeline("translation", str(tmp_path / "run"), device="cpu", max_new_tokens=4, max_length=None)
+    said = translate("a b", src_lang=code, tgt_lang=target, return_tensors=True)[0]["translation_token_ids"].tolist()
+    assert said[:2] == [2, ids[target]]
+
+
+def test_a_new_language_that_is_not_in_the_data_is_refused(tmp_path):
+    make("nllb", tmp_path / "base")
+    write_corpus(tmp_path)
+    recipe = recipe_of(tmp_path, tokenizer={"new_languages": {"gsw_Latn": None}}, pairs=["eng_Latn-deu_Latn"])
+    with pytest.raises(UserError, match="'gsw_Latn' is no language of the section data"):
+        run_recipe(recipe)
+
+
+def test_decoders_of_mbart_start_from_the_language_of_each_pair(tmp_path):
+    _, tokenizer = make("mbart", tmp_path / "base")
+    write_corpus(tmp_path)
+    pairs = ["de_DE-fr_XX", "de_DE-en_XX"]
+    recipe = recipe_of(tmp_path, pairs=pairs)
+    run_recipe(recipe)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    encoded = encode(load_parallel(recipe.data, "train"), tokenizer, recipe.data, filter=True)
+    starts = {row["pair"]: row["decoder_start"] for row in encoded}
+    assert starts == {0: token_id(tokenizer, "fr_XX"), 1: token_id(tokenizer, "en_XX")}
+    assert all(row["labels"][-2:] == [2, row["decoder_start"]] for row in encoded)
+    translate = pipeline("translation", str(tmp_path / "run"), device="cpu", max_new_tokens=4, max_length=None)
+    for language in ("fr_XX", "en_XX"):
+        said = translate("a b", src_lang="de_DE", tgt_lang=language, return_tensors=True)
+        assert said[0]["translation_token_ids"][0] == token_id(tokenizer, language)
+
+
+def test_pairs_of_a_tokenizer_with_codes_are_checked(tmp_path):
+    tokenizer = nllb(tmp_path)
+    both = ["deu_Latn-eng_Latn", "eng_Latn-deu_Latn"]
+    assert set_codes(tokenizer, DataArguments(pairs=both)) == {"forced_bos_token_id": None}
+    one_target = set_codes(tokenizer, DataArguments(pairs=both[:1]))
+    assert one_target == {"forced_bos_token_id": token_id(tokenizer, "eng_Latn")}
+    with pytest.raises(UserError, match=r"^data.pairs: unknown language code 'de'; did you mean deu_Latn\?.*new_lang"):
+        set_codes(tokenizer, DataArguments(pairs=["eng_Latn-de"]))
+    with pytest.raises(UserError, match=r"data\.language_tag is decoder, but the NllbTokenizer has language codes"):
+        set_codes(tokenizer, DataArguments(pairs=both, language_tag="decoder"))
+    with pytest.raises(UserError, match=r"data\.posteriors is target"):
+        set_codes(tokenizer, DataArguments(pairs=both, posteriors="target"))
