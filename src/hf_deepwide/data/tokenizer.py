@@ -223,16 +223,17 @@ def load_or_train(args: TokenizerArguments, texts: Iterable[str], data: Places =
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
     """Raise a `UserError` that lists all the ways in which `tokenizer` does not fit a model's `config`.
 
-    Every id must have an embedding, also in a decoder that has a vocabulary of its own. Both must agree on the ids
-    that pad and end a sentence. A model may have more embeddings than the tokenizer has entries. Where targets begin
-    is asked of a model with a decoder alone.
+    Every id must have an embedding, also in a decoder that has a vocabulary of its own, and so must padding. Both must
+    agree on the ids that pad and end a sentence. A model may have more embeddings than the tokenizer has entries.
+    Where targets begin is asked of a model with a decoder alone.
     """
     problems = []
     sizes = {
         "vocab_size": config.vocab_size,
         "decoder_vocab_size": getattr(config, "decoder_vocab_size", None),
     }
-    entries = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(tokenizer)}
+    of_targets = getattr(tokenizer, "target_encoder", None)  # Marian's, where targets have a vocabulary of their own
+    entries = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(of_targets or tokenizer)}
     if isinstance(tokenizer, WordTokenizer):
         entries["decoder_vocab_size"] = tokenizer.target_vocab_size
         # A config without the field has one matrix for both sides.
@@ -245,6 +246,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
         if theirs not in (ours if isinstance(ours, list) else [ours]):
             problems.append(f"{field} is {theirs} in the tokenizer and {ours} in the model")
     start, size = config.decoder_start_token_id, sizes["decoder_vocab_size"] or sizes["vocab_size"]
+    if config.is_encoder_decoder and tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= size:
+        problems.append(f"pad_token_id is {tokenizer.pad_token_id}, and the decoder has {size} embeddings")
     if config.is_encoder_decoder and (start is None or not 0 <= start < size):
         problems.append(f"the model's decoder_start_token_id is {start}; it must be an id below {size}")
     if problems:
