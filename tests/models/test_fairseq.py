@@ -137,6 +137,32 @@ def test_a_newer_file_keeps_its_arguments_in_a_config(tmp_path):
     torch.testing.assert_close(our_logits(model, SOURCE, PREVIOUS), golden, **EXACT)
 
 
+def test_names_and_arguments_of_older_versions_are_known(tmp_path, caplog):
+    weights, old = random_weights(shares="none"), {}
+    norms = {
+        "encoder": {"self_attn": 0, "final": 1},
+        "decoder": {"self_attn": 0, "encoder_attn": 1, "final": 2},
+    }
+    for name, tensor in weights.items():
+        for stack, numbers in norms.items():
+            for norm, number in numbers.items():
+                if name.startswith(f"{stack}.layers."):
+                    name = name.replace(f"{norm}_layer_norm", f"layer_norms.{number}")
+        old[name] = tensor
+    old["encoder.embed_positions.weights"] = torch.zeros(40, 8)
+    arguments = namespace(
+        share_all_embeddings=False, share_decoder_input_output_embed=False, relu_dropout=0.2, encoder_layerdrop=0.1,
+        activation_dropout=0.0,
+    )  # fmt: skip
+    model, _ = from_fairseq(save(tmp_path / "old.pt", arguments, old))
+    golden = naive_fairseq.logits(weights, SimpleNamespace(**NAIVE), SOURCE, PREVIOUS)
+    torch.testing.assert_close(our_logits(model, SOURCE, PREVIOUS), golden, **EXACT)
+    assert (model.config.activation_dropout, model.config.layer_drop) == (0.2, 0.0)
+    assert "LayerDrop of 0.1 and 0.0" in caplog.text
+    arguments.decoder_layerdrop = 0.1
+    assert from_fairseq(save(tmp_path / "same.pt", arguments, old)).model.config.layer_drop == 0.1
+
+
 def test_latent_depth_of_several_languages_selects_the_layers_of_each_pair(tmp_path):
     """An encoder's row is that of the last pair with this source, a decoder's that of the last with this target."""
     weights = random_weights(pre_norm=True)
@@ -243,7 +269,12 @@ WRONG = {
     ),
     "activation": (None, {"activation_fn": "maxout"}, "activation_fn is 'maxout'; accepted: relu"),
     "no positions": (None, {"no_token_positional_embeddings": True}, "no_token_positional_embeddings is True"),
-    "dropout": (None, {"dropout": "much"}, "dropout"),
+    "dropout": (None, {"dropout": "much"}, "dropout is 'much'; 0.1 would be of the right type"),
+    "a switch for a number": (None, {"max_source_positions": True}, "max_source_positions is True"),
+    "a number for a switch": (None, {"share_all_embeddings": 1}, "share_all_embeddings is 1; False would be"),
+    "a list for a name": (None, {"activation_fn": ["relu"]}, "activation_fn is"),
+    "head of two names": (setting("decoder.embed_out", torch.ones(SYMBOLS, 8)), {}, "embed_out is there twice"),
+    "no vector": (setting("encoder.layers.0.fc1.bias", torch.tensor(1.0)), {}, "no encoder layers"),
     "unjoined networks": (
         None,
         {"encoder_branches": 1, "decoder_branches": 1, "encoder_pffn_branches": 2, "decoder_pffn_branches": 2},
@@ -278,7 +309,7 @@ def test_language_pairs_with_weights_of_their_own_are_refused(tmp_path):
     ("content", "message"),
     [
         (None, "there is no such file"),
-        (b"not a checkpoint", "cannot be read"),
+        (b"not a checkpoint", r"cannot be read: it is damaged, or no file that PyTorch has written$"),
         (b"", "cannot be read"),
         ([1], "no checkpoint of fairseq"),
         ({"model": {}}, "no checkpoint of fairseq"),

@@ -98,6 +98,12 @@ def test_decoders_begin_with_the_token_of_their_language(dictionaries):
         expected = model.generate(ids, decoder_start_token_id=starts[language], max_new_tokens=4, num_beams=1)
         text = translate("low x", src_lang="en", tgt_lang=language)[0]["translation_text"]
         assert text == tokenizer.decode(expected[0], skip_special_tokens=True)
+    alone = {name: tensor for name, tensor in theirs.items() if name.startswith("models.en-cs.")}
+    arguments.lang_pairs = "en-de,en-cs"
+    one, _ = from_fairseq(save(folder / "one.pt", arguments, alone), folder / "dict.de.txt", folder / "codes")
+    assert one.config.decoder_start_token_id == one.generation_config.decoder_start_token_id == starts["cs"]
+    assert (one.config.source_lang, one.config.target_lang) == ("en", "cs")
+    assert not hasattr(one.config, "translation_pairs")
     with pytest.raises(UserError, match="encoder_langtok"):
         from_fairseq(
             save(folder / "other.pt", namespace(encoder_langtok="tgt"), random_weights()), folder / "dict.de.txt"

@@ -143,7 +143,7 @@ def _language_tokens(arguments: dict[str, Any]) -> list[str]:
     if not (arguments.get("encoder_langtok") or arguments.get("decoder_langtok")):
         return []
     pairs = arguments.get("lang_pairs") or []
-    names = pairs.split(",") if isinstance(pairs, str) else map(str, pairs)
+    names = pairs.split(",") if isinstance(pairs, str) else map(str, pairs if isinstance(pairs, list | tuple) else [])
     return sorted({language for pair in names for language in pair.split("-")})
 
 

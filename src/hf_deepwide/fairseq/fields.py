@@ -68,9 +68,18 @@ class Given:
         self.arguments = arguments
 
     def __call__(self, name: str, default: Any) -> Any:
-        """The value of an argument."""
+        """The value of an argument.
+
+        Raises:
+            UserError: it has another type than its default.
+        """
         value = self.arguments.get(name)
-        return default if value is None else value
+        if value is None:
+            return default
+        accepted = (int, float) if isinstance(default, float) else type(default)
+        if default is not None and not (isinstance(value, accepted) and isinstance(value, bool) == (accepted is bool)):
+            raise UserError(f"its argument {name} is {quote(value)}; {quote(default)} would be of the right type")
+        return value
 
     def both(self, name: str, default: Any) -> Any:
         """An argument of both stacks, which must agree."""
@@ -91,7 +100,7 @@ def _shared(given: Given, tensors: Tensors) -> dict[str, Any]:
         layers = {key.removeprefix(prefix).partition(".")[0] for key in tensors if key.startswith(prefix)}
         branches = given(f"{stack}_pffn_branches", given(f"{stack}_branches", 1))
         bias = tensors.get(f"{prefix}0.feed_forward.fc1.bias")
-        if bias is None or type(branches) is not int or not 0 < branches <= len(bias):
+        if bias is None or bias.dim() != 1 or not 0 < branches <= len(bias):
             raise UserError(f"it has no {stack} layers with a feed-forward network, or wrong numbers of branches")
         heads = given(f"{stack}_attention_heads", None)
         if type(heads) is not int:

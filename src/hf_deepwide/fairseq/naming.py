@@ -52,6 +52,8 @@ def rename(weights: Tensors) -> Tensors:
             continue
         found = False
         for key, branch, dim, piece in _places(name, tensor):
+            if branch in pieces[key]:
+                raise UserError(f"{name} is there twice, under an older and a newer name")
             pieces[key][branch], along[key], found = piece, dim, True
         if not found:
             unknown.append(name)
@@ -74,7 +76,7 @@ def one_of_many(weights: Tensors) -> tuple[Tensors, list[str]]:
     """
     by_pair: dict[str, Tensors] = defaultdict(dict)
     for name, tensor in weights.items():
-        if match := re.fullmatch(r"models\.([^.]+)\.(.+)", name):
+        if match := re.fullmatch(r"models\.([^.-]+-[^.-]+)\.(.+)", name):
             by_pair[match[1]][match[2]] = tensor
     if not by_pair:
         return weights, []

@@ -29,7 +29,6 @@ FAILURES = (
     AssertionError,
     RuntimeError,
     MemoryError,
-    pickle.UnpicklingError,
     struct.error,
 )
 SAVE_AGAIN = (
@@ -53,13 +52,15 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # whose own message recommends to read the file unsafely
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if found is None:
+            raise UserError(f"{path} cannot be read: it is damaged, or no file that PyTorch has written") from error
+        raise UserError(
+            f"{path} holds {found[1]}, and to read it could run any code; accepted are tensors, plain values and "
+            f"argparse.Namespace. {SAVE_AGAIN}"
+        ) from error
     except FAILURES as error:
-        found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and found:
-            raise UserError(
-                f"{path} holds {found[1] or found[2]}, and to read it could run any code; accepted are tensors, plain "
-                f"values and argparse.Namespace. {SAVE_AGAIN}"
-            ) from error
         raise UserError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     weights = state.get("model") if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not weights:
