@@ -1,10 +1,12 @@
 """Languages that a tokenizer with codes lacks: the code, its embedding, and fine-tuning beside other languages."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from coded_languages import KINDS, SIZES, nllb, token_id
+from safetensors.torch import load_file
 from tiny_run import tiny_values
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
@@ -203,6 +205,23 @@ def test_a_run_reads_a_new_language(kind, tmp_path):
     translate = pipeline("translation", str(tmp_path / "run"), device="cpu", max_new_tokens=4, max_length=None)
     said = translate("a b", src_lang=code, tgt_lang=target, return_tensors=True)[0]["translation_token_ids"].tolist()
     assert said[:2] == [2, ids[target]]
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_an_interrupted_run_goes_on_with_its_new_language(kind, tmp_path):
+    make(kind, tmp_path / "base")
+    write_corpus(tmp_path)
+    code, source, other = NEW[kind], *KINDS[kind][3:5]
+    pairs = [f"{source}-{other}", f"{source}-{code}"]
+    recipe = recipe_of(tmp_path, tokenizer={"new_languages": {code: source}}, pairs=pairs)
+    recipe.values["training"] |= {"eval_steps": 1, "save_steps": 1, "bf16": False}
+    results, run = run_recipe(recipe), tmp_path / "run"
+    weights = load_file(run / "model.safetensors")
+    (run / "results.json").unlink()
+    shutil.rmtree(run / "checkpoint-2")
+    assert run_recipe(recipe)["test"] == results["test"]
+    again = load_file(run / "model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
 
 
 def test_a_new_language_that_is_not_in_the_data_is_refused(tmp_path):
