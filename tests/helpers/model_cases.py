@@ -35,6 +35,8 @@ JOINTS: dict[str, dict[str, Any]] = {
     "rk2": {"encoder_solver": "rk2"},
     "transparent": {"layer_aggregation": "transparent"},
     "sdu": {"residual": "sdu"},
+    "hierarchical": {"layer_aggregation": "hierarchical"},
+    "em-routing": {"layer_aggregation": "em_routing"},
     "attention": {"residual": "attention", "normalize_before": True},
     "hyper": {"residual": "hyper", "normalize_before": True},
     "mhc": {"residual": "mhc", "normalize_before": True},
@@ -97,6 +99,23 @@ CASES = {
     ),
     "vanilla-sdu-prenorm": Case(
         "vanilla_transformer", {"residual": "sdu", "normalize_before": True, "attention_branches": 2}
+    ),
+    "vanilla-iterative": Case("vanilla_transformer", {"layer_aggregation": "iterative", "normalize_before": True}),
+    "vanilla-hierarchical": Case("vanilla_transformer", {"layer_aggregation": "hierarchical", "ffn_branches": 2}),
+    "vanilla-hierarchical-prenorm": Case(
+        "vanilla_transformer",
+        {"layer_aggregation": "hierarchical", "normalize_before": True, "attention_branches": 2},
+    ),
+    "vanilla-em-routing": Case("vanilla_transformer", {"layer_aggregation": "em_routing"}),
+    "vanilla-em-routing-capsules": Case(
+        "vanilla_transformer",
+        {
+            "layer_aggregation": "em_routing",
+            "routing_capsules": 4,
+            "routing_iterations": 2,
+            "normalize_before": True,
+            "activation_function": "gelu",
+        },
     ),
     "vanilla-rk2": Case("vanilla_transformer", {"encoder_solver": "rk2", "layer_aggregation": "dlcl"}),
     "vanilla-rk2-prenorm": Case(

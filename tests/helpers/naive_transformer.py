@@ -15,6 +15,7 @@ import torch
 from naive_depthwise_lstm import step_in_depth
 from naive_dropout import drop
 from naive_joined_layers import JOINED, join, read
+from naive_layer_aggregation import AGGREGATIONS
 
 Uniform = Callable[[str], Any] | None
 Weights = dict[str, torch.Tensor]
@@ -286,6 +287,8 @@ def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) ->
     how = getattr(config, "layer_aggregation", None)
     if how in (None, "transparent"):
         return outputs[-1]
+    if how in AGGREGATIONS:
+        return AGGREGATIONS[how](w, stack, config, outputs)
     name, last = f"{stack}.combination", len(outputs) - 1
     if how == "denseformer":
         if last == 0 or last % config.aggregation_period:

@@ -24,6 +24,8 @@ CASES = {
     "relative positions": ("vanilla-relative", SMALL),
     "attention residuals": ("vanilla-attention", SMALL),
     "transparent attention": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
+    "hierarchical aggregation": ("vanilla-hierarchical", SMALL),
+    "routing": ("vanilla-em-routing", SMALL),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
 }
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from .configuration_base import LAYERS, DeepWideConfig, check_bounds, check_rates, validated
+from .configuration_base import LAYERS, WIDTH, DeepWideConfig, check_bounds, check_rates, validated
 
 
 @validated
@@ -26,9 +26,14 @@ class VanillaTransformerConfig(DeepWideConfig):
         layer_aggregation: None; or `"dlcl"` (Wang et al. 2019): each layer's input is a learned linear combination
             of the embeddings and of all layers' outputs before it, normalised; or `"denseformer"` (Pagliardini et al.
             2024): the same without norms, which starts as the plain stack; or `"transparent"` (Bapna et al. 2018):
-            each decoder layer reads its own learned mean of all outputs of the encoder.
+            each decoder layer reads its own learned mean of all outputs of the encoder. Three ways let a stack give
+            a combination of its layers: `"iterative"` and `"hierarchical"` (Dou et al. 2018) by feed-forward networks
+            on pairs of outputs, in a chain or a tree; `"em_routing"` (Dou et al. 2019) by votes that are weighed at
+            each position.
         aggregation_dilation: n, of DenseFormer: the sum after layer l takes only every n-th output, back from y_l.
         aggregation_period: n, of DenseFormer: only every n-th layer is followed by a sum.
+        routing_capsules: N, of `"em_routing"`, which divides D; None: D capsules of one feature.
+        routing_iterations: of `"em_routing"`, how often the votes are weighed.
         encoder_solver: None, or `"rk2"` (Li et al. 2022): each encoder layer is evaluated twice, and a learned gate
             weighs what the two evaluations add.
         attention_block: in attention residuals, how many layers add up to one source. None: each sub-layer's output
@@ -47,9 +52,13 @@ class VanillaTransformerConfig(DeepWideConfig):
 
     layer_drop: float | int = 0.0
     residual: Literal["add", "rezero", "deepnorm", "b2t", "attention", "hyper", "mhc", "sdu"] = "add"
-    layer_aggregation: Literal["dlcl", "denseformer", "transparent"] | None = None
+    layer_aggregation: (
+        Literal["dlcl", "denseformer", "transparent", "iterative", "hierarchical", "em_routing"] | None
+    ) = None
     aggregation_dilation: int = 1
     aggregation_period: int = 1
+    routing_capsules: int | None = None
+    routing_iterations: int = 3
     encoder_solver: Literal["rk2"] | None = None
     attention_block: int | None = None
     residual_streams: int = 4
@@ -88,17 +97,31 @@ class VanillaTransformerConfig(DeepWideConfig):
                 f"`encoder_solver={self.encoder_solver!r}` solves for layers whose sub-layers are added to their "
                 f"inputs, and `residual` is {self.residual!r}; set `residual='add'`"
             )
-        if self.residual == "rezero" and self.layer_aggregation == "dlcl":
+        if self.residual == "rezero" and self.layer_aggregation in ("dlcl", "iterative", "hierarchical"):
             raise ValueError(
-                "`residual='rezero'` has no LayerNorms, and `layer_aggregation='dlcl'` normalises what it combines; "
-                "choose one of them"
+                "`residual='rezero'` has no LayerNorms, and "
+                f"`layer_aggregation={self.layer_aggregation!r}` normalises what it combines; choose one of them"
             )
+        self._validate_routing()
         if self.initialization == "lipschitz" and self.init_std is not None:
             raise ValueError(
                 "`initialization='lipschitz'` and `init_std` both say how weights begin; set `init_std=None`, or "
                 "`initialization='xavier'`"
             )
         self._validate_joined_layers()
+
+    def _validate_routing(self) -> None:
+        """Capsules are as wide as each other, and only EM routing has them."""
+        check_bounds(self, 1, WIDTH, "routing_capsules")
+        check_bounds(self, 1, LAYERS, "routing_iterations")
+        if self.routing_capsules is None:
+            return
+        if self.layer_aggregation != "em_routing":
+            raise ValueError("`routing_capsules` belongs to `layer_aggregation='em_routing'`; set it, or None")
+        if self.d_model % self.routing_capsules:
+            raise ValueError(
+                f"`routing_capsules` must divide `d_model`, which is {self.d_model}; got {self.routing_capsules}"
+            )
 
     def _validate_joined_layers(self) -> None:
         """Attention residuals, hyper-connections and mHC are pre-norm, and each has its own sizes."""

@@ -5,6 +5,7 @@ deeper stacks are options, each on its own, and each equation is in the file of 
 
     `residual`            how a sub-layer is joined to its input: ReZero, DeepNorm, B2T, SDU     `residuals`
     `layer_aggregation`   what a layer reads: DLCL, DenseFormer, transparent attention           `layer_combination`
+                          what a stack gives: iterative, hierarchical, EM routing                `layer_aggregation`
     `encoder_solver`      an encoder layer as a step of a Runge-Kutta method                     `runge_kutta`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
     `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
@@ -36,6 +37,7 @@ from .hyper_connections import (
     ManifoldHyperEncoderLayer,
 )
 from .joined_layers import Join, add_joins, as_state
+from .layer_aggregation import AGGREGATIONS, EMRouting
 from .layer_combination import COMBINATIONS, LayerNormEach, LayerSum, TransparentAttention
 from .layer_combination import LayerCombination as LayerCombination
 from .layers import DecoderLayer, EncoderLayer
@@ -82,6 +84,8 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
         "residual_weight",
         "combination_weights",
         "mixture_logits",
+        "capsule_bias",
+        "capsule_cost",
         "solver_weight",
         "solver_bias",
         "depth_query",
@@ -105,6 +109,9 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             init.copy_(module.combination_weights, module.initial_weights())
         elif isinstance(module, TransparentAttention):
             init.uniform_(module.mixture_logits, -module.bound, module.bound)
+        elif isinstance(module, EMRouting):
+            init.zeros_(module.capsule_bias)
+            init.zeros_(module.capsule_cost)
         elif isinstance(module, SolverGate):
             bound = math.sqrt(6 / (len(module.solver_weight) + 1))
             init.uniform_(module.solver_weight, -bound, bound)
@@ -141,8 +148,15 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
 
     def make_combination(self) -> nn.Module | None:
         """What combines the outputs of this stack's layers."""
-        combination = COMBINATIONS.get(self.config.layer_aggregation)
-        return None if combination is None else combination(self.config, len(self.layers))
+        how = self.config.layer_aggregation
+        if how in AGGREGATIONS:
+            return AGGREGATIONS[how](self.config, len(self.layers), self.ffn_dim)
+        return COMBINATIONS[how](self.config, len(self.layers)) if how in COMBINATIONS else None
+
+    @property
+    def ffn_dim(self) -> int:
+        """The inner width of the stack's feed-forward networks."""
+        raise NotImplementedError
 
     def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a layer, counted from 0, takes of the stack's `inputs`."""
@@ -187,6 +201,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
         """How the layers are joined."""
         return RungeKuttaEncoderLayer if self.config.encoder_solver == "rk2" else LAYERS[self.config.residual][0]
 
+    @property
+    def ffn_dim(self) -> int:
+        """The inner width of the encoder's feed-forward networks."""
+        return self.config.encoder_ffn_dim
+
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
         """Run the layers, `[B, S, D]` to `[B, S, D]`; see `Stack`."""
         if self.solver is None:
@@ -219,6 +238,11 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
     def layer_class(self) -> type[DecoderLayer]:
         """How the layers are joined."""
         return LAYERS[self.config.residual][1]
+
+    @property
+    def ffn_dim(self) -> int:
+        """The inner width of the decoder's feed-forward networks."""
+        return self.config.decoder_ffn_dim
 
     def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a layer takes of the masks and the encoder's states: in transparent attention, its own part of them."""

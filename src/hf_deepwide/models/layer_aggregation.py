@@ -1,0 +1,176 @@
+"""What a stack gives of all its layers: networks that combine the outputs y_1 … y_L of the layers.
+
+    AGG(x, y, …)  = LN(FF([x; y; …]) + x + y + …), FF two projections with a sigmoid between
+    iterative     z_l = AGG(y_l, z_{l-1}), z_1 = y_1; the stack gives z_L
+    hierarchical  z_1 = AGG(y_1, y_2), z_i = AGG(y_{2i-1}, y_{2i}, z_{i-1}); layer 2i + 1 reads z_i
+    EM routing    the layers vote for capsules, and each position weighs their votes by how well they agree
+
+The first two are of Dou et al. 2018 (arXiv 1810.10181), EM routing of Dou et al. 2019 (arXiv 1902.05770) and Hinton et
+al. 2018 (Matrix Capsules with EM Routing). Neither code is released. What the papers' numbers of parameters say is
+used: F, the inner width of a network, is that of the stack's feed-forward networks. The embeddings take no part.
+
+Shapes: B batch, T time, D model width, L layers of the stack, N capsules.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout import Dropout
+
+FLOOR = 1e-3  # added to the variances of votes; without it two equal votes would have infinite density
+
+
+class ConcatenationNetwork(nn.Module):
+    """Two projections of several vectors side by side: `[B, T, inputs * D]` to F features, to `[B, T, D]`.
+
+    Dropout stands where a feed-forward network has it.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, inputs: int, ffn_dim: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+        self.activation_dropout = Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.dropout)
+        self.fc1 = nn.Linear(inputs * config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+
+    def forward(self, terms: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Terms `[B, T, D]` each, to `[B, T, D]`."""
+        inner = self.activation_dropout(self.activation(self.fc1(torch.cat(tuple(terms), dim=-1))))
+        return self.dropout(self.fc2(inner))
+
+
+class AggregationNode(nn.Module):
+    """AGG: a network on all terms side by side, which are also added to what it gives, and a LayerNorm."""
+
+    def __init__(self, config: VanillaTransformerConfig, inputs: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.network = ConcatenationNetwork(config, inputs, ffn_dim, nn.Sigmoid())
+        self.layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, *terms: torch.Tensor) -> torch.Tensor:
+        """Terms `[B, T, D]` each, to `[B, T, D]`."""
+        return self.layer_norm(sum(terms, start=self.network(terms)))
+
+
+class IterativeAggregation(nn.Module):
+    """Nodes in a chain: each combines one more layer with what the node before it gave.
+
+    The layers run as without. A stack of one layer has no node.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layers: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.nodes = nn.ModuleList([AggregationNode(config, 2, ffn_dim) for _ in range(layers - 1)])
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Add y_l `[B, T, D]` to the l terms in `history`, and pass it on; behind the last layer, combine all."""
+        history.append(output)
+        if len(history) <= self.layers:
+            return output
+        _, combined, *others = history
+        for node, term in zip(self.nodes, others, strict=True):
+            combined = node(term, combined)
+        return combined
+
+
+class HierarchicalAggregation(nn.Module):
+    """A tree of nodes, each behind two layers, and what a node gives is the input of the next layer.
+
+    The paper's stacks have even numbers of layers. Our reading of an odd number: the last layer alone has a node,
+    which also has two terms. A stack of one layer has no node.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layers: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.layers = layers
+        ends = [layer for layer in range(2, layers + 1) if layer % 2 == 0 or layer == layers]
+        self.nodes = nn.ModuleList(
+            [AggregationNode(config, 3 if layer % 2 == 0 and layer > 2 else 2, ffn_dim) for layer in ends]
+        )
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Give the input of layer l + 1, or the stack's output, of y_l `[B, T, D]`, and add it to `history`.
+
+        `history` holds the l earlier results: the embeddings, and behind each layer y or what a node gave.
+        """
+        layer = len(history)
+        if layer > 1 and layer % 2 == 0:
+            output = self.nodes[layer // 2 - 1](history[-1], output, *history[-2:-1][: layer > 2])
+        elif layer > 1 and layer == self.layers:
+            output = self.nodes[-1](output, history[-1])
+        history.append(output)
+        return output
+
+
+class EMRouting(nn.Module):
+    """Routing by agreement: y_1 … y_L vote for N capsules of D / N features, whose outputs stand side by side.
+
+    At each position, with the votes V_ln, the shares C_ln = 1/N at first, and i the features of a capsule:
+
+        M   R_n = sum_l C_ln, mu_n = sum_l C_ln V_ln / R_n, s_n = sum_l C_ln (V_ln - mu_n)^2 / R_n + a small constant
+            A_n = sigmoid(beta_n - gamma_n R_n - R_n sum_i (log s_ni + 1 + log 2 pi) / 2)
+        E   C_ln proportional to A_n prod_i Normal(V_lni; mu_ni, s_ni), and they add up to 1 over n
+
+    M and E alternate, and the last M gives A_n mu_n. Our reading: V_l = FF_l([y_1; …; y_l]), since for six layers the
+    paper counts 108 D^2 parameters a stack (sum of 4l + 4); no inverse temperature; no norm behind.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layers: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.layers, self.iterations = layers, config.routing_iterations
+        self.capsules = config.routing_capsules or config.d_model
+        self.voters = nn.ModuleList(
+            [
+                ConcatenationNetwork(config, count, ffn_dim, ACT2FN[config.activation_function])
+                for count in range(1, layers + 1)
+            ]
+        )
+        self.capsule_bias = nn.Parameter(torch.zeros(self.capsules))
+        self.capsule_cost = nn.Parameter(torch.zeros(self.capsules))
+
+    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        """Add y_l `[B, T, D]` to the l terms in `history`, and pass it on; behind the last layer, route all."""
+        history.append(output)
+        if len(history) <= self.layers:
+            return output
+        votes = torch.stack([voter(history[1 : 2 + index]) for index, voter in enumerate(self.voters)], dim=-2)
+        routed = self.route(votes.to(torch.promote_types(votes.dtype, torch.float32)))
+        return routed.to(output.dtype)
+
+    def route(self, votes: torch.Tensor) -> torch.Tensor:
+        """Votes `[B, T, L, D]` to `[B, T, D]`."""
+        votes = votes.unflatten(-1, (self.capsules, -1))  # [B, T, L, N, D / N]
+        mean, variance, active = self.maximise(votes, torch.full_like(votes[..., 0], 1 / self.capsules))
+        for _ in range(self.iterations - 1):
+            mean, variance, active = self.maximise(votes, self.expect(votes, mean, variance, active))
+        return (active.sigmoid()[..., None] * mean).squeeze(-3).flatten(-2)
+
+    def maximise(self, votes: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean and variance of each capsule's votes, `[B, T, 1, N, D / N]`, and the logit of A, `[B, T, 1, N]`."""
+        received = shares.sum(-2, keepdim=True)
+        weights = (shares / received)[..., None]
+        mean = (weights * votes).sum(-3, keepdim=True)
+        variance = (weights * (votes - mean).square()).sum(-3, keepdim=True) + FLOOR
+        cost = received * (variance.log() + 1 + math.log(2 * math.pi)).sum(-1) / 2
+        return mean, variance, self.capsule_bias - self.capsule_cost * received - cost
+
+    def expect(
+        self, votes: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, active: torch.Tensor
+    ) -> torch.Tensor:
+        """How each layer shares itself among the capsules, `[B, T, L, N]`."""
+        density = -((votes - mean).square() / variance + variance.log()).sum(-1) / 2  # but for a constant
+        return (nn.functional.logsigmoid(active) + density).softmax(-1)
+
+
+AGGREGATIONS: dict[str, type[IterativeAggregation | HierarchicalAggregation | EMRouting]] = {
+    "iterative": IterativeAggregation,
+    "hierarchical": HierarchicalAggregation,
+    "em_routing": EMRouting,
+}
