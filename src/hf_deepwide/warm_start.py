@@ -56,6 +56,9 @@ FUNCTION = {
     "residual",
     "layer_aggregation",
     "join_ffn",
+    "routing_capsules",
+    "routing_iterations",
+    "decoder_attention",
     "pad_token_id",
 }
 # A part of the keys of each sub-layer: the field that counts its branches, its own dropout, and its name in a message.

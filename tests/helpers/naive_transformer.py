@@ -408,6 +408,8 @@ def decoder_layer(
     w: Weights, name: str, config: Any, xs: torch.Tensor, memory: torch.Tensor, uniform: Uniform = None
 ) -> torch.Tensor:
     heads, bottom = config.decoder_attention_heads, xs
+    if getattr(config, "decoder_attention", "separate") == "merged":
+        return merged_decoder_layer(w, name, config, xs, memory, uniform)
     xs = residual(
         w,
         name + ".self_attn_layer_norm",
@@ -430,6 +432,38 @@ def decoder_layer(
         lambda y: feed_forward(w, name + ".feed_forward", config, y, uniform),
         bottom,
     )
+
+
+def merged_decoder_layer(
+    w: Weights, name: str, config: Any, xs: torch.Tensor, memory: torch.Tensor, uniform: Uniform = None
+) -> torch.Tensor:
+    """Attention to the source and the mean of the values so far, both before W_O (Zhang et al. 2019), then FFN."""
+    heads = config.decoder_attention_heads
+    xs = residual(
+        w,
+        name + ".encoder_attn_layer_norm",
+        config,
+        xs,
+        lambda y: (
+            attention(w, name + ".encoder_attn", config, heads, y, memory, lambda t, s: True, uniform)
+            + means_of_values(w, name + ".encoder_attn", config, y)
+        ),
+    )
+    network = name + ".feed_forward"
+    return residual(w, name + ".final_layer_norm", config, xs, lambda y: feed_forward(w, network, config, y, uniform))
+
+
+def means_of_values(w: Weights, name: str, config: Any, xs: torch.Tensor) -> torch.Tensor:
+    """W_O (1/t) sum_{s<=t} (W_V x_s + b_V), merged over the branches, `[T, D]`."""
+    branches, rows = config.attention_branches, []
+    for t in range(len(xs)):
+        total = 0
+        for i in range(branches):
+            wv, bv = block(w, name + ".v_proj", i, branches, 0)
+            wo, _ = block(w, name + ".out_proj", i, branches, 1)
+            total = total + wo @ (sum(wv @ xs[s] + bv for s in range(t + 1)) / (t + 1))
+        rows.append(total * merge_factor(branches, config.branch_merge))
+    return torch.stack(rows)
 
 
 def normalised(w: Weights, name: str, xs: torch.Tensor) -> torch.Tensor:

@@ -84,6 +84,8 @@ CASES = [
         {"layer_aggregation": "dlcl"},
         {"layer_aggregation": "transparent"},
         {"layer_aggregation": "transparent", "attention_branches": 3, **PRE_NORM},
+        {"decoder_attention": "merged", "initialization": "depth_scaled"},
+        {"decoder_attention": "merged", "attention_branches": 3, **PRE_NORM},
         *({"layer_aggregation": how} for how in ("iterative", "hierarchical", "em_routing")),
         *({"layer_aggregation": "denseformer", "attention_branches": n} for n in (1, 3)),
         *({"encoder_solver": "rk2", "attention_branches": n} for n in (1, 3)),

@@ -110,7 +110,7 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"residual": "mhc", "normalize_before": True, "residual_streams": 1}, ["`residual_streams`", "least 2"]),
         ({"residual": "mhc", "normalize_before": True, "residual_streams": 9000}, ["parameters"]),
         ({"sinkhorn_iterations": 0}, ["`sinkhorn_iterations`", "at least 1"]),
-        ({"initialization": "he"}, ["`initialization`", "xavier, lipschitz", "'he'"]),
+        ({"initialization": "he"}, ["`initialization`", "xavier, lipschitz, depth_scaled", "'he'"]),
         ({"initialization": "lipschitz", "init_std": 0.02}, ["`initialization", "`init_std=None`"]),
     ],
 )

@@ -25,6 +25,7 @@ CASES = {
     "attention residuals": ("vanilla-attention", SMALL),
     "transparent attention": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "hierarchical aggregation": ("vanilla-hierarchical", SMALL),
+    "merged attention": ("vanilla-merged", SMALL),
     "routing": ("vanilla-em-routing", SMALL),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
 }
@@ -63,7 +64,7 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
 
     with torch.no_grad():
         altered = copy.deepcopy(model)
-        altered.model.decoder.layers[0].self_attn.out_proj.weight.mul_(2)
+        altered.model.decoder.layers[0].encoder_attn.out_proj.weight.mul_(2)
     with pytest.raises(RuntimeError, match="do not compute"):
         onnx_folder.check_logits(altered, Path(folder))
 

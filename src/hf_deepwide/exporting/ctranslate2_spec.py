@@ -66,6 +66,8 @@ def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
         yield f"`layer_aggregation` is {aggregation!r}, and the engine's layers read the layer before them alone"
     if (solver := getattr(config, "encoder_solver", None)) is not None:
         yield f"`encoder_solver` is {solver!r}, and the engine evaluates each layer once"
+    if getattr(config, "decoder_attention", "separate") != "separate":
+        yield "its decoder layers have one attention (`decoder_attention`), and the engine's have two"
     if config.max_relative_position is not None:
         yield "it has relative positions of keys alone, and the engine's are of keys and values"
     if config.activation_function not in ACTIVATIONS:

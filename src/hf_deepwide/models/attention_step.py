@@ -9,7 +9,7 @@ all branches, H head width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -74,10 +74,12 @@ class Ancestors:
 class SelfAttentionStep:
     """Self-attention of a new token; owns the keys and values of all rows, in a block with room for more."""
 
+    projections: ClassVar[list[str]] = ["q_proj", "k_proj", "v_proj"]
+
     def __init__(self, attention: nn.Module, make: Make, ancestors: Ancestors) -> None:
         """Take the weights of a `MultiBranchAttention`; `make` makes a product of a matrix and a bias."""
         self.head_dim = attention.head_dim
-        self.project = joint_product(attention, ["q_proj", "k_proj", "v_proj"], make)
+        self.project = joint_product(attention, self.projections, make)
         self.merge = output_product(attention, make)
         relative = attention.relative_keys
         self.relative = None if relative is None else relative.table().contiguous()  # [N, H, vectors]
@@ -90,8 +92,11 @@ class SelfAttentionStep:
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
         """`[R, 1, D]` to `[R, 1, D]`, and no attention weights. `mask` is that of `Ancestors`."""
-        rows, beams, width = hidden_states.shape[0], self.beams, self.head_dim
-        states = self.project(hidden_states)
+        return self.merge(self.context(self.project(hidden_states), mask)), None
+
+    def context(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Queries, keys and values of a new token side by side, `[R, 1, 3 * heads * H]`, to `[R, 1, heads * H]`."""
+        rows, beams, width = states.shape[0], self.beams, self.head_dim
         if rows == 1:
             query, key, value = states.view(3, -1, 1, width).unbind()
         else:
@@ -108,7 +113,7 @@ class SelfAttentionStep:
         context = attend(query, keys, values, mask)
         if beams > 1:
             context = context.view(rows // beams, -1, beams, width).transpose(1, 2).reshape(rows, 1, -1)
-        return self.merge(context.view(rows, 1, -1)), None
+        return context.view(rows, 1, -1)
 
     def relative_mask(self, query: torch.Tensor, heads: int, mask: torch.Tensor | None) -> torch.Tensor:
         """What `RelativeKeys` adds to the scores of `query` `[R / beams * heads, beams, H]`, and `mask`."""
@@ -165,6 +170,10 @@ class CrossAttentionStep:
             memory: the source `[B, S, D]`, read in the first call alone.
             kwargs: not used.
         """
+        return self.merge(self.context(hidden_states, mask, memory)), None
+
+    def context(self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor) -> torch.Tensor:
+        """What `merge` makes the output of, `[R, 1, heads * H]`."""
         if self.keys is None:
             key, value = (project(memory).unflatten(-1, (-1, self.head_dim)) for project in self.project_source)
             self.keys = key.permute(0, 2, 3, 1).flatten(0, 1).contiguous()
@@ -175,7 +184,7 @@ class CrossAttentionStep:
         context = attend(query.transpose(1, 2).reshape(sentences * heads, -1, width), self.keys, self.values, mask)
         if rows > sentences:
             context = context.view(sentences, heads, -1, width).transpose(1, 2).reshape(rows, 1, -1)
-        return self.merge(context.view(rows, 1, -1)), None
+        return context.view(rows, 1, -1)
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
         """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
@@ -186,6 +195,44 @@ class CrossAttentionStep:
         """Keys and values of the source, `[B, heads, S, H]`."""
         keys, values = self.keys.transpose(1, 2), self.values
         return keys.unflatten(0, (sentences, -1)), values.unflatten(0, (sentences, -1))
+
+
+class MeanOfValuesStep(SelfAttentionStep):
+    """The mean of the values of all tokens so far: attention with queries and keys of zero."""
+
+    projections: ClassVar[list[str]] = ["v_proj"]
+
+    def mean(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """`[R, 1, D]` to `[R, 1, heads * H]`."""
+        value = self.project(hidden_states)
+        nothing = torch.zeros_like(value)
+        return self.context(torch.cat([nothing, nothing, value], dim=-1), mask)
+
+
+class MergedAttentionStep(CrossAttentionStep):
+    """Merged attention of a new token: `CrossAttentionStep`, and the mean of the target's values."""
+
+    def __init__(self, attention: nn.Module, make: Make, ancestors: Ancestors) -> None:
+        """Take the weights of a `MergedAttention`; `make` makes a product of a matrix and a bias."""
+        super().__init__(attention, make)
+        self.own = MeanOfValuesStep(attention, make, ancestors)
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None,
+        memory: torch.Tensor,
+        causal_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """As the parent's; `causal_mask` is that of `Ancestors`."""
+        context = self.context(hidden_states, mask, memory) + self.own.mean(hidden_states, causal_mask)
+        return self.merge(context), None
+
+    def keep(self, kept: torch.Tensor, sentences: int) -> None:
+        """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
+        super().keep(kept, sentences)
+        self.own.keep(kept, sentences)
 
 
 def keep_sentences(states: torch.Tensor, kept: torch.Tensor, sentences: int) -> torch.Tensor:

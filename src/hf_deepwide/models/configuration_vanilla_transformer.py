@@ -41,8 +41,11 @@ class VanillaTransformerConfig(DeepWideConfig):
         residual_streams: n, the streams of `"hyper"` and `"mhc"`.
         dynamic_streams: whether the weights of `"hyper"` also depend on the streams themselves, at each position.
         sinkhorn_iterations: how often `"mhc"` normalises the columns of a mixing matrix.
+        decoder_attention: `"separate"`, or `"merged"` (Zhang et al. 2019): a decoder layer has one attention, to the
+            source, and adds the mean of the values of the target so far.
         initialization: `"xavier"`, the papers' first weights; or `"lipschitz"` (Xu et al. 2020): uniform within
-            sqrt(1 / inputs) for projections, and within sqrt(2 / (D + V)) for embeddings.
+            sqrt(1 / inputs) for projections, and within sqrt(2 / (D + V)) for embeddings; or `"depth_scaled"` (Zhang
+            et al. 2019): the projections of layer l start l^(-1/2) times as large.
 
     Raises:
         ValueError: a field has a wrong type, is out of range, or contradicts another.
@@ -64,7 +67,8 @@ class VanillaTransformerConfig(DeepWideConfig):
     residual_streams: int = 4
     dynamic_streams: bool = True
     sinkhorn_iterations: int = 20
-    initialization: Literal["xavier", "lipschitz"] = "xavier"
+    decoder_attention: Literal["separate", "merged"] = "separate"
+    initialization: Literal["xavier", "lipschitz", "depth_scaled"] = "xavier"
 
     @property
     def memory_width(self) -> int:
@@ -102,7 +106,13 @@ class VanillaTransformerConfig(DeepWideConfig):
                 "`residual='rezero'` has no LayerNorms, and "
                 f"`layer_aggregation={self.layer_aggregation!r}` normalises what it combines; choose one of them"
             )
+        if self.initialization == "depth_scaled" and self.residual in ("deepnorm", "b2t"):
+            raise ValueError(
+                f"`initialization='depth_scaled'` and `residual={self.residual!r}` both scale first weights by depth; "
+                "choose one of them"
+            )
         self._validate_routing()
+        self._validate_merged_attention()
         if self.initialization == "lipschitz" and self.init_std is not None:
             raise ValueError(
                 "`initialization='lipschitz'` and `init_std` both say how weights begin; set `init_std=None`, or "
@@ -121,6 +131,21 @@ class VanillaTransformerConfig(DeepWideConfig):
         if self.d_model % self.routing_capsules:
             raise ValueError(
                 f"`routing_capsules` must divide `d_model`, which is {self.d_model}; got {self.routing_capsules}"
+            )
+
+    def _validate_merged_attention(self) -> None:
+        """Merged attention has plain residual connections, and no scores among the target's tokens."""
+        if self.decoder_attention == "separate":
+            return
+        if self.residual != "add":
+            raise ValueError(
+                f"`decoder_attention='merged'` is a way to build plain decoder layers, and `residual` is "
+                f"{self.residual!r}; set `residual='add'`"
+            )
+        if self.max_relative_position is not None:
+            raise ValueError(
+                "`decoder_attention='merged'` has no scores to which relative positions could be added; set "
+                "`max_relative_position=None`"
             )
 
     def _validate_joined_layers(self) -> None:

@@ -31,7 +31,14 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from .attention import MultiBranchAttention
-from .attention_step import Ancestors, CrossAttentionStep, SelfAttentionStep, keep_sentences, scaled
+from .attention_step import (
+    Ancestors,
+    CrossAttentionStep,
+    MergedAttentionStep,
+    SelfAttentionStep,
+    keep_sentences,
+    scaled,
+)
 from .branches import BranchSum
 from .embeddings import Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
@@ -39,6 +46,7 @@ from .layer_selection import LayerSelection
 from .layer_step import DecoderLayerStep
 from .layers import DecoderLayer
 from .matrix_product import MatrixProduct
+from .merged_attention import MergedAttention
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "posteriors"}
@@ -176,7 +184,9 @@ class DecodingCache(EncoderDecoderCache):
         own, cross = DynamicCache(), DynamicCache()
         beams = self.rows // len(self.memory)
         for index, layer in enumerate(self.decoder.layers):
-            attention, attention_to_source = layer.self_attn, layer.encoder_attn
+            attention_to_source = layer.encoder_attn
+            is_merged = isinstance(attention_to_source, MergedAttentionStep)
+            attention = attention_to_source.own if is_merged else layer.self_attn
             if attention.keys is not None:
                 own.update(*attention.states(), index)
                 source = attention_to_source.states(len(self.memory))
@@ -210,6 +220,8 @@ class Twins:
         return self.of(value) if isinstance(value, nn.Module) else value
 
     def _make(self, module: nn.Module) -> Any:
+        if isinstance(module, MergedAttention):
+            return MergedAttentionStep(module, self.product, self.ancestors)
         if isinstance(module, MultiBranchAttention):
             if module.is_causal:
                 return SelfAttentionStep(module, self.product, self.ancestors)

@@ -7,8 +7,10 @@ deeper stacks are options, each on its own, and each equation is in the file of 
     `layer_aggregation`   what a layer reads: DLCL, DenseFormer, transparent attention           `layer_combination`
                           what a stack gives: iterative, hierarchical, EM routing                `layer_aggregation`
     `encoder_solver`      an encoder layer as a step of a Runge-Kutta method                     `runge_kutta`
+    `decoder_attention`   a decoder's two attentions as one: merged attention                    `merged_attention`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
     `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
+                          depth-scaled first weights (Zhang et al. 2019, arXiv 1908.11365)       here
 
 LayerDrop, with x_l the input of layer l and y_l its output: y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training.
 
@@ -26,6 +28,7 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_residuals import AttentionResidualDecoderLayer, AttentionResidualEncoderLayer
 from .branches import BranchInput, BranchSum, no_gradient
@@ -41,6 +44,7 @@ from .layer_aggregation import AGGREGATIONS, EMRouting
 from .layer_combination import COMBINATIONS, LayerNormEach, LayerSum, TransparentAttention
 from .layer_combination import LayerCombination as LayerCombination
 from .layers import DecoderLayer, EncoderLayer
+from .merged_attention import MeanOfValues, MergedAttentionDecoderLayer
 from .modeling_base import (
     Decoder,
     DeepWideForConditionalGeneration,
@@ -59,6 +63,7 @@ from .residuals import (
     ReZeroEncoderLayer,
     SelfDependentDecoderLayer,
     SelfDependentEncoderLayer,
+    scale_initial_weights,
 )
 from .runge_kutta import RungeKuttaEncoderLayer, SolverGate
 
@@ -73,13 +78,15 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "mhc": (ManifoldHyperEncoderLayer, ManifoldHyperDecoderLayer),
     "sdu": (SelfDependentEncoderLayer, SelfDependentDecoderLayer),
 }
+OTHER_LAYERS = (RungeKuttaEncoderLayer, MergedAttentionDecoderLayer)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")  # of a layer, whichever way it is joined
 
 
 class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
     """What the models of this family share beside the rest."""
 
     config_class = VanillaTransformerConfig
-    _no_split_modules = [cls.__name__ for layers in (*LAYERS.values(), (RungeKuttaEncoderLayer,)) for cls in layers]
+    _no_split_modules = [cls.__name__ for layers in (*LAYERS.values(), OTHER_LAYERS) for cls in layers]
     no_weight_decay = (
         "residual_weight",
         "combination_weights",
@@ -145,6 +152,13 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         self.is_transparent = config.layer_aggregation == "transparent"
         add_joins(self.layers, config)
         self.post_init()
+
+    def post_init(self) -> None:
+        """As the parent's, which draws first weights; depth-scaled weights must know their layer before."""
+        if self.config.initialization == "depth_scaled":
+            for number, layer in enumerate(self.layers, start=1):
+                scale_initial_weights(layer, PROJECTIONS, number**-0.5)
+        super().post_init()
 
     def make_combination(self) -> nn.Module | None:
         """What combines the outputs of this stack's layers."""
@@ -234,10 +248,15 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
 class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
     """Embeddings and a stack of decoder layers."""
 
+    _can_record_outputs = Decoder._can_record_outputs | {
+        "attentions": [Decoder._can_record_outputs["attentions"], OutputRecorder(MeanOfValues, index=1)]
+    }
+
     @property
     def layer_class(self) -> type[DecoderLayer]:
         """How the layers are joined."""
-        return LAYERS[self.config.residual][1]
+        merged = self.config.decoder_attention == "merged"
+        return MergedAttentionDecoderLayer if merged else LAYERS[self.config.residual][1]
 
     @property
     def ffn_dim(self) -> int:

@@ -1,0 +1,121 @@
+"""A decoder's two attentions as one (Zhang, Titov and Sennrich 2019, arXiv 1908.11365, "merged attention").
+
+To the target a position has no scores: it takes the mean of all values so far. The values, and the projection of the
+output, are those of the attention to the source:
+
+    MAtt(y)_t = W_O [ heads of attention(y_t, memory) + (1/t) sum_{s<=t} W_V y_s ]
+
+This is a simplified average attention network: it has neither the gate nor the feed-forward network of the original
+(Zhang, Xiong and Su 2018). The authors' code (zero, `transformer_fuse`) is the same. While it decodes, it keeps a
+running sum. Here the mean is attention with queries of zero. So every mask, cache and back-end serves.
+
+Shapes: B batch, T target length, S source length, D model width, H head width.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .attention import MultiBranchAttention, eager_attention
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .feed_forward import MultiBranchFeedForward
+from .layers import DecoderLayer, ResidualLayer
+
+
+class MeanOfValues(nn.Module):
+    """The mean of all values that each position may see, in each of `heads` heads."""
+
+    is_causal = True
+
+    def __init__(self, config: VanillaTransformerConfig, heads: int, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.heads, self.layer_idx = config, heads, layer_idx
+
+    def forward(
+        self, value: torch.Tensor, mask: Any, past_key_values: Cache | None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Values `[B, N * heads, T, H]` of the new positions, of N branches, to means `[B, T, N * heads, H]`.
+
+        Where the back-end gives weights, those of one branch `[B, heads, T, S]` are returned beside; all are equal.
+        """
+        query = torch.zeros_like(value)
+        if past_key_values is not None:
+            is_double = isinstance(past_key_values, EncoderDecoderCache)
+            cache = past_key_values.self_attention_cache if is_double else past_key_values
+            _, value = cache.update(value, value, self.layer_idx)
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        # any finite keys have the score 0 with a query of 0
+        means, weights = attention(self, query, value, value, mask, dropout=0.0, scaling=1.0, **kwargs)
+        return means, None if weights is None else weights[:, : self.heads]
+
+
+class MergedAttention(MultiBranchAttention):
+    """Attention to the source, and the mean of the target's values, in each head; drop-branch drops both together."""
+
+    def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int) -> None:
+        super().__init__(config, num_heads, is_cross=True, layer_idx=layer_idx)
+        self.mean = MeanOfValues(config, num_heads, layer_idx)
+
+    def attend(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any,
+        encoder_hidden_states: torch.Tensor | None,
+        past_key_values: Cache | None,
+        kept: list[int] | None,
+        causal_mask: Any = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As the parent's, and the means are added; without a source there are the means alone."""
+        value = self.v_proj(hidden_states) if kept is None else self.v_proj(hidden_states, kept)
+        context, _ = self.mean(self._heads(value), causal_mask, past_key_values, **kwargs)
+        if encoder_hidden_states is None:
+            return context, None
+        of_source, weights = super().attend(
+            hidden_states, attention_mask, encoder_hidden_states, past_key_values, kept, **kwargs
+        )
+        return of_source + context, weights
+
+
+class MergedAttentionDecoderLayer(DecoderLayer):
+    """Merged attention, then feed-forward."""
+
+    joints = ("encoder_attn", "feed_forward")
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        ResidualLayer.__init__(self, config)
+        self.encoder_attn = MergedAttention(config, config.decoder_attention_heads, layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = MultiBranchFeedForward(config, config.decoder_ffn_dim)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As the parent's, `[B, T, D]` to `[B, T, D]`."""
+        bottom = hidden_states
+        hidden_states = self.residual(
+            hidden_states,
+            self.encoder_attn_layer_norm,
+            lambda x: self.encoder_attn(
+                x,
+                encoder_attention_mask,
+                encoder_hidden_states,
+                past_key_values=past_key_values,
+                causal_mask=attention_mask,
+                **kwargs,
+            )[0],
+            gate,
+            "encoder_attn",
+        )
+        return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)

@@ -1,0 +1,156 @@
+"""Merged attention and depth-scaled first weights (Zhang, Titov and Sennrich 2019).
+
+That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+"""
+
+import math
+
+import pytest
+import torch
+from model_cases import SIZES, build, leaves, pair, sentences, source
+from naive_transformer import logits as naive_logits
+
+from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide.errors import UserError
+from hf_deepwide.exporting.ctranslate2_spec import check_expressible
+from hf_deepwide.exporting.stock import check_fit
+
+CASES = ["vanilla-merged", "vanilla-merged-prenorm"]
+DEEP = {"encoder_layers": 20, "decoder_layers": 20, "d_model": 512, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}
+
+
+def new(**fields):
+    torch.manual_seed(0)
+    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_equations(case):
+    model = build(case, attn_implementation="sdpa").double().train()
+    batch = pair((4, 3), (3, 2))
+    weights, got = leaves(model), model(**batch).logits
+    loss = expected_loss = 0
+    for row, (ids, target) in enumerate(sentences(batch)):
+        loss = loss + got[row, : len(target)].square().sum()
+        expected_loss = expected_loss + naive_logits(weights, model.config, ids, target).square().sum()
+    loss.backward()
+    expected_loss.backward()
+    for name, parameter in model.named_parameters():
+        expected = weights[name.removeprefix("model.")].grad
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_layer_has_one_attention_and_one_norm_less():
+    """The paper shares W_V and W_O: 4 (D^2 + D) and 2 D less in each of three layers."""
+    plain, model = new(), new(decoder_attention="merged")
+    assert plain.num_parameters() - model.num_parameters() == 3 * (4 * (16 * 16 + 16) + 2 * 16)
+
+
+def test_twenty_layers_have_480_d_squared_parameters_beside_embeddings():
+    """Table 6 (Xu et al. 2024) prints 149.54 M, which leaves 23.4 M for the vocabularies of Zhang et al."""
+    with torch.device("meta"):
+        model = new(**DEEP, decoder_attention="merged", vocab_size=3)
+    d, layers = 512, 40
+    biases = layers * (4 * d + 2048 + d + 4 * d)
+    assert model.num_parameters() == layers * 12 * d**2 + biases + 3 * d
+    assert (149.54e6 - model.num_parameters()) / d == pytest.approx(45_800, abs=100)
+
+
+def test_the_mean_is_of_tokens_that_are_no_padding():
+    """Target tokens behind padding on the left are as without the padding."""
+    model = build("vanilla-merged", position_embedding_type="learned")
+    model.model.decoder.embeddings.positions.weight.data.zero_()
+    source_batch, ids = source((5,)), torch.tensor([[2, 7, 9]])
+    padded = torch.tensor([[1, 1, 2, 7, 9]])
+    with torch.no_grad():
+        alone = model(**source_batch, decoder_input_ids=ids).logits
+        behind = model(**source_batch, decoder_input_ids=padded, decoder_attention_mask=(padded != 1).long()).logits
+        unmasked = model(**source_batch, decoder_input_ids=padded).logits
+    torch.testing.assert_close(behind[:, 2:], alone)
+    assert not torch.allclose(unmasked[:, 2:], alone, atol=1e-2)
+
+
+def test_attention_weights_of_the_target_are_equal():
+    model = build("vanilla-merged-prenorm", attn_implementation="eager")
+    with torch.no_grad():
+        reported = model(**pair((4,), (3,)), output_attentions=True).decoder_attentions
+    expected = torch.tensor([[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
+    assert len(reported) == 3
+    for weights in reported:
+        torch.testing.assert_close(weights, expected.expand(1, 4, 3, 3))
+
+
+@pytest.mark.parametrize("std", [None, 0.02])
+def test_first_weights_shrink_with_the_number_of_their_layer(std):
+    """And all else starts as in the plain model."""
+    fields = {"d_model": 64, "encoder_layers": 3, "init_std": std}
+    plain, model = new(**fields), new(**fields, initialization="depth_scaled")
+    gains = {"1": 1, "2": 2**-0.5, "3": 3**-0.5}
+    for (name, weight), (_, other) in zip(plain.named_parameters(), model.named_parameters(), strict=True):
+        _, in_layers, rest = name.partition(".layers.")
+        gain = gains[str(int(rest.partition(".")[0]) + 1)] if in_layers and weight.dim() == 2 else 1
+        torch.testing.assert_close(other, gain * weight, msg=lambda m, n=name: f"{n}: {m}")
+    if std is None:
+        bound = math.sqrt(6 / (4 * 64)) / math.sqrt(3)
+        assert 0.97 * bound < model.model.encoder.layers[2].self_attn.q_proj.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"decoder_attention": "average"}, ["`decoder_attention`", "separate, merged", "'average'"]),
+        ({"decoder_attention": "merged", "residual": "sdu"}, ["merged", "'sdu'", "`residual='add'`"]),
+        ({"decoder_attention": "merged", "max_relative_position": 2}, ["merged", "`max_relative_position=None`"]),
+        ({"initialization": "depth_scaled", "residual": "b2t"}, ["depth_scaled", "b2t", "choose one"]),
+    ],
+)
+def test_names_what_does_not_fit(fields, words):
+    with pytest.raises(ValueError, match=r".") as error:
+        VanillaTransformerConfig(**fields)
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_doors_to_other_models_refuse_merged_attention():
+    model = build("vanilla-merged")
+    with pytest.raises(UserError, match="`decoder_attention` cannot be"):
+        VanillaTransformerForConditionalGeneration.from_base(build("vanilla"), decoder_attention="merged")
+    with pytest.raises(UserError, match=r"cannot start from .*`decoder_attention` is"):
+        VanillaTransformerForConditionalGeneration.from_base(model)
+    with pytest.raises(UserError, match="one attention"):
+        check_expressible(model)
+    with pytest.raises(UserError, match="`decoder_attention` is 'merged'"):
+        check_fit(model.config, "marian")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("more", [{}, {"drop_branch": 0.5}], ids=str)
+def test_checkpointing_and_layer_drop_keep_every_gradient(case, more):
+    gradients = []
+    for checkpointing in (False, True):
+        model = build(case, layer_drop=0.4, **more).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(3)
+        model(**pair()).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_ordinary_cache_goes_on_where_the_fast_decoder_ends(case):
+    model = build(case)
+    fast = model.generate(**source(), max_new_tokens=4, return_dict_in_generate=True)
+    ids, cache = fast.sequences, fast.past_key_values
+    with torch.no_grad():
+        cached = model(**source(), decoder_input_ids=ids[:, -1:], past_key_values=cache).logits[:, -1]
+        whole = model(**source(), decoder_input_ids=ids).logits[:, -1]
+    torch.testing.assert_close(cached, whole)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_beams_are_those_of_the_ordinary_decoder(case):
+    model = build(case)
+    model.generation_config.eos_token_id = 2
+    fields = {"num_beams": 3, "max_new_tokens": 7}
+    assert torch.equal(model.generate(**source(), **fields), model.generate(**source(), **fields, use_cache=False))
