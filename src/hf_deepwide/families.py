@@ -189,6 +189,7 @@ FAMILIES = {
                 losses=losses_of_vanilla,
             ),
             is_base=True,
+            has_posteriors=True,
         ),
         Family(
             MATConfig,

@@ -59,6 +59,7 @@ FUNCTION = {
     "routing_capsules",
     "routing_iterations",
     "decoder_attention",
+    "language_aware",
     "pad_token_id",
 }
 # A part of the keys of each sub-layer: the field that counts its branches, its own dropout, and its name in a message.

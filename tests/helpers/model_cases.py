@@ -38,10 +38,14 @@ JOINTS: dict[str, dict[str, Any]] = {
     "hierarchical": {"layer_aggregation": "hierarchical"},
     "em-routing": {"layer_aggregation": "em_routing"},
     "merged": {"decoder_attention": "merged"},
+    "language": {"language_aware": True},
     "attention": {"residual": "attention", "normalize_before": True},
     "hyper": {"residual": "hyper", "normalize_before": True},
     "mhc": {"residual": "mhc", "normalize_before": True},
 }
+
+
+NEAR_ONE_OR_ZERO = ("static_alpha", "language_scale", "language_bias")  # matrices that are scrambled as vectors are
 
 
 class Case(NamedTuple):
@@ -128,6 +132,10 @@ CASES = {
             "initialization": "depth_scaled",
             "layer_aggregation": "transparent",
         },
+    ),
+    "vanilla-language": Case("vanilla_transformer", {"language_aware": True}),
+    "vanilla-language-merged": Case(
+        "vanilla_transformer", {"language_aware": True, "decoder_attention": "merged", "ffn_branches": 2}
     ),
     "vanilla-rk2": Case("vanilla_transformer", {"encoder_solver": "rk2", "layer_aggregation": "dlcl"}),
     "vanilla-rk2-prenorm": Case(
@@ -230,7 +238,7 @@ def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in sorted(dict(model.named_parameters()).items()):
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1 or name.endswith("static_alpha"):  # many random ones: ill-conditioned
+            if parameter.dim() == 1 or name.endswith(NEAR_ONE_OR_ZERO):  # many random ones: ill-conditioned
                 parameter.add_(0.2 * noise)
             else:
                 spread = 3 if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention

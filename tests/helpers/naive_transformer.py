@@ -517,14 +517,35 @@ def depthwise_lstm_logits(
     return torch.stack([w["lm_head.weight"] @ y + w.get("lm_head.bias", 0) for y in ys])
 
 
-def logits(w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None) -> torch.Tensor:
+def of_language(w: Weights, config: Any, language: int) -> Weights:
+    """The scales and biases of a language's norms under the names of plain norms (Zhang et al. 2020, LALN)."""
+    names = {".language_scale": ".weight", ".language_bias": ".bias"}
+    norms = {}
+    for key, table in w.items():
+        name, _, last = key.rpartition(".")
+        if "." + last in names:
+            norms[name + names["." + last]] = table[language]
+    return w | norms
+
+
+def transform(w: Weights, xs: torch.Tensor, language: int) -> torch.Tensor:
+    """x W_l of each position behind the encoder (Zhang et al. 2020, LALT), `[T, D]`."""
+    matrices = w.get("encoder.language_transform.language_matrices")
+    if matrices is None:
+        return xs
+    return torch.stack([sum(feature * row for feature, row in zip(x, matrices[language], strict=True)) for x in xs])
+
+
+def logits(
+    w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None, language: int = 0
+) -> torch.Tensor:
     """Logits `[T, V]` of one pair of sentences without padding; names in `w` are those of the headless model.
 
     What `w` itself says of a layer's z holds before `selections`.
     """
     if config.model_type == "depthwise_lstm":
         return depthwise_lstm_logits(w, config, source, target, uniform)
-    w = selections(w, config) | w
+    w = of_language(selections(w, config) | w, config, language)
     outputs = [embed(w, "encoder", config, source)]
     for layer in range(config.encoder_layers):
         xs = combine(w, "encoder", config, outputs)
@@ -532,7 +553,7 @@ def logits(w: Weights, config: Any, source: list[int], target: list[int], unifor
     xs = read(combine(w, "encoder", config, outputs))
     if config.normalize_before:
         xs = pre_norm(w, config, "encoder.layer_norm", xs)
-    memories = [xs] * config.decoder_layers
+    memories = [transform(w, xs, language)] * config.decoder_layers
     if getattr(config, "layer_aggregation", None) == "transparent":
         memories = [transparent(w, config, outputs, layer) for layer in range(config.decoder_layers)]
     outputs = [embed(w, "decoder", config, target)]

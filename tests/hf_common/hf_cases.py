@@ -84,6 +84,7 @@ CASES = [
         {"layer_aggregation": "dlcl"},
         {"layer_aggregation": "transparent"},
         {"layer_aggregation": "transparent", "attention_branches": 3, **PRE_NORM},
+        {"language_aware": True},
         {"decoder_attention": "merged", "initialization": "depth_scaled"},
         {"decoder_attention": "merged", "attention_branches": 3, **PRE_NORM},
         *({"layer_aggregation": how} for how in ("iterative", "hierarchical", "em_routing")),

@@ -229,6 +229,26 @@ def test_mistakes_in_pairs_are_one_line(words, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_language_aware_run_translates_with_each_languages_norms(tmp_path):
+    """From recipe to pipeline; the decoder's norms of the two targets have learned different things."""
+    run = tmp_path / "run"
+    fields = {"language_aware": True, "normalize_before": False, "decoder_attention": "merged"}
+    run_recipe(recipe(run, "vanilla_transformer", fields, {"posteriors": "target"}))
+    model = AutoModelForSeq2SeqLM.from_pretrained(run)
+    assert (model.config.num_posteriors, model.config.posterior_names) == (2, ["en", "de"])
+    scales = model.model.decoder.layers[0].final_layer_norm.language_scale
+    assert not torch.equal(scales[0], scales[1])
+    translator = pipeline("translation", model=str(run), device="cpu", max_new_tokens=8, num_beams=1)
+    for pair in PAIRS:
+        source_lang, target_lang = pair.split("-")
+        sources = build_phrases(source_lang, target_lang, train_size=200)["test"]["source"][:3]
+        results = translator(sources, src_lang=source_lang, tgt_lang=target_lang)
+        expected = lines(run / f"translations.{pair}.txt")[:3]
+        assert [" ".join(result["translation_text"].split()) for result in results] == [
+            " ".join(line.split()) for line in expected
+        ]
+
+
 def test_the_model_follows_the_data(finished, tmp_path):
     run, _ = finished
     tokenizer = AutoTokenizer.from_pretrained(run)
@@ -238,3 +258,6 @@ def test_the_model_follows_the_data(finished, tmp_path):
     none = recipe(tmp_path, family="mat", data={"posteriors": "target"})
     with pytest.raises(UserError, match=r"data\.posteriors: a model of the family mat has none"):
         build_model(none, tokenizer, none.training_arguments())
+    plain = recipe(tmp_path, family="vanilla_transformer", data={"posteriors": "target"})
+    with pytest.raises(UserError, match=r"`data\.posteriors` in a recipe .*`language_aware=True`"):
+        build_model(plain, tokenizer, plain.training_arguments())

@@ -84,7 +84,8 @@ class DataArguments(Places):
 
     `language_tag` says how the model learns which language is wanted. "source" puts a tag `<2de>` before the source.
     "decoder" makes the tag the decoder's first token. "none" tells nothing, which is enough where all pairs have one
-    target. `posteriors` gives a latent-depth model one posterior per target language, source language or pair.
+    target. `posteriors` gives a latent-depth model one posterior per target language, source language or pair, and
+    a language-aware model its norms.
 
     `sampling_temperature` T shows a pair of n sentences in proportion to n^(1/T). At T = 1 each sentence is seen once
     an epoch. Above 1 the largest pair is still seen once, and smaller pairs more often. At infinity (`.inf`) all pairs

@@ -58,6 +58,11 @@ def open_model(
         loaded = prune(loaded, language)
     elif language is not None:
         raise UserError(f"{told}: it has no posteriors, so `language` {quote(language)} chooses nothing; leave it out")
+    if getattr(loaded.config, "language_aware", False):
+        raise UserError(
+            f"{told}: each of its languages has its own norms (`language_aware`), and an export is not told the "
+            "language; use the model itself, or `hf-deepwide share`"
+        )
     check_tokenizer(tokenizer, loaded.config)
     return Exported(loaded, tokenizer)
 

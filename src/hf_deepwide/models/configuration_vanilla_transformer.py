@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from .configuration_base import LAYERS, WIDTH, DeepWideConfig, check_bounds, check_rates, validated
+from .configuration_base import LAYERS, WEIGHT, WIDTH, DeepWideConfig, check_bounds, check_rates, validated
+from .quoting import quote
 
 
 @validated
@@ -43,6 +44,11 @@ class VanillaTransformerConfig(DeepWideConfig):
         sinkhorn_iterations: how often `"mhc"` normalises the columns of a mixing matrix.
         decoder_attention: `"separate"`, or `"merged"` (Zhang et al. 2019): a decoder layer has one attention, to the
             source, and adds the mean of the values of the target so far.
+        language_aware: whether each language has norms of its own, and a matrix behind the encoder (Zhang et al.
+            2020, LALN and LALT). Post-norm.
+        num_posteriors: N, the languages of such a model; with several, `forward` and `generate` take the index of each
+            sentence's, `posteriors`. The name is that of latent depth.
+        posterior_names: a name for each language, e.g. `["de", "fr", "cs"]`.
         initialization: `"xavier"`, the papers' first weights; or `"lipschitz"` (Xu et al. 2020): uniform within
             sqrt(1 / inputs) for projections, and within sqrt(2 / (D + V)) for embeddings; or `"depth_scaled"` (Zhang
             et al. 2019): the projections of layer l start l^(-1/2) times as large.
@@ -68,6 +74,9 @@ class VanillaTransformerConfig(DeepWideConfig):
     dynamic_streams: bool = True
     sinkhorn_iterations: int = 20
     decoder_attention: Literal["separate", "merged"] = "separate"
+    language_aware: bool = False
+    num_posteriors: int = 1
+    posterior_names: list[str] | None = None
     initialization: Literal["xavier", "lipschitz", "depth_scaled"] = "xavier"
 
     @property
@@ -77,10 +86,11 @@ class VanillaTransformerConfig(DeepWideConfig):
 
     @property
     def least_parameters(self) -> int:
-        """As for all families, and the maps of mHC, which grow with the third power of the streams."""
+        """As for all families, languages' matrices, and mHC's maps, which grow with the third power of the streams."""
         joints = 2 * self.encoder_layers + 3 * self.decoder_layers
         maps = joints * self.residual_streams**3 * self.d_model if self.residual == "mhc" else 0
-        return super().least_parameters + maps
+        matrices = self.num_posteriors * self.d_model**2 if self.language_aware else 0
+        return super().least_parameters + maps + matrices
 
     def validate_depth(self) -> None:
         """LayerDrop has a rate in [0, 1), and ways to join layers fit each other and the norms."""
@@ -113,6 +123,7 @@ class VanillaTransformerConfig(DeepWideConfig):
             )
         self._validate_routing()
         self._validate_merged_attention()
+        self._validate_languages()
         if self.initialization == "lipschitz" and self.init_std is not None:
             raise ValueError(
                 "`initialization='lipschitz'` and `init_std` both say how weights begin; set `init_std=None`, or "
@@ -147,6 +158,30 @@ class VanillaTransformerConfig(DeepWideConfig):
                 "`decoder_attention='merged'` has no scores to which relative positions could be added; set "
                 "`max_relative_position=None`"
             )
+
+    def _validate_languages(self) -> None:
+        """Only a language-aware model has languages, and it is otherwise a plain post-norm Transformer."""
+        check_bounds(self, 1, WEIGHT, "num_posteriors")
+        names = self.posterior_names
+        if names is not None and len(names) != self.num_posteriors:
+            raise ValueError(
+                f"`posterior_names` must name each of the {self.num_posteriors} languages (`num_posteriors`), got "
+                f"{quote(names)}"
+            )
+        if not self.language_aware:
+            if self.num_posteriors > 1 or names is not None:
+                raise ValueError(
+                    "`num_posteriors` and `posterior_names`, which `data.posteriors` in a recipe sets, are of models "
+                    "whose languages have parts of their own; set `language_aware=True`, or leave them out"
+                )
+            return
+        plain = {"normalize_before": False, "residual": "add", "layer_aggregation": None, "encoder_solver": None}
+        for name, value in plain.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"`language_aware=True` is of plain post-norm layers, and `{name}` is {getattr(self, name)!r}; "
+                    f"set `{name}={value!r}`"
+                )
 
     def _validate_joined_layers(self) -> None:
         """Attention residuals, hyper-connections and mHC are pre-norm, and each has its own sizes."""

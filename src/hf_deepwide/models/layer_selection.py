@@ -5,6 +5,7 @@ log-odds of selecting each layer, `logits` a = alpha(1) - alpha(0) `[N, L]`: q =
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -108,7 +109,7 @@ class LayerSelection(nn.Module):
         Raises:
             ValueError: the ids, which the model calls `posteriors`, are missing, or not one for each sentence.
         """
-        self._check(posterior_ids, batch_size)
+        check_posteriors(posterior_ids, batch_size, self.config)
         several = self.config.num_posteriors > 1
         if self.training:
             self.noise = gumbel_difference(self._logits)
@@ -188,25 +189,31 @@ class LayerSelection(nn.Module):
             f"layers, or train with `target_{self.stack}_layers`"
         )
 
-    def _check(self, posterior_ids: torch.Tensor | None, batch_size: int) -> None:
-        count = self.config.num_posteriors
-        if posterior_ids is None:
-            if count > 1:
-                names = f" ({', '.join(self.config.posterior_names)})" if self.config.posterior_names else ""
-                raise ValueError(
-                    f"this model has {count} posteriors{names}: pass `posteriors`, a LongTensor `[{batch_size}]` with "
-                    f"the index of each sentence's, 0 to {count - 1}"
-                )
-            return
-        is_tensor = isinstance(posterior_ids, torch.Tensor)
-        if not is_tensor or posterior_ids.dtype not in INTEGERS or posterior_ids.shape != (batch_size,):
-            shape = f"{posterior_ids.dtype} {list(posterior_ids.shape)}" if is_tensor else ""
+
+def check_posteriors(posterior_ids: torch.Tensor | None, batch_size: int, config: Any) -> None:
+    """See that there is one index for each sentence where a config has several posteriors, or languages.
+
+    Raises:
+        ValueError: the indices are missing, or wrong.
+    """
+    count = config.num_posteriors
+    if posterior_ids is None:
+        if count > 1:
+            names = f" ({', '.join(config.posterior_names)})" if config.posterior_names else ""
             raise ValueError(
-                f"`posteriors` must be one index for each of {batch_size} sentences, a LongTensor `[{batch_size}]`; "
-                f"got a {type(posterior_ids).__name__} {shape}".rstrip()
+                f"this model has {count} posteriors{names}: pass `posteriors`, a LongTensor `[{batch_size}]` with "
+                f"the index of each sentence's, 0 to {count - 1}"
             )
-        looks = posterior_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
-        if count > 1 and looks and ((posterior_ids < 0) | (posterior_ids >= count)).any():
-            raise ValueError(
-                f"`posteriors` must be from 0 to {count - 1}, got {posterior_ids.min()} to {posterior_ids.max()}"
-            )
+        return
+    is_tensor = isinstance(posterior_ids, torch.Tensor)
+    if not is_tensor or posterior_ids.dtype not in INTEGERS or posterior_ids.shape != (batch_size,):
+        shape = f"{posterior_ids.dtype} {list(posterior_ids.shape)}" if is_tensor else ""
+        raise ValueError(
+            f"`posteriors` must be one index for each of {batch_size} sentences, a LongTensor `[{batch_size}]`; "
+            f"got a {type(posterior_ids).__name__} {shape}".rstrip()
+        )
+    looks = posterior_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
+    if count > 1 and looks and ((posterior_ids < 0) | (posterior_ids >= count)).any():
+        raise ValueError(
+            f"`posteriors` must be from 0 to {count - 1}, got {posterior_ids.min()} to {posterior_ids.max()}"
+        )

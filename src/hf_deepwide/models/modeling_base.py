@@ -6,7 +6,9 @@ length, T target length, D model width, V vocabulary.
 
 import functools
 import importlib
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -391,6 +393,13 @@ class DeepWideModel(DeepWidePreTrainedModel):
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
         )
+
+
+def with_parameter(parent: Callable[..., Any], method: Callable[..., Any], name: str) -> inspect.Signature:
+    """The parent's signature, and before its `**kwargs` the keyword `name` of the method that overrides it."""
+    signature = inspect.signature(parent)
+    *parameters, kwargs = signature.parameters.values()
+    return signature.replace(parameters=[*parameters, inspect.signature(method).parameters[name], kwargs])
 
 
 class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin):

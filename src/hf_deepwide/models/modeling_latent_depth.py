@@ -21,8 +21,6 @@ with u_l the mean of z_l over languages. The parts of it are in `layer_selection
 are those of the vanilla pre-norm Transformer.
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +42,7 @@ from .modeling_base import (
     DeepWidePreTrainedModel,
     Encoder,
     Stack,
+    with_parameter,
 )
 from .running_means import RunningMeans
 from .training_callback import LatentDepthCallback
@@ -252,13 +251,6 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
             for stack, selection in self.layer_selections.items()
         }
         return self.means.take() | depths
-
-
-def with_parameter(parent: Callable[..., Any], method: Callable[..., Any], name: str) -> inspect.Signature:
-    """The parent's signature, and before its `**kwargs` the keyword `name` of the method that overrides it."""
-    signature = inspect.signature(parent)
-    *parameters, kwargs = signature.parameters.values()
-    return signature.replace(parameters=[*parameters, inspect.signature(method).parameters[name], kwargs])
 
 
 class LatentDepthForConditionalGeneration(LatentDepthLoss, DeepWideForConditionalGeneration, GenerationMixin):

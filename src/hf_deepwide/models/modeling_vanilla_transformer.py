@@ -8,6 +8,7 @@ deeper stacks are options, each on its own, and each equation is in the file of 
                           what a stack gives: iterative, hierarchical, EM routing                `layer_aggregation`
     `encoder_solver`      an encoder layer as a step of a Runge-Kutta method                     `runge_kutta`
     `decoder_attention`   a decoder's two attentions as one: merged attention                    `merged_attention`
+    `language_aware`      norms and a matrix of each language: LALN, LALT                        `language_layers`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
     `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
                           depth-scaled first weights (Zhang et al. 2019, arXiv 1908.11365)       here
@@ -26,7 +27,7 @@ import torch
 from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -40,9 +41,17 @@ from .hyper_connections import (
     ManifoldHyperEncoderLayer,
 )
 from .joined_layers import Join, add_joins, as_state
+from .language_layers import (
+    LanguageAwareDecoderLayer,
+    LanguageAwareEncoderLayer,
+    LanguageAwareMergedLayer,
+    LanguageLayerNorm,
+    LanguageTransform,
+)
 from .layer_aggregation import AGGREGATIONS, EMRouting
 from .layer_combination import COMBINATIONS, LayerNormEach, LayerSum, TransparentAttention
 from .layer_combination import LayerCombination as LayerCombination
+from .layer_selection import check_posteriors
 from .layers import DecoderLayer, EncoderLayer
 from .merged_attention import MeanOfValues, MergedAttentionDecoderLayer
 from .modeling_base import (
@@ -52,6 +61,7 @@ from .modeling_base import (
     DeepWidePreTrainedModel,
     Encoder,
     Stack,
+    with_parameter,
 )
 from .residuals import (
     BottomToTopDecoderLayer,
@@ -78,7 +88,10 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "mhc": (ManifoldHyperEncoderLayer, ManifoldHyperDecoderLayer),
     "sdu": (SelfDependentEncoderLayer, SelfDependentDecoderLayer),
 }
-OTHER_LAYERS = (RungeKuttaEncoderLayer, MergedAttentionDecoderLayer)
+OTHER_LAYERS = (
+    *(RungeKuttaEncoderLayer, MergedAttentionDecoderLayer),
+    *(LanguageAwareEncoderLayer, LanguageAwareDecoderLayer, LanguageAwareMergedLayer),
+)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")  # of a layer, whichever way it is joined
 
 
@@ -93,6 +106,8 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
         "mixture_logits",
         "capsule_bias",
         "capsule_cost",
+        "language_scale",
+        "language_bias",
         "solver_weight",
         "solver_bias",
         "depth_query",
@@ -119,6 +134,15 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
         elif isinstance(module, EMRouting):
             init.zeros_(module.capsule_bias)
             init.zeros_(module.capsule_cost)
+        elif isinstance(module, LanguageLayerNorm):
+            init.ones_(module.language_scale)
+            init.zeros_(module.language_bias)
+        elif isinstance(module, LanguageTransform):
+            bound, std = math.sqrt(3 / self.config.d_model), self.config.init_std
+            if std is None:
+                init.uniform_(module.language_matrices, -bound, bound)
+            else:
+                init.normal_(module.language_matrices, std=std)
         elif isinstance(module, SolverGate):
             bound = math.sqrt(6 / (len(module.solver_weight) + 1))
             init.uniform_(module.solver_weight, -bound, bound)
@@ -176,8 +200,16 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         """What a layer, counted from 0, takes of the stack's `inputs`."""
         return inputs
 
-    def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
-        """Run the layers, `[B, T, D]` to `[B, T, D]`; see `Stack`."""
+    def run_layers(
+        self, hidden_states: torch.Tensor, *inputs: Any, posteriors: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """Run the layers, `[B, T, D]` to `[B, T, D]`; see `Stack`.
+
+        `posteriors` `[B]` are the sentences' languages, under the name of the model's argument.
+        """
+        if self.config.language_aware:
+            check_posteriors(posteriors, hidden_states.shape[0], self.config)
+            kwargs["languages"] = posteriors
         history: list[torch.Tensor] = []
         state: Sequence[torch.Tensor] = ()  # what joined layers hand on beside their output
         skips = self.draw_skipped(kwargs.get("past_key_values"))
@@ -200,6 +232,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.solver = SolverGate(config.d_model) if config.encoder_solver == "rk2" else None
+        languages = config.num_posteriors
+        self.language_transform = LanguageTransform(config.d_model, languages) if config.language_aware else None
         if config.layer_aggregation == "transparent" and config.normalize_before:
             self.layer_norm = LayerNormEach(config.d_model)
         self.post_init()
@@ -213,6 +247,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     @property
     def layer_class(self) -> type[EncoderLayer]:
         """How the layers are joined."""
+        if self.config.language_aware:
+            return LanguageAwareEncoderLayer
         return RungeKuttaEncoderLayer if self.config.encoder_solver == "rk2" else LAYERS[self.config.residual][0]
 
     @property
@@ -222,6 +258,9 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
 
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
         """Run the layers, `[B, S, D]` to `[B, S, D]`; see `Stack`."""
+        if self.language_transform is not None:
+            hidden_states = super().run_layers(hidden_states, *inputs, **kwargs)
+            return self.language_transform(hidden_states, kwargs.get("posteriors"))
         if self.solver is None:
             return super().run_layers(hidden_states, *inputs, **kwargs)
         hidden_states = super().run_layers(hidden_states, *inputs, solver=self.solver, **kwargs)
@@ -256,6 +295,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
     def layer_class(self) -> type[DecoderLayer]:
         """How the layers are joined."""
         merged = self.config.decoder_attention == "merged"
+        if self.config.language_aware:
+            return LanguageAwareMergedLayer if merged else LanguageAwareDecoderLayer
         return MergedAttentionDecoderLayer if merged else LAYERS[self.config.residual][1]
 
     @property
@@ -288,6 +329,18 @@ class VanillaTransformerForConditionalGeneration(
     """The baseline translation model."""
 
     model_class = VanillaTransformerModel
+
+    def forward(self, *args: Any, posteriors: torch.LongTensor | None = None, **kwargs: Any) -> Seq2SeqLMOutput:
+        """As the parent's.
+
+        Args:
+            posteriors: index of each sentence's language `[B]`, where `num_posteriors` is more than 1. `generate` and
+                the model's call take it alike.
+        """
+        return super().forward(*args, posteriors=posteriors, **kwargs)
+
+    # `generate` and `Trainer` read in the signature which inputs the model takes.
+    forward.__signature__ = with_parameter(DeepWideForConditionalGeneration.forward, forward, "posteriors")
 
     @torch.no_grad()
     def training_logs(self) -> dict[str, float]:

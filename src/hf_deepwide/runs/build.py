@@ -128,7 +128,7 @@ def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrained
 
 
 def posterior_fields(recipe: Recipe) -> dict[str, Any]:
-    """Fields of a latent-depth config that `data.posteriors` decides: how many posteriors, and what they are of."""
+    """Fields of a config that `data.posteriors` decides: how many posteriors or languages, and what they are of."""
     names = recipe.data.posterior_names
     if not names:
         return {}
