@@ -13,7 +13,7 @@ import logging
 import pickle
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -298,20 +298,31 @@ def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Itera
             languages = f"; languages found for this prefix: {one_line(', '.join(sorted(found)))}" if found else ""
             raise UserError(f"{error}{languages}") from None
     source, target = paths
+    pairs = ((number, *texts) for number, texts in enumerate(aligned(paths), start=1))
+    return (str(source), str(target)), pairs
 
-    def pairs() -> Iterator[Pair]:
-        lines = enumerate(zip_longest(read_lines(source), read_lines(target)), start=1)
-        for number, (source_text, target_text) in lines:
-            if source_text is None or target_text is None:
-                total = number + sum(1 for _ in lines)
-                short, long = (source, target) if source_text is None else (target, source)
-                raise UserError(
-                    f"unequal line counts: {long} has {total} lines but {short} has {number - 1}, so line "
-                    f"{number} of the longer file has no partner. Both files must be aligned line by line"
-                )
-            yield number, source_text, target_text
 
-    return (str(source), str(target)), pairs()
+def aligned(files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines) -> Iterator[tuple[str, ...]]:
+    """Yield line i of all files together; `read` gives the lines of a file.
+
+    Raises:
+        UserError: a file cannot be read, or has fewer lines than another.
+    """
+    ended: dict[int, int] = {}  # files that have ended, and their lines
+    number = 0
+    for number, texts in enumerate(zip_longest(*map(read, files)), start=1):
+        for index, text in enumerate(texts):
+            if text is None:
+                ended.setdefault(index, number - 1)
+        if not ended:
+            yield texts
+    if ended:
+        counts = [ended.get(index, number) for index in range(len(files))]
+        short, long = counts.index(min(counts)), counts.index(max(counts))
+        raise UserError(
+            f"unequal line counts: {files[long]} has {counts[long]} lines but {files[short]} has {counts[short]}, so "
+            f"line {counts[short] + 1} of the longer file has no partner. Both files must be aligned line by line"
+        )
 
 
 def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator[Pair]]:
