@@ -15,6 +15,7 @@ from importlib import import_module
 from .parser import Parser, split_overrides
 
 COMMANDS = {
+    "data": "prepare a corpus of the papers, from the Hub or from files",
     "train": "train a model by a recipe: tokenizer, training, scores, model card",
     "translate": "translate files or standard input",
     "evaluate": "score a checkpoint or a file of translations",

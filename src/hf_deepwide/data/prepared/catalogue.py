@@ -1,0 +1,343 @@
+"""The corpora of the papers: where each comes from, on what terms, how it is cleaned, and what recipes expect.
+
+Counts are published: by the papers, or on the card of the data set. `Corpus.digests` are of the published text.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from .cleaning import (
+    LOWERED,
+    STRAIGHT_APOSTROPHES,
+    TOKENIZED,
+    WITHOUT_EMPTY,
+    WITHOUT_NULL,
+    Step,
+    between,
+    ratio_at_most,
+)
+
+Languages = tuple[str, ...]
+CONVERTED = "refs/convert/parquet"  # where the Hub keeps tables of data sets that were scripts once
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split of a data set on the Hub.
+
+    Args:
+        name: the data set.
+        split: its split.
+        config: its config.
+        first: only so many rows of the split.
+        revision: its revision; None is the newest.
+        data_files: the files of the split, where the revision has no configs.
+    """
+
+    name: str
+    split: str
+    config: str | None = None
+    first: int | None = None
+    revision: str | None = None
+    data_files: str | None = None
+
+    def __str__(self) -> str:
+        rows = f"the first {self.first:,} rows" if self.first else None
+        place = ", ".join(filter(None, (self.config, self.split, rows)))
+        return f"{self.name} ({place})" + (f" at {self.revision}" if self.revision else "")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a split is made of, one place after the other, and the steps that clean it.
+
+    Args:
+        places: parts of data sets on the Hub; or names of files, with `{lang}` for the language where each language
+            has its own file, else tables with a column for each language.
+        steps: what is done to each row.
+        held_out: every so many rows one goes to the split `valid` instead.
+    """
+
+    places: tuple[Part, ...] | tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    held_out: int | None = None
+
+
+Origins = Callable[[Languages], Mapping[str, Origin]]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One corpus.
+
+    Args:
+        name: how the command line calls it.
+        what: a description.
+        licence: on what terms it may be used.
+        folder: where it goes, below the place that relative paths of recipes start at.
+        file: the name of a split's file in the folder, with `{pair}` and `{split}`. Text has a file for each `{lang}`;
+            `.jsonl` is a data set that `data.name` names.
+        groups: languages whose files are aligned with each other.
+        hub: origins of the splits on the Hub, for a group.
+        files: origins of the splits in original files, for a group.
+        example: a recipe and its overrides, with `{pair}` and, beside English, `{other}`.
+        counts: rows of the splits, by `split`, or by `pair/split` where there are several groups.
+        digests: SHA-256 of published text, by file; white space at the ends of lines does not count.
+        merges: merges of subword-nmt in the papers; None where one vocabulary serves many languages.
+        on_hub: languages that the Hub has; None: all.
+        columns: what the original data call a language, where that is not its code.
+    """
+
+    name: str
+    what: str
+    licence: str
+    folder: str
+    file: str
+    groups: tuple[Languages, ...]
+    hub: Origins
+    files: Origins
+    example: str
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    merges: int | None = None
+    on_hub: Languages | None = None
+    columns: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def form(self) -> Literal["text", "jsonl"]:
+        """Files of text, or a data set."""
+        return "jsonl" if self.file.endswith(".jsonl") else "text"
+
+
+def pair_of(languages: Languages) -> str:
+    """The name of a group of languages, such as de-en."""
+    return "-".join(languages)
+
+
+def _converted(name: str, folder: str, **splits: str) -> dict[str, Origin]:
+    """Splits of a data set whose tables the Hub keeps at another revision; ours are named after theirs."""
+    return {
+        ours: Origin((Part(name, theirs, revision=CONVERTED, data_files=f"{folder}/{theirs}/*.parquet"),))
+        for ours, theirs in splits.items()
+    }
+
+
+def _iwslt14_files(languages: Languages) -> dict[str, Origin]:
+    tests = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+    return {
+        "test": Origin(
+            tuple(f"IWSLT14.{test}.de-en.{{lang}}.xml" for test in tests), (STRAIGHT_APOSTROPHES, TOKENIZED, LOWERED)
+        ),
+        "train": Origin(
+            ("train.tags.de-en.{lang}",), (TOKENIZED, between(1, 175), ratio_at_most(1.5), LOWERED), held_out=23
+        ),
+    }
+
+
+def _wmt14_hub(languages: Languages) -> dict[str, Origin]:
+    return {
+        "validation": Origin((Part("wmt/wmt14", "validation", "de-en"),), (TOKENIZED,)),
+        "test": Origin((Part("wmt/wmt14", "test", "de-en"),), (TOKENIZED,)),
+        "train": Origin((Part("wmt/wmt14", "train", "de-en"),), (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt14_files(languages: Languages) -> dict[str, Origin]:
+    train = ("europarl-v7.de-en.{lang}", "commoncrawl.de-en.{lang}", "news-commentary-v9.de-en.{lang}")
+    return {
+        "validation": Origin(("newstest2013.{lang}",), (TOKENIZED,)),
+        "test": Origin(("newstest2014-deen-src.{lang}.sgm",), (STRAIGHT_APOSTROPHES, TOKENIZED)),
+        "train": Origin(train, (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt17_hub(languages: Languages) -> dict[str, Origin]:
+    """All development sets of WMT 2017: the test sets of earlier years, which the Hub has as such."""
+    pair = pair_of(languages)
+    earlier = {
+        "de-en": [("wmt/wmt14", "test"), ("wmt/wmt15", "test"), ("wmt/wmt16", "test")],
+        "fi-en": [("wmt/wmt15", "validation"), ("wmt/wmt15", "test"), ("wmt/wmt17", "validation")],
+        "lv-en": [("wmt/wmt17", "validation")],
+        "ru-en": [("wmt/wmt14", "test"), ("wmt/wmt15", "test"), ("wmt/wmt16", "test")],
+    }[pair]
+    first = 3_002 if pair == "fi-en" else None  # a second translation of the same sentences follows
+    return {
+        "validation": Origin(tuple(Part(name, split, pair) for name, split in earlier), (TOKENIZED,)),
+        "test": Origin((Part("wmt/wmt17", "test", pair, first),), (TOKENIZED,)),
+        "train": Origin((Part("wmt/wmt17", "train", pair),), (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt17_files(languages: Languages) -> dict[str, Origin]:
+    """WMT's own preprocessed release, which is tokenised and truecased."""
+    pair = pair_of(languages)
+    sets = {
+        "de-en": ("newstest2014", "newstest2015", "newstest2016"),
+        "fi-en": ("newsdev2015", "newstest2015", "newstest2016", "newstestB2016"),
+        "lv-en": ("newsdev2017",),
+        "ru-en": ("newstest2014", "newstest2015", "newstest2016"),
+    }[pair]
+    return {
+        "validation": Origin(tuple(f"{pair}/{name}.tc.{{lang}}" for name in sets)),
+        "test": Origin((f"{pair}/newstest2017.tc.{{lang}}",)),
+        "train": Origin((f"{pair}/corpus.tc.{{lang}}",), (WITHOUT_EMPTY,)),
+    }
+
+
+def _ted8_hub(languages: Languages) -> dict[str, Origin]:
+    splits = _converted("neulab/ted_multi", "plain_text", valid="validation", test="test", train="train")
+    return {split: Origin(origin.places, (WITHOUT_NULL,)) for split, origin in splits.items()}
+
+
+def _ted8_files(languages: Languages) -> dict[str, Origin]:
+    files = {"valid": "dev", "test": "test", "train": "train"}
+    return {split: Origin((f"all_talks_{file}.tsv",), (WITHOUT_NULL,)) for split, file in files.items()}
+
+
+def _opus100_splits(languages: Languages, origin: Callable[[str], Origin]) -> dict[str, Origin]:
+    small = not {"an", "dz", "hy", "mn", "yo"} & set(languages)  # these five have no held-out pairs
+    return {split: origin(split) for split in (("validation", "test", "train") if small else ("train",))}
+
+
+def _opus100_hub(languages: Languages) -> dict[str, Origin]:
+    pair = pair_of(languages)
+    return _opus100_splits(languages, lambda split: Origin((Part("Helsinki-NLP/opus-100", split, pair),)))
+
+
+def _opus100_files(languages: Languages) -> dict[str, Origin]:
+    pair, names = pair_of(languages), {"validation": "dev"}
+    return _opus100_splits(languages, lambda split: Origin((f"opus.{pair}-{names.get(split, split)}.{{lang}}",)))
+
+
+def _multi30k_hub(languages: Languages) -> dict[str, Origin]:
+    splits = {"val": "validation", "test_2016_flickr": "test", "train": "train"}
+    return {ours: Origin((Part("bentrevett/multi30k", theirs),)) for ours, theirs in splits.items()}
+
+
+def _multi30k_files(languages: Languages) -> dict[str, Origin]:
+    return {split: Origin((f"{split}.{{lang}}",)) for split in ("val", "test_2016_flickr", "train")}
+
+
+OPUS100 = (
+    "af", "am", "an", "ar", "as", "az", "be", "bg", "bn", "br", "bs", "ca", "cs", "cy", "da",
+    "de", "dz", "el", "eo", "es", "et", "eu", "fa", "fi", "fr", "fy", "ga", "gd", "gl", "gu",
+    "ha", "he", "hi", "hr", "hu", "hy", "id", "ig", "is", "it", "ja", "ka", "kk", "km", "kn",
+    "ko", "ku", "ky", "li", "lt", "lv", "mg", "mk", "ml", "mn", "mr", "ms", "mt", "my", "nb",
+    "ne", "nl", "nn", "no", "oc", "or", "pa", "pl", "ps", "pt", "ro", "ru", "rw", "se", "sh",
+    "si", "sk", "sl", "sq", "sr", "sv", "ta", "te", "tg", "th", "tk", "tr", "tt", "ug", "uk",
+    "ur", "uz", "vi", "wa", "xh", "yi", "yo", "zh", "zu",
+)  # fmt: skip
+TED8 = {  # code in the papers, to that of the corpus and the training pairs in thousands (Wang et al. 2020)
+    "aze": ("az", 5.94), "bel": ("be", 4.51), "glg": ("gl", 10.0), "slk": ("sk", 61.5),
+    "tur": ("tr", 182), "rus": ("ru", 208), "por": ("pt-br", 185), "ces": ("cs", 103),
+    "bos": ("bs", 5.64), "mar": ("mr", 9.84), "hin": ("hi", 18.79), "mkd": ("mk", 25.33),
+    "ell": ("el", 134), "bul": ("bg", 174), "fra": ("fr", 192), "kor": ("ko", 205),
+}  # fmt: skip
+MULTI30K = {  # of multi30k/dataset, task 1
+    "test_2016_flickr.cs": "45adb85f688de8407fddcbe1b36dca15d12aab868149b337e2576f2d6d2ff8d8",
+    "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+    "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+    "test_2016_flickr.fr": "57a705a12ffb81f3da3539798bdaaaa8f2df5824de3a84e0f4ea378dab959b62",
+    "train.cs": "2be68b38c8d586ff4f54eb13cc6e1baaaa053695b3f070d3038303a47f2268da",
+    "train.de": "67aa53ff412b6af1f47c604a623e112e2c28c61519aa7cf8a5348af21722b67a",
+    "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+    "train.fr": "b47e97734763b5252a979d767955c270f2c93e9e79f8ef063f71088a26e3c5a9",
+    "val.cs": "d53827e469b0a1ca8d57e9e26b2b64c4bc4b33f5479c7b03ae87ae5c882c3e33",
+    "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+    "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+    "val.fr": "05f2ed05aa5bf06567b3d7ad3121f6346ebd909265383dc79dbe08ef707b7bc2",
+}
+WMT17 = {
+    "de-en/train": 5_906_184, "de-en/validation": 8_171, "de-en/test": 3_004,
+    "fi-en/train": 2_656_542, "fi-en/validation": 8_870, "fi-en/test": 3_002,
+    "lv-en/validation": 2_003, "lv-en/test": 2_001,  # the Hub has fewer training pairs than the paper
+    "ru-en/train": 24_782_720, "ru-en/validation": 8_819, "ru-en/test": 3_001,
+}  # fmt: skip
+WMT = "not stated as one; each part (Europarl, Common Crawl, …) has terms of its own, and WMT asks to cite it"
+
+CORPORA = {
+    corpus.name: corpus
+    for corpus in (
+        Corpus(
+            name="iwslt14-de-en",
+            what="TED talks, German and English, lower-cased and tokenised",
+            licence="CC BY-NC-ND 4.0: no commercial use, and changed copies may not be passed on",
+            folder="iwslt14",
+            file="{split}.{lang}",
+            groups=(("de", "en"),),
+            hub=lambda languages: _converted(
+                "bbaaaa/iwslt14-de-en-preprocess", "de-en", valid="validation", test="test", train="train"
+            ),
+            files=_iwslt14_files,
+            example="iwslt14_de_en_mat",
+            counts={"train": 160_239, "valid": 7_283, "test": 6_750},
+            merges=10_000,
+        ),
+        Corpus(
+            name="wmt14-en-de",
+            what="news, parliament and web text, English and German, tokenised",
+            licence=WMT,
+            folder="wmt14-en-de",
+            file="{pair}/{split}.jsonl",
+            groups=(("de", "en"),),
+            hub=_wmt14_hub,
+            files=_wmt14_files,
+            example="wmt14_en_de_mat --data.name wmt14-en-de",
+            counts={"train": 4_508_785, "validation": 3_000, "test": 3_003},
+            merges=32_000,
+        ),
+        Corpus(
+            name="wmt17",
+            what="news, parliament and web text, English with German, Finnish, Latvian and Russian, tokenised",
+            licence=WMT,
+            folder="wmt17",
+            file="{pair}/{split}.jsonl",
+            groups=(("de", "en"), ("fi", "en"), ("lv", "en"), ("ru", "en")),
+            hub=_wmt17_hub,
+            files=_wmt17_files,
+            example="wmt14_en_de_multipath_6x6 --data.name wmt17 --data.config {pair} --data.target_lang {other}",
+            counts=WMT17,
+            merges=32_000,
+        ),
+        Corpus(
+            name="ted8",
+            what="TED talks, English with eight related and eight diverse languages",
+            licence="CC BY-NC-ND 4.0: no commercial use, and changed copies may not be passed on",
+            folder="ted8",
+            file="{pair}/{split}.{lang}",
+            groups=tuple(("eng", language) for language in TED8),
+            hub=_ted8_hub,
+            files=_ted8_files,
+            example="ted8_related_o2m_latent_depth",
+            counts={f"eng-{language}/train": round(1000 * count) for language, (_, count) in TED8.items()},
+            columns={"eng": "en", **{language: column for language, (column, _) in TED8.items()}},
+        ),
+        Corpus(
+            name="opus100",
+            what="OPUS-100, English with 99 languages, as released",
+            licence="not stated; OPUS gathers corpora that each have terms of their own",
+            folder="opus100",
+            file="{pair}/{split}.jsonl",
+            groups=tuple(tuple(sorted((language, "en"))) for language in OPUS100),
+            hub=_opus100_hub,
+            files=_opus100_files,
+            example="opus100_m2m_dwlstm --data.name opus100",
+        ),
+        Corpus(
+            name="multi30k",
+            what="captions of pictures in English, German, French and Czech, as released",
+            licence="not stated; its authors ask to cite Elliott et al. 2016",
+            folder="multi30k",
+            file="{split}.{lang}",
+            groups=(("en", "de", "fr", "cs"),),
+            hub=_multi30k_hub,
+            files=_multi30k_files,
+            example="multi30k_en_de_vanilla",
+            counts={"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000},
+            digests=MULTI30K,
+            on_hub=("en", "de"),
+        ),
+    )
+}

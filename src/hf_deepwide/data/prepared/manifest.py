@@ -1,0 +1,118 @@
+"""What was prepared: files with their rows, digests, origins and steps, in `manifest.json` beside them.
+
+An entry is written before its file gets its name. So a file without an entry is somebody else's, and a file that
+does not have the digest of its entry was changed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from ...durable import write_whole
+from ...errors import UserError, one_line
+from ...reading import read_text
+
+NAME, LARGEST = "manifest.json", 16_000_000
+BLOCK = 1 << 20
+
+
+class Entry(TypedDict):
+    """What is known of one file.
+
+    Attributes:
+        rows: its lines.
+        sha256: the digest of its bytes.
+        made_of: the places that it was read from.
+        steps: how it was cleaned, in words.
+        left_out: rows that steps left out.
+        commits: commits of the Hub that were read.
+    """
+
+    rows: int
+    sha256: str
+    made_of: list[str]
+    steps: list[str]
+    left_out: dict[str, int]
+    commits: list[str]
+
+
+class Manifest:
+    """The manifest of a corpus in a folder.
+
+    Attributes:
+        folder: where the files are.
+        entries: file, relative to the folder, to what is known of it.
+    """
+
+    def __init__(self, folder: Path, corpus: str, licence: str) -> None:
+        """Read the manifest, if there is one.
+
+        Raises:
+            UserError: it is broken, or of another corpus.
+        """
+        self.folder = folder
+        self.corpus = corpus
+        self.licence = licence
+        self.entries: dict[str, Entry] = {}
+        path = folder / NAME
+        if not path.exists():
+            return
+        text = read_text(path, "manifest", LARGEST)
+        try:
+            content: dict[str, Any] = json.loads(text)
+            of, self.entries = content["corpus"], content["files"]
+            known = all(set(entry) == set(Entry.__annotations__) for entry in self.entries.values())
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UserError(f"{one_line(path)} is broken ({one_line(error)}); {self._instead()}") from error
+        if of != corpus or not known:
+            raise UserError(f"{one_line(path)} is not of {corpus} as this version prepares it; {self._instead()}")
+
+    def state(self, file: str, made_of: Iterable[str], steps: Iterable[str]) -> Literal["finished", "missing"]:
+        """Whether a file is there, made of the same places by the same steps, and unchanged.
+
+        Raises:
+            UserError: it is there, but is somebody else's, was changed, or was made otherwise.
+        """
+        path, entry = self.folder / file, self.entries.get(file)
+        there = path.is_symlink() or path.exists()
+        if entry is None:
+            if there:
+                raise UserError(f"{one_line(path)} is there, but was not made by this command; {self._instead()}")
+            return "missing"
+        if not there:
+            return "missing"
+        if (entry["made_of"], entry["steps"]) != (list(made_of), list(steps)):
+            raise UserError(
+                f"{one_line(path)} was made of {one_line(', '.join(entry['made_of']))}, in another way than asked for "
+                f"now; {self._instead()}"
+            )
+        if digest_of(path) != entry["sha256"]:
+            raise UserError(
+                f"{one_line(path)} was changed since it was made: its SHA-256 is not the one in {NAME}. Remove "
+                "the file to make it again"
+            )
+        return "finished"
+
+    def add(self, entries: dict[str, Entry]) -> None:
+        """Write the manifest with these entries, too."""
+        self.entries |= entries
+        content = {
+            "corpus": self.corpus,
+            "licence": self.licence,
+            "files": dict(sorted(self.entries.items())),
+        }
+        write_whole(self.folder / NAME, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+    def _instead(self) -> str:
+        return "give another --output, or move it away"
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,345 @@
+"""Prepare a corpus: read each split, clean it, check it, and write it whole or not at all.
+
+Rows are streamed, so that memory does not grow with the corpus. What is finished is not made again.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ...durable import whole_file, whole_files, write_whole
+from ...errors import UserError, one_line, quote
+from ...progress import shows_bars
+from ..bpe_learning import codes_text, learn_merges
+from ..corpora import read_lines
+from .catalogue import Corpus, Languages, Origin, Part, pair_of
+from .cleaning import Row, Step
+from .manifest import Entry, Manifest, digest_of
+from .sources import commit_of, find_files, holds_copy, open_part, rows_of, rows_of_files
+from .writing import Writer, data_set_card
+
+logger = logging.getLogger(__name__)
+
+ENGLISH = ("en", "eng")
+NEARLY = 0.01  # of counts where steps leave rows out: papers round, and sacremoses cuts a few words in its own way
+CODES, VALID = "bpe.codes", "valid"
+CARD = "README.md"
+MOST = 1_000_000  # merges
+FEW = 8  # language pairs that are named one by one
+
+
+@dataclass(frozen=True)
+class Task:
+    """The files that one pass over a split makes.
+
+    Args:
+        languages: the languages of its rows.
+        split: the split that is read.
+        origin: where its rows come from, and how they are cleaned.
+        sources: the files of each place, where these are files.
+        files: split to its files, relative to the folder of the corpus.
+    """
+
+    languages: Languages
+    split: str
+    origin: Origin
+    sources: list[list[Path]]
+    files: dict[str, list[str]]
+
+    @property
+    def made_of(self) -> list[str]:
+        """The places that are read, for people."""
+        return [str(place) for place in self.origin.places]
+
+    @property
+    def steps(self) -> list[str]:
+        """The steps of cleaning, in words."""
+        told = [step.told for step in self.origin.steps]
+        held = self.origin.held_out
+        return [*told, f"of every {held} rows that are left the last goes to {VALID}"] if held else told
+
+    @property
+    def all_files(self) -> list[str]:
+        """The files of all splits."""
+        return list(chain.from_iterable(self.files.values()))
+
+
+class Preparation:
+    """What is to be done for a corpus; `run` does it.
+
+    Attributes:
+        corpus: its row of the catalogue.
+        folder: where its files go.
+        source: a folder with original files, or with copies of data sets of the Hub; None: the Hub.
+        groups: languages that are prepared together.
+        tasks: all that belongs to it, in the order of making.
+        finished: files that are there already.
+        merges: how many merges of subword-nmt are learnt; None: none are.
+        unchecked: whether other counts and digests than the published ones are accepted.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        output: Path,
+        source: Path | None = None,
+        languages: Sequence[str] | None = None,
+        merges: int | None = None,
+        unchecked: bool = False,
+    ) -> None:
+        """Look at what was asked for, and at what is there; nothing is fetched or written.
+
+        Without merges (0) as many are learnt as in the papers.
+
+        Raises:
+            UserError: the corpus has no such language or no merges, an original file is missing, or a file that would
+                be written is there already and was not made by this command in the same way.
+        """
+        if source is not None and not source.is_dir():
+            raise UserError(f"--source {one_line(source)}: there is no such folder")
+        self.corpus, self.folder, self.source = corpus, output / corpus.folder, source
+        if source is not None and self.folder.resolve().is_relative_to(source.resolve()):
+            raise UserError(
+                f"--output: {one_line(self.folder)} would lie in --source {one_line(source)}; name another"
+            )
+        self.merges, self.unchecked = checked_merges(corpus, merges), unchecked
+        self.groups = chosen_groups(corpus, languages, on_hub=source is None)
+        files = source if source is not None and not holds_copy(source) else None
+        self.tasks = [task for group in self.groups for task in self._tasks(group, files)]
+        self.manifest = Manifest(self.folder, corpus.name, corpus.licence)
+        if self.corpus.form == "jsonl" and not self.manifest.entries:
+            self.manifest.state(CARD, (), ())
+        wanted = {file: (task.made_of, task.steps) for task in self.tasks for file in task.all_files}
+        if self.merges is not None:
+            wanted |= {self._codes(group): self._learning(group) for group in self.groups}
+        self.finished = {file for file, how in wanted.items() if self.manifest.state(file, *how) == "finished"}
+
+    def _tasks(self, languages: Languages, files: Path | None) -> Iterator[Task]:
+        origins = self.corpus.hub(languages) if files is None else self.corpus.files(languages)
+        for split, origin in origins.items():
+            names = [split, VALID] if origin.held_out else [split]
+            places = [place for place in origin.places if isinstance(place, str)]
+            sources = [find_files(files, place, languages) for place in places] if files is not None else []
+            yield Task(languages, split, origin, sources, {name: self._names(languages, name) for name in names})
+
+    def _names(self, languages: Languages, split: str) -> list[str]:
+        name = self.corpus.file.replace("{pair}", pair_of(languages)).replace("{split}", split)
+        return list(dict.fromkeys(name.replace("{lang}", language) for language in languages))
+
+    def describe(self) -> str:
+        """What will be read, from where, on what terms, and what becomes of it."""
+        corpus = self.corpus
+        pairs: dict[str, list[str]] = {}  # what is told of a task, to the language pairs that are treated alike
+        for task in self.tasks:
+            made_of = ", ".join(task.made_of).replace(f"({pair_of(task.languages)}, ", "(")
+            told = "; ".join([f"{task.split}: {made_of}", *task.steps])
+            pairs.setdefault(told, []).append(pair_of(task.languages))
+        whose = {
+            told: ", ".join(alike) if len(alike) <= FEW else f"{len(alike)} pairs" for told, alike in pairs.items()
+        }
+        place = "the Hugging Face Hub" if self.source is None else one_line(self.source)
+        lines = [
+            f"{corpus.name}: {corpus.what}",
+            f"licence: {corpus.licence}",
+            f"from {place}:",
+            *(f"  {whose[told]}, {told}" for told in pairs),
+            f"to {one_line(self.folder)}",
+        ]
+        if self.merges is not None:
+            lines.append(f"with {self.merges:,} joint merges of subword-nmt for each language pair: {CODES}")
+        return "\n".join(lines)
+
+    @property
+    def example(self) -> str:
+        """A recipe, and the overrides by which it reads what was prepared."""
+        languages = self.groups[0]
+        words = self.corpus.example.replace("{pair}", pair_of(languages)).replace("{other}", languages[0])
+        if self.merges is not None:
+            words += f" --tokenizer.codes {self.corpus.folder}/{self._codes(languages)}"
+        return words
+
+    def run(self) -> None:
+        """Make what is not finished.
+
+        Raises:
+            UserError: something cannot be read, or is not what was published.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for task in self.tasks:
+            if self.finished.issuperset(task.all_files):
+                logger.info("%s: finished before", ", ".join(task.all_files))
+            else:
+                self._make(task)
+        if self.corpus.form == "jsonl":
+            sets = [file for file in self.manifest.entries if file.endswith(".jsonl")]
+            write_whole(self.folder / CARD, data_set_card(self.corpus.licence, sets))
+        if self.merges is not None:
+            for group in self.groups:
+                self._learn(group)
+
+    def _make(self, task: Task) -> None:
+        left_out: Counter[str] = Counter()
+        commits: set[str] = set()
+        rows = cleaned(self._rows(task, commits), task.origin.steps, task.languages, left_out)
+        folder = (self.folder / task.files[task.split][0]).parent
+        with whole_files(folder) as draft:
+            with ExitStack() as opened:
+                writers = {
+                    split: opened.enter_context(Writer(draft, [Path(file).name for file in files], task.languages))
+                    for split, files in task.files.items()
+                }
+                for number, row in enumerate(rows, start=1):
+                    held_out = task.origin.held_out is not None and number % task.origin.held_out == 0
+                    writers[VALID if held_out else task.split].add(row)
+            entries = {}
+            for split, files in task.files.items():
+                self._check(task, split, writers[split])
+                for file in files:
+                    entries[file] = Entry(
+                        rows=writers[split].rows,
+                        sha256=writers[split].digests[Path(file).name],
+                        made_of=task.made_of,
+                        steps=task.steps,
+                        left_out=dict(left_out),
+                        commits=sorted(commits),
+                    )
+            self.manifest.add(entries)
+        for split, files in task.files.items():
+            logger.info("%s: %s rows", ", ".join(files), f"{writers[split].rows:,}")
+        for told, count in left_out.items():
+            logger.info("  %s left out: %s", f"{count:,}", told)
+
+    def _rows(self, task: Task, commits: set[str]) -> Iterator[Row]:
+        """The rows of all places of a task, with a bar."""
+        name = f"{pair_of(task.languages)}, {task.split}"
+        with tqdm(desc=name, unit=" rows", leave=False, delay=1, disable=not shows_bars()) as bar:
+            for files in task.sources:
+                for row in rows_of_files(files, task.languages, self.corpus.columns):
+                    bar.update()
+                    yield row
+            for part in task.origin.places:
+                if not isinstance(part, Part):
+                    continue
+                dataset = open_part(part, self.source)
+                commit = commit_of(dataset) if self.source is None else None
+                commits |= {commit} if commit else set()
+                bar.total = (bar.total or 0) + len(dataset)
+                for row in rows_of(dataset, part, task.languages, self.corpus.columns):
+                    bar.update()
+                    yield row
+
+    def _check(self, task: Task, split: str, writer: Writer) -> None:
+        """Refuse rows that are not as many as published, and text that is not the published one."""
+        where = f"{self.corpus.name}, {pair_of(task.languages)}, {split}"
+        if not writer.rows:
+            raise UserError(f"{where}: no row is left of {', '.join(task.made_of)}")
+        if self.unchecked:
+            return
+        or_not = "--unchecked accepts a part of the corpus, or another release"
+        counts = self.corpus.counts
+        published = counts.get(f"{pair_of(task.languages)}/{split}", counts.get(split))
+        exact = not any(step.leaves_out for step in task.origin.steps)
+        if published is not None and abs(writer.rows - published) > (0 if exact else NEARLY * published):
+            raise UserError(f"{where}: {writer.rows:,} rows; published: {published:,}. {or_not}")
+        for file, digest in writer.contents.items():
+            known = self.corpus.digests.get(file, digest)
+            if digest != known:
+                raise UserError(
+                    f"{where}: the text of {file} is not the published one (SHA-256 of its lines without white space "
+                    f"at their ends {digest[:12]}…, published {known[:12]}…). {or_not}"
+                )
+
+    def _learn(self, languages: Languages) -> None:
+        """Learn joint merges on the training files of a group."""
+        file, (train, steps) = self._codes(languages), self._learning(languages)
+        if file in self.finished:
+            logger.info("%s: finished before", file)
+            return
+        merges = learn_merges(chain.from_iterable(map(self._texts, train)), self.merges or 0)
+        text = codes_text(merges)
+        with whole_file(self.folder / file) as draft:
+            draft.write_text(text, encoding="utf-8")
+            entry = Entry(
+                rows=text.count("\n"), sha256=digest_of(draft), made_of=train, steps=steps, left_out={}, commits=[]
+            )
+            self.manifest.add({file: entry})
+        logger.info("%s: %s merges", file, f"{len(merges):,}")
+
+    def _learning(self, languages: Languages) -> tuple[list[str], list[str]]:
+        """The files that merges are learnt from, and how."""
+        return self._names(languages, "train"), [f"{self.merges} merges"]
+
+    def _codes(self, languages: Languages) -> str:
+        return (Path(self._names(languages, "train")[0]).parent / CODES).as_posix()
+
+    def _texts(self, file: str) -> Iterator[str]:
+        """The sentences of a prepared file."""
+        lines = read_lines(self.folder / file)
+        return lines if self.corpus.form == "text" else chain.from_iterable(map(_translations, lines))
+
+
+def _translations(line: str) -> Iterable[str]:
+    return json.loads(line)["translation"].values()
+
+
+def cleaned(rows: Iterable[Row], steps: Sequence[Step], languages: Languages, left_out: Counter[str]) -> Iterator[Row]:
+    """Yield the rows that pass all steps; `left_out` counts the others by step."""
+    changes = [(step.told, step.made_for(languages)) for step in steps]
+    for row in rows:
+        for told, change in changes:
+            changed = change(row)
+            if changed is None:
+                left_out[told] += 1
+                break
+            row = changed
+        else:
+            yield row
+
+
+def chosen_groups(corpus: Corpus, languages: Sequence[str] | None, *, on_hub: bool) -> list[Languages]:
+    """The groups of languages to prepare: pairs with a language that was asked for, or these languages of a group.
+
+    Raises:
+        UserError: the corpus, or the Hub, does not have a language.
+    """
+    known = list(dict.fromkeys(language for group in corpus.groups for language in group))
+    here = [language for language in known if not on_hub or corpus.on_hub is None or language in corpus.on_hub]
+    for language in languages or []:
+        if language not in known:
+            raise UserError(f"--languages {quote(language)}; {corpus.name} has {', '.join(known)}")
+        if language not in here:
+            raise UserError(
+                f"--languages {quote(language)}: the Hub has {', '.join(here)} of {corpus.name}; for others give "
+                "--source, a folder with the files as released"
+            )
+    wanted = {*(languages or here), *ENGLISH}
+    groups = []
+    for group in corpus.groups:
+        chosen = tuple(language for language in group if language in wanted)
+        if len(chosen) == len(group) or (len(group) > 2 and len(chosen) > 1):
+            groups.append(chosen)
+    if not groups:
+        raise UserError(f"--languages: name a language beside English; {corpus.name} has {', '.join(known)}")
+    return groups
+
+
+def checked_merges(corpus: Corpus, merges: int | None) -> int | None:
+    """The number of merges to learn; of 0, the papers' number.
+
+    Raises:
+        UserError: the papers have none for the corpus, or the number is out of range.
+    """
+    if merges is None:
+        return None
+    if corpus.merges is None:
+        raise UserError(f"--bpe: no merges go with {corpus.name}; its recipes train the vocabulary of a run")
+    if not 0 <= merges <= MOST:
+        raise UserError(f"--bpe {merges}; accepted: 1 to {MOST:,}, or nothing for {corpus.merges:,} as in the papers")
+    return merges or corpus.merges

@@ -1,0 +1,160 @@
+"""The rows of a corpus: from the Hub, from a copy of its data sets, or from the files that its authors released."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets.exceptions import DatasetsError
+
+from ...errors import UserError, one_line, quote
+from ...progress import bars_where_shown
+from ..corpora import aligned, read_lines
+from .catalogue import Languages, Part
+from .cleaning import Row
+
+_SEGMENT = re.compile(r"<seg id=[^>]*>\s*(.*?)\s*</seg>")
+_ABOUT = ("<url>", "<talkid>", "<keywords>")  # lines about a talk, which are not translated
+_MARKS = re.compile("</?(?:title|description)>")
+TABLES = ("dataset_dict.json", "*.parquet", "*.jsonl")  # what copies of data sets are made of
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def open_part(part: Part, copies: Path | None) -> Dataset:
+    """Load a split from the Hub, or from a folder with copies of the data sets.
+
+    A copy lies at the name of the data set, or is the folder itself: a clone, or what `save_to_disk` wrote.
+
+    Raises:
+        UserError: it cannot be loaded, or is empty.
+    """
+    try:
+        with bars_where_shown():
+            dataset = _load(part, copies)
+    except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
+        place = "the Hub" if copies is None else one_line(copies)
+        raise UserError(f"{part} could not be loaded from {place}: {one_line(error)}") from error
+    if part.first is not None:
+        dataset = dataset.select(range(min(part.first, len(dataset))))
+    if not len(dataset):
+        raise UserError(f"{part} is empty")
+    return dataset
+
+
+def holds_copy(source: Path) -> bool:
+    """Whether a folder is, or holds, a copy of a data set of the Hub: tables, which no corpus was released as."""
+    return any(next(source.rglob(kind), None) is not None for kind in TABLES)
+
+
+def _load(part: Part, copies: Path | None) -> Dataset:
+    files = {part.split: part.data_files} if part.data_files else None
+    if copies is None:
+        return load_dataset(part.name, part.config, split=part.split, revision=part.revision, data_files=files)
+    places = [copies / part.name / (part.config or ""), copies / part.name, copies / (part.config or ""), copies]
+    for place in places:
+        if (place / "dataset_dict.json").is_file():
+            saved = load_from_disk(str(place))
+            if not isinstance(saved, DatasetDict) or part.split not in saved:
+                raise ValueError(f"{place} has no split {part.split}")
+            return saved[part.split]
+    place = copies / part.name if (copies / part.name).is_dir() else copies
+    return load_dataset(str(place), part.config, split=part.split, data_files=files)
+
+
+def commit_of(dataset: Dataset) -> str | None:
+    """The commit of the Hub that a data set was fetched at, where its cache tells."""
+    folders = (folder for file in dataset.cache_files for folder in Path(file["filename"]).parts)
+    return next(filter(COMMIT.fullmatch, folders), None)
+
+
+def rows_of(dataset: Dataset, part: Part, languages: Languages, columns: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the texts of each row in the order of the languages; a language that a row lacks is empty.
+
+    Raises:
+        UserError: a row has no field of this name, or its value is no text.
+    """
+    for number, row in enumerate(dataset, start=1):
+        talk = row.get("translations")
+        if isinstance(talk, dict):
+            row = dict(zip(talk["language"], talk["translation"], strict=True))
+            texts = [row.get(columns.get(language, language)) or "" for language in languages]
+        else:
+            fields = row.get("translation") or row
+            missing = [language for language in languages if language not in fields]
+            if missing:
+                raise UserError(
+                    f"{part}, row {number}: no text in {missing[0]}; there is {one_line(', '.join(fields))}"
+                )
+            texts = [fields[language] or "" for language in languages]
+        yield tuple(" ".join(text.splitlines()) if "\n" in text or "\r" in text else text for text in texts)
+
+
+def find_files(source: Path, place: str, languages: Languages) -> list[Path]:
+    """The files of a place: one for each language, or one table.
+
+    Raises:
+        UserError: a file is missing, or there are several.
+    """
+    names = list(dict.fromkeys(place.replace("{lang}", language) for language in languages))
+    files = [find_file(source, name) for name in names]
+    for name, file in zip(names, files, strict=True):
+        if file is None:
+            raise UserError(
+                f"--source {one_line(source)}: there is neither a file {name} or {name}.gz in or below this "
+                "folder, nor a copy of a data set of the Hub"
+            )
+    return [file for file in files if file is not None]
+
+
+def find_file(source: Path, name: str) -> Path | None:
+    """A file of this name, or its `.gz` twin, in a folder or somewhere below it.
+
+    Raises:
+        UserError: there are several.
+    """
+    for candidate in (source / name, source / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    found = sorted(path for pattern in (name, f"{name}.gz") for path in source.rglob(pattern) if path.is_file())
+    if len(found) > 1:
+        raise UserError(
+            f"--source {one_line(source)}: both {one_line(found[0])} and {one_line(found[1])} could be meant; name "
+            "the folder that holds one of them"
+        )
+    return found[0] if found else None
+
+
+def rows_of_files(files: Sequence[Path], languages: Languages, columns: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows of aligned files, or of one table with a column for each language.
+
+    Raises:
+        UserError: the files cannot be read, or are not aligned; or the table lacks a column.
+    """
+    if len(files) == len(languages):
+        yield from aligned(files, _sentences)
+        return
+    (table,) = files
+    wanted = [columns.get(language, language) for language in languages]
+    cells, places = 0, []
+    for number, line in enumerate(read_lines(table), start=1):
+        row = line.split("\t")
+        if number == 1:
+            missing = [column for column in wanted if column not in row]
+            if missing:
+                raise UserError(f"{table}, line 1: no column {quote(missing[0])} in the header {quote(row)}")
+            cells, places = len(row), [row.index(column) for column in wanted]
+            continue
+        if len(row) != cells:
+            raise UserError(f"{table}, line {number}: {len(row)} tab-separated columns; the header has {cells}")
+        yield tuple(row[place] for place in places)
+
+
+def _sentences(file: Path) -> Iterator[str]:
+    """The sentences of a file; training files of WIT3, and test sets of IWSLT and WMT, lose their mark-up."""
+    name = file.name.removesuffix(".gz")
+    if name.endswith((".xml", ".sgm")):
+        yield from (match[1] for line in read_lines(file) if (match := _SEGMENT.search(line)))
+    elif name.startswith("train.tags."):
+        yield from (_MARKS.sub("", line) for line in read_lines(file) if not any(mark in line for mark in _ABOUT))
+    else:
+        yield from read_lines(file)

@@ -1,0 +1,73 @@
+"""Files of prepared rows: text with a file for each language, or a data set that `load_dataset` opens."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from .catalogue import Languages
+from .cleaning import Row
+
+
+class Writer:
+    """Writes the rows of a split, and digests what it writes.
+
+    Attributes:
+        rows: how many there were.
+    """
+
+    def __init__(self, folder: Path, names: Iterable[str], languages: Languages) -> None:
+        """Open a file for each language; or one file, whose lines hold all languages as JSON."""
+        self.names = list(names)
+        self.languages = languages
+        self.rows = 0
+        self._open = ExitStack()
+        self._files = [self._open.enter_context((folder / name).open("wb")) for name in self.names]
+        self._digests = [hashlib.sha256() for _ in self.names]
+        self._contents = [hashlib.sha256() for _ in self.names]
+
+    def __enter__(self) -> "Writer":
+        """Begin."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the files."""
+        self._open.close()
+
+    def add(self, row: Row) -> None:
+        """Write a row."""
+        texts = row
+        if self.names[0].endswith(".jsonl"):
+            keyed = dict(zip(self.languages, row, strict=True))
+            texts = (json.dumps({"translation": keyed}, ensure_ascii=False),)
+        for text, file, digest, content in zip(texts, self._files, self._digests, self._contents, strict=True):
+            line = f"{text}\n".encode()
+            file.write(line)
+            digest.update(line)
+            content.update(f"{text.strip()}\n".encode())
+        self.rows += 1
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """File to the SHA-256 of its bytes."""
+        return {name: digest.hexdigest() for name, digest in zip(self.names, self._digests, strict=True)}
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """File to the SHA-256 of its lines without white space at their ends."""
+        return {name: digest.hexdigest() for name, digest in zip(self.names, self._contents, strict=True)}
+
+
+def data_set_card(licence: str, files: Iterable[str]) -> str:
+    """The `README.md` by which `load_dataset` finds configs and splits in `config/split.jsonl`."""
+    configs: dict[str, list[str]] = {}
+    for file in sorted(files):
+        config, _, _ = file.partition("/")
+        configs.setdefault(config, []).append(file)
+    lines = ["---", "configs:"]
+    for config, places in configs.items():
+        lines += [f"- config_name: {json.dumps(config)}", "  data_files:"]
+        for place in places:
+            lines += [f"  - split: {Path(place).stem}", f"    path: {place}"]
+    return "\n".join([*lines, "---", "", f"Made by `hf-deepwide data`. Licence: {licence}.", ""])

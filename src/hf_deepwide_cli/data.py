@@ -1,0 +1,73 @@
+"""Prepare a corpus as the papers did, from the Hugging Face Hub or from files that you have.
+
+    hf-deepwide data                                  list the corpora, and on what terms they may be used
+    hf-deepwide data iwslt14-de-en --dry-run          show what would be fetched, and what becomes of it
+    hf-deepwide data iwslt14-de-en                    prepare it
+    hf-deepwide data wmt14-en-de --output corpora --bpe
+    hf-deepwide data multi30k --source clone-of-multi30k --languages de fr
+
+Corpora: iwslt14-de-en, wmt14-en-de, wmt17, ted8, opus100, multi30k. The last line that is printed names a recipe that
+reads what was prepared.
+
+--source is a folder with the files as released (.gz or not), or with copies of the data sets of the Hub. Tokenising
+needs `pip install 'hf_deepwide[corpora]'`.
+
+Files are written whole. A manifest beside them has their digests, so a second start verifies what is there and makes
+the rest. Counts and digests that were published are checked; --unchecked prepares a part of a corpus, too.
+"""
+
+import argparse
+import shlex
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the corpus; without it they are listed")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="where relative paths of recipes start (default: as in recipes)"
+    )
+    parser.add_argument("--source", type=Path, metavar="DIR", help="a folder to read instead of the Hub")
+    parser.add_argument("--languages", nargs="+", metavar="CODE", help="only pairs with these languages")
+    parser.add_argument(
+        "--bpe",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="learn N merges of subword-nmt, or as many as the paper",
+    )
+    parser.add_argument(
+        "--unchecked", action="store_true", help="accept other counts and texts than the published ones"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and end")
+
+
+def run(args: argparse.Namespace) -> None:
+    """List the corpora, or say what will be done, and do it."""
+    from hf_deepwide.data.arguments import Places
+    from hf_deepwide.data.prepared.catalogue import CORPORA
+    from hf_deepwide.data.prepared.prepare import Preparation
+    from hf_deepwide.errors import UserError, quote
+    from hf_deepwide.reading import home_expanded
+
+    if args.name is None:
+        for corpus in CORPORA.values():
+            print(f"{corpus.name}: {corpus.what}\n  licence: {corpus.licence}")
+        return
+    if args.name not in CORPORA:
+        raise UserError(f"there is no corpus {quote(args.name)}; accepted: {', '.join(CORPORA)}")
+    preparation = Preparation(
+        CORPORA[args.name],
+        Places().resolve(".") if args.output is None else home_expanded(args.output, "--output"),
+        args.source and home_expanded(args.source, "--source"),
+        args.languages,
+        args.bpe,
+        args.unchecked,
+    )
+    print(preparation.describe(), flush=True)
+    if args.dry_run:
+        return
+    preparation.run()
+    root = "" if args.output is None else f" --data.root {shlex.quote(str(args.output))}"
+    print(f"train: hf-deepwide train {preparation.example}{root}")

@@ -1,0 +1,504 @@
+"""The corpora of the papers, prepared from small folders of the same shape and from a small Hub."""
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from datasets import DatasetDict, load_dataset, load_from_disk
+from released_corpora import RELEASES, SmallHub, sentences, write
+
+import hf_deepwide_cli
+from hf_deepwide import durable
+from hf_deepwide.data.arguments import Places
+from hf_deepwide.data.bpe_codes import read_codes
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.prepared import prepare, sources
+from hf_deepwide.data.prepared.catalogue import CORPORA, pair_of
+from hf_deepwide.data.prepared.prepare import Preparation
+from hf_deepwide.errors import UserError
+from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide_cli import packaged
+
+LANGUAGES = {"wmt17": ["lv"], "ted8": ["aze", "por"], "opus100": ["af"]}  # that the small folders have
+# what recipes of the other languages of a corpus are told to read, where the small folders lack some
+FEWER = {
+    "ted8": ["--data.pairs", "[eng-aze, eng-por]"],
+    "opus100": [
+        "--data.pairs",
+        "[af-en, en-af]",
+        "--data.train_only_pairs",
+        "[]",
+        "--evaluation.average_languages",
+        "[af]",
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def no_root(monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_DEEPWIDE_DATA", raising=False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    small = SmallHub()
+    monkeypatch.setattr(sources, "load_dataset", small.load)
+    return small
+
+
+def released(name: str, folder: Path) -> Path:
+    RELEASES[name](folder / "released")
+    return folder / "released"
+
+
+def call(monkeypatch, *words) -> None:
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", "data", *map(str, words)])
+    hf_deepwide_cli.main()
+
+
+def error_of(monkeypatch, capsys, *words) -> str:
+    """What the command says of a mistake: one line."""
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, *words)
+    assert ended.value.code == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1
+    return told[0]
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def texts(path: Path, lang: str) -> list[str]:
+    return [json.loads(line)["translation"][lang] for line in lines(path)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_recipe_reads(name: str, root: Path) -> None:
+    """The recipe that the command names reads all splits of what was prepared."""
+    corpus = CORPORA[name]
+    group = next(group for group in corpus.groups if not LANGUAGES.get(name) or set(LANGUAGES[name]) & set(group))
+    example = corpus.example.replace("{pair}", pair_of(group)).replace("{other}", group[0])
+    recipe, *overrides = example.split()
+    data = load_recipe(recipe, [*overrides, "--data.root", str(root), *FEWER.get(name, [])]).data
+    for split in ("train", "validation", "test"):
+        assert len(load_parallel(data, split)) > 0
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_prepares_what_recipes_read_from_files(name, tmp_path, monkeypatch, capsys):
+    source = released(name, tmp_path)
+    call(
+        monkeypatch, name, "--source", source, "--output", tmp_path, "--unchecked",
+        *(["--languages", *LANGUAGES[name]] if name in LANGUAGES else []),
+    )  # fmt: skip
+    told = capsys.readouterr().out
+    assert CORPORA[name].licence in told
+    assert str(source) in told
+    assert f"--data.root {tmp_path}" in told
+    assert_recipe_reads(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_prepares_what_recipes_read_from_the_hub(name, tmp_path, hub):
+    Preparation(CORPORA[name], tmp_path, languages=LANGUAGES.get(name), unchecked=True).run()
+    assert_recipe_reads(name, tmp_path)
+
+
+def test_iwslt14_is_cleaned_as_the_script_does(tmp_path):
+    """Sixty pairs are left: their numbers 23 and 46 are held out, and the rest is trained on."""
+    Preparation(CORPORA["iwslt14-de-en"], tmp_path, released("iwslt14-de-en", tmp_path), unchecked=True).run()
+    folder = tmp_path / "iwslt14"
+    for lang, word in (("de", "haus"), ("en", "house")):
+        kept = ["titel", *(f"das {word} , nr. {number} ( {lang} ) !" for number in range(60))]
+        assert lines(folder / f"train.{lang}") == [text for place, text in enumerate(kept, 1) if place % 23]
+        assert lines(folder / f"valid.{lang}") == [kept[22], kept[45]]
+        apostrophe = "&apos;"
+        assert lines(folder / f"test.{lang}")[:2] == [
+            f"das {word} , nr. 1000 ( {lang} ) !",
+            f"it {apostrophe}s 0 ." if lang == "en" else f"it {apostrophe} s 0 .",
+        ]
+        assert len(lines(folder / f"test.{lang}")) == 10
+    left_out = json.loads((folder / "manifest.json").read_text())["files"]["train.de"]["left_out"]
+    assert sorted(left_out.values()) == [1, 2]  # one by the ratio; an empty pair, and a pair of 176 words
+
+
+def test_wmt14_is_tokenised_and_keeps_its_order(tmp_path):
+    Preparation(CORPORA["wmt14-en-de"], tmp_path, released("wmt14-en-de", tmp_path), unchecked=True).run()
+    folder = tmp_path / "wmt14-en-de" / "de-en"
+    numbers = [*range(20), *range(100, 110), *range(200, 210)]
+    assert texts(folder / "train.jsonl", "en") == [f"Das house , Nr. {number} ( en ) !" for number in numbers]
+    assert texts(folder / "validation.jsonl", "de")[0] == "Das Haus , Nr. 300 ( de ) !"
+    assert len(texts(folder / "test.jsonl", "de")) == 3
+
+
+def test_wmt17_joins_the_development_sets_of_earlier_years(tmp_path, hub):
+    Preparation(CORPORA["wmt17"], tmp_path, languages=["fi", "de"], unchecked=True).run()
+    folder = tmp_path / "wmt17"
+    origins = [
+        re.search(r"wmt\d\d \w+", text.replace(" / ", "/"))[0]
+        for text in texts(folder / "fi-en" / "validation.jsonl", "fi")
+    ]
+    assert origins == 4 * ["wmt15 validation"] + 4 * ["wmt15 test"] + 4 * ["wmt17 validation"]
+    assert len(texts(folder / "de-en" / "validation.jsonl", "de")) == 12
+    assert (folder / "README.md").read_text().count("config_name") == 2
+
+
+def test_a_part_may_be_the_first_rows(hub):
+    part = CORPORA["wmt17"].hub(("fi", "en"))["test"].places[0]
+    assert part.first == 3_002
+    assert len(sources.open_part(dataclasses.replace(part, first=2), None)) == 2
+
+
+def test_ted8_leaves_out_what_is_not_translated(tmp_path, hub):
+    source = released("ted8", tmp_path)
+    Preparation(CORPORA["ted8"], tmp_path / "files", source, ["aze", "por"], unchecked=True).run()
+    Preparation(CORPORA["ted8"], tmp_path / "hub", None, ["aze"], unchecked=True).run()
+    folder = tmp_path / "files" / "ted8"
+    assert lines(folder / "eng-aze" / "valid.eng") == ["en 0 .", "en 1 .", "en 3 ."]
+    assert lines(folder / "eng-aze" / "valid.aze") == ["az 0 .", "az 1 .", "az 3 ."]
+    assert lines(folder / "eng-por" / "test.por")[2] == "pt-br 2 ."  # Brazilian is the larger one, as in the paper
+    assert lines(tmp_path / "hub" / "ted8" / "eng-aze" / "test.aze") == [f"az {number} ." for number in range(4)]
+
+
+def test_opus100_has_no_held_out_pairs_of_five_languages():
+    recipe = load_recipe("opus100_m2m_dwlstm").data
+    corpus = CORPORA["opus100"]
+    small = {pair_of(group) for group in corpus.groups if set(corpus.hub(group)) == {"train"}}
+    assert {"-".join(sorted(pair.split("-"))) for pair in recipe.train_only_pairs} == small
+    assert {"-".join(sorted(pair.split("-"))) for pair in recipe.pairs} == set(map(pair_of, corpus.groups))
+
+
+def test_the_hub_is_asked_for_tables_of_scripts_at_their_revision(tmp_path, hub):
+    Preparation(CORPORA["iwslt14-de-en"], tmp_path, unchecked=True).run()
+    assert hub.asked[0] == (
+        "bbaaaa/iwslt14-de-en-preprocess None validation refs/convert/parquet de-en/validation/*.parquet"
+    )
+
+
+MULTI30K = Places().resolve("multi30k")  # before the fixture hides it
+
+
+@pytest.mark.skipif(not (MULTI30K / "train.cs.gz").is_file(), reason="Multi30k is not at $HF_DEEPWIDE_DATA")
+def test_multi30k_equals_the_files(tmp_path):
+    """Counts and digests are checked, too."""
+    Preparation(CORPORA["multi30k"], tmp_path, MULTI30K).run()
+    for file in MULTI30K.glob("*.gz"):
+        assert (tmp_path / "multi30k" / file.stem).read_bytes() == gzip.decompress(file.read_bytes())
+
+
+def test_copies_of_data_sets_are_read_in_place_of_the_hub(tmp_path, hub, monkeypatch):
+    Preparation(CORPORA["wmt14-en-de"], tmp_path / "first", unchecked=True).run()
+    clone = tmp_path / "copies" / "wmt" / "wmt14"
+    shutil.copytree(tmp_path / "first" / "wmt14-en-de", clone)  # its card names configs, as the Hub's does
+    monkeypatch.undo()
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    Preparation(CORPORA["wmt14-en-de"], tmp_path / "second", tmp_path / "copies", unchecked=True).run()
+    name = "wmt14-en-de/de-en/test.jsonl"
+    assert len(lines(tmp_path / "second" / name)) == len(lines(tmp_path / "first" / name)) == 4
+
+
+def test_saved_data_sets_are_read(tmp_path, hub):
+    splits = {split: hub.load("bentrevett/multi30k", split=split) for split in ("train", "validation", "test")}
+    DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    Preparation(CORPORA["multi30k"], tmp_path, tmp_path / "saved", ["de"], unchecked=True).run()
+    assert lines(tmp_path / "multi30k" / "val.de") == [f"de: validation, Nr. {number}!" for number in range(4)]
+
+
+def test_clones_of_the_tables_of_scripts_are_read(tmp_path, hub, monkeypatch):
+    """Tables lie in folders of splits, and no card names them."""
+    for split in ("train", "validation", "test"):
+        folder = tmp_path / "clone" / "de-en" / split
+        folder.mkdir(parents=True)
+        hub.load("bbaaaa/iwslt14-de-en-preprocess", split=split).to_parquet(folder / "0000.parquet")
+    monkeypatch.setattr(sources, "load_dataset", load_dataset)
+    Preparation(CORPORA["iwslt14-de-en"], tmp_path, tmp_path / "clone", unchecked=True).run()
+    assert lines(tmp_path / "iwslt14" / "valid.en") == [f"en: validation, Nr. {number}!" for number in range(4)]
+
+
+def test_the_commit_of_the_hub_is_kept(tmp_path, hub):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    for folder, found in ((commit, commit), (commit + 24 * "0", None)):  # a digest of local files is longer
+        hub.load("wmt/wmt14", "de-en", split="test").save_to_disk(tmp_path / "wmt___wmt14" / folder)
+        assert sources.commit_of(load_from_disk(tmp_path / "wmt___wmt14" / folder)) == found
+
+
+# --- A second start.
+
+
+def test_a_second_start_makes_nothing_again(tmp_path, hub):
+    Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
+    before, asked = contents(tmp_path), len(hub.asked)
+    Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
+    assert contents(tmp_path) == before
+    assert len(hub.asked) == asked == 3
+
+
+@pytest.mark.parametrize("stop", ["reading", "naming"])
+def test_an_interrupted_start_is_made_whole(stop, tmp_path, hub, monkeypatch):
+    """Interrupted among the training pairs, or when the first of two files has its name."""
+    whole = tmp_path / "whole"
+    Preparation(CORPORA["multi30k"], whole, unchecked=True).run()
+    hub.asked.clear()
+
+    def interrupted(dataset, part, *others):
+        for number, row in enumerate(sources.rows_of(dataset, part, *others)):
+            if part.split == "train" and number == 17:
+                raise KeyboardInterrupt
+            yield row
+
+    def named_once(draft, final, publish=durable.publish):
+        if final.name == "train.en":
+            raise KeyboardInterrupt
+        publish(draft, final)
+
+    resumed = Preparation(CORPORA["multi30k"], tmp_path / "resumed", unchecked=True)
+    with monkeypatch.context() as patch:
+        if stop == "reading":
+            patch.setattr(prepare, "rows_of", interrupted)
+        else:
+            patch.setattr(durable, "publish", named_once)
+        with pytest.raises(KeyboardInterrupt):
+            resumed.run()
+    left = set(contents(tmp_path / "resumed" / "multi30k"))
+    assert left & {"train.de", "train.en"} == (set() if stop == "reading" else {"train.de"})
+    assert {"val.en", "val.de", "manifest.json"} < left
+    Preparation(CORPORA["multi30k"], tmp_path / "resumed", unchecked=True).run()
+    assert contents(tmp_path / "resumed") == contents(whole)
+    assert [asked.split()[2] for asked in hub.asked] == ["validation", "test", "train", "train"]
+
+
+@pytest.mark.parametrize("spoil", ["changed", "foreign", "otherwise", "broken", "another"])
+def test_what_is_there_is_never_lost(spoil, tmp_path, hub, monkeypatch, capsys):
+    folder, source = tmp_path / "out" / "multi30k", []
+    if spoil == "foreign":
+        write(folder / "val.de", ["mine"])
+    else:
+        Preparation(CORPORA["multi30k"], tmp_path / "out", unchecked=True).run()
+    if spoil == "changed":
+        write(folder / "val.de", ["mine"])
+    elif spoil == "otherwise":
+        source = ["--source", released("multi30k", tmp_path)]
+    elif spoil == "broken":
+        (folder / "manifest.json").write_text("{")
+    elif spoil == "another":
+        (folder / "manifest.json").write_text('{"corpus": "ted8", "files": {}}')
+    before = contents(folder)
+    told = error_of(monkeypatch, capsys, "multi30k", "--output", tmp_path / "out", "--unchecked", *source)
+    expected = {
+        "changed": "val.de was changed since it was made",
+        "foreign": "val.de is there, but was not made by this command",
+        "otherwise": "in another way than asked for now",
+        "broken": "manifest.json is broken",
+        "another": "manifest.json is not of multi30k",
+    }
+    assert expected[spoil] in told
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["README.md", "de-en/bpe.codes"])
+def test_files_of_others_stay(name, tmp_path, hub, monkeypatch, capsys):
+    write(tmp_path / "wmt14-en-de" / name, ["mine"])
+    told = error_of(monkeypatch, capsys, "wmt14-en-de", "--output", tmp_path, "--unchecked", "--bpe", "5")
+    assert f"{name} is there, but was not made by this command" in told
+    assert contents(tmp_path) == {f"wmt14-en-de/{name}": b"mine\n"}
+
+
+# --- What is published is checked.
+
+
+def test_counts_are_checked(tmp_path, hub, monkeypatch, capsys):
+    told = error_of(monkeypatch, capsys, "multi30k", "--output", tmp_path)
+    assert "multi30k, en-de, val: 4 rows; published: 1,014" in told
+    assert "--unchecked" in told
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(("published", "fits"), [(40, True), (41, False)])
+def test_counts_are_exact_where_nothing_is_left_out(published, fits, tmp_path, hub):
+    corpus = dataclasses.replace(CORPORA["opus100"], counts={"af-en/train": published})
+    if fits:
+        Preparation(corpus, tmp_path, languages=["af"]).run()
+        return
+    with pytest.raises(UserError, match="40 rows; published: 41"):
+        Preparation(corpus, tmp_path, languages=["af"]).run()
+
+
+@pytest.mark.parametrize(("published", "fits"), [(4_040, True), (4_050, False), (3_950, False)])
+def test_counts_may_differ_by_a_hundredth_where_steps_leave_rows_out(published, fits, tmp_path, hub, monkeypatch):
+    monkeypatch.setattr(hub, "rows", 4_000)
+    corpus = dataclasses.replace(CORPORA["wmt14-en-de"], counts={"train": published})
+    if fits:
+        Preparation(corpus, tmp_path).run()
+        return
+    with pytest.raises(UserError, match="4,000 rows; published"):
+        Preparation(corpus, tmp_path).run()
+
+
+def test_digests_are_checked(tmp_path, monkeypatch, capsys):
+    source = released("multi30k", tmp_path)
+    stripped = "".join(f"{text}\n" for text in sentences("de", 3)).encode()
+    known = {"val.de": hashlib.sha256(stripped).hexdigest()}
+    corpus = dataclasses.replace(CORPORA["multi30k"], counts={}, digests=known)
+    monkeypatch.setitem(CORPORA, "multi30k", corpus)
+    call(monkeypatch, "multi30k", "--source", source, "--output", tmp_path / "right")
+    assert lines(tmp_path / "right" / "multi30k" / "val.de") == [f"{text} " for text in sentences("de", 3)]
+    write(source / "data" / "task1" / "raw" / "val.de.gz", ["one", "two", "three"])
+    told = error_of(monkeypatch, capsys, "multi30k", "--source", source, "--output", tmp_path / "wrong")
+    assert "val.de is not the published one" in told
+    call(monkeypatch, "multi30k", "--source", source, "--output", tmp_path / "wrong", "--unchecked")
+
+
+# --- Mistakes end in one line.
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["wmt41"], "there is no corpus 'wmt41'; accepted: iwslt14-de-en"),
+        (["multi30k", "--source", "nowhere"], "--source nowhere: there is no such folder"),
+        (["multi30k", "--source", "empty"], "neither a file val.en or val.en.gz"),
+        (["multi30k", "--languages", "xx"], "--languages 'xx'; multi30k has en, de, fr, cs"),
+        (["multi30k", "--languages", "fr"], "the Hub has en, de of multi30k"),
+        (["opus100", "--languages", "en"], "name a language beside English"),
+        (["ted8", "--bpe"], "no merges go with ted8"),
+        (["wmt14-en-de", "--bpe", "-1"], "accepted: 1 to 1,000,000, or nothing for 32,000"),
+        (["multi30k", "--source", "empty", "--output", "empty"], "would lie in --source"),
+        (["multi30k", "--source", "twice"], "could be meant"),
+        (["multi30k", "--source", "uneven", "--unchecked"], "unequal line counts"),
+        (["ted8", "--source", "table", "--languages", "aze", "--unchecked"], "no column 'az' in the header"),
+        (["ted8", "--source", "cells", "--languages", "aze", "--unchecked"], "line 2: 1 tab-separated columns"),
+    ],
+)
+def test_mistakes_end_in_one_line(words, said, tmp_path, hub, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for lang in ("en", "de", "fr", "cs"):
+        for split in ("val", "test_2016_flickr", "train"):
+            write(tmp_path / "uneven" / f"{split}.{lang}", sentences("de", 3 if lang == "fr" else 2))
+            write(tmp_path / "twice" / "a" / f"{split}.{lang}", ["x"])
+    write(tmp_path / "twice" / "b" / "val.en.gz", ["x"])
+    for split in ("dev", "test", "train"):
+        write(tmp_path / "table" / f"all_talks_{split}.tsv", ["en\tbe", "x\ty"])
+        write(tmp_path / "cells" / f"all_talks_{split}.tsv", ["en\taz", "x"])
+    before = contents(tmp_path)
+    assert said in error_of(monkeypatch, capsys, *words)
+    assert contents(tmp_path) == before
+
+
+def test_a_hub_out_of_reach_ends_in_one_line(tmp_path, hub, monkeypatch, capsys):
+    def unreachable(*_, **__):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(sources, "load_dataset", unreachable)
+    told = error_of(monkeypatch, capsys, "wmt14-en-de", "--output", tmp_path)
+    assert "wmt/wmt14 (de-en, validation) could not be loaded from the Hub: Couldn't reach the Hub" in told
+
+
+def test_sacremoses_may_be_missing(tmp_path, hub, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    told = error_of(monkeypatch, capsys, "wmt14-en-de", "--output", tmp_path)
+    assert "pip install 'hf_deepwide[corpora]'" in told
+
+
+def test_a_dry_run_fetches_and_writes_nothing(tmp_path, hub, monkeypatch, capsys):
+    call(monkeypatch, "ted8", "--output", tmp_path, "--dry-run")
+    told = capsys.readouterr().out
+    assert "neulab/ted_multi" in told
+    assert "CC BY-NC-ND" in told
+    assert (hub.asked, contents(tmp_path)) == ([], {})
+
+
+def test_all_corpora_are_listed(monkeypatch, capsys):
+    call(monkeypatch)
+    told = capsys.readouterr().out
+    assert all(f"{name}: {corpus.what}" in told for name, corpus in CORPORA.items())
+    assert ", ".join(CORPORA) in import_module("hf_deepwide_cli.data").__doc__
+    assert all(corpus.example.split()[0] in packaged.names() for corpus in CORPORA.values())
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, hub, monkeypatch):
+    """A row is written before the next one is read."""
+    held = []
+
+    def counted(dataset, part, *others):
+        for number, row in enumerate(sources.rows_of(dataset, part, *others)):
+            held.append(number - written[0])
+            yield row
+
+    written = [0]
+
+    def add(self, row, write=prepare.Writer.add):
+        write(self, row)
+        written[0] = self.rows
+
+    monkeypatch.setattr(prepare, "rows_of", counted)
+    monkeypatch.setattr(prepare.Writer, "add", add)
+    Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
+    assert max(held) <= 1
+
+
+# --- Merges, and a training on what was prepared.
+
+
+def test_merges_are_learnt_from_both_sides_and_trained_with(tmp_path, monkeypatch, capsys):
+    """Two updates of the paper's recipe, made small, by the overrides that the command prints."""
+    source = released("iwslt14-de-en", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command = ("iwslt14-de-en", "--source", source, "--output", "out", "--unchecked", "--bpe", "30")
+    call(monkeypatch, *command)
+    told = capsys.readouterr().out
+    codes = Path("out/iwslt14/bpe.codes")
+    merges = read_codes(codes)
+    assert len(merges) == 30
+    assert {"haus</w>", "house</w>"} <= {"".join(merge) for merge in merges}
+    before = codes.stat().st_mtime_ns
+    call(monkeypatch, *command)
+    assert codes.stat().st_mtime_ns == before
+    assert "in another way" in error_of(monkeypatch, capsys, *command[:-1], "31")
+
+    words = told.rpartition("train: hf-deepwide train ")[2].split()
+    tiny = (
+        "--model.d_model 16 --model.encoder_layers 1 --model.decoder_layers 1 --model.encoder_ffn_dim 16 "
+        "--model.decoder_ffn_dim 16 --training.max_steps 2 --training.warmup_steps 1 --training.eval_strategy steps "
+        "--training.save_strategy steps --training.eval_steps 2 --training.save_steps 2 --training.output_dir run "
+        "--training.early_stopping_patience 0 --evaluation.num_beams 1 --evaluation.max_length_factor 0"
+    )
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", "train", *words, *tiny.split()])
+    hf_deepwide_cli.main()
+    assert json.loads(Path("run/results.json").read_text())["train"]["steps"] == 2
+
+
+def test_merges_of_a_data_set_lie_beside_its_training_pairs(tmp_path, hub):
+    preparation = Preparation(CORPORA["wmt14-en-de"], tmp_path, merges=5, unchecked=True)
+    preparation.run()
+    assert preparation.example.endswith("--tokenizer.codes wmt14-en-de/de-en/bpe.codes")
+    assert len(read_codes(tmp_path / "wmt14-en-de" / "de-en" / "bpe.codes")) == 5
+    assert Preparation(CORPORA["wmt14-en-de"], tmp_path / "other", merges=0).merges == 32_000
+
+
+def test_the_page_has_a_row_for_each_corpus():
+    """With all places on the Hub, and the files as released."""
+    page = (Path(__file__).parents[2] / "docs" / "corpora.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == 2 * list(CORPORA)
+    for (name, on_hub), (_, as_files) in zip(rows[: len(CORPORA)], rows[len(CORPORA) :], strict=True):
+        corpus = CORPORA[name]
+        assert corpus.licence.split(":")[0].split(";")[0] in on_hub or "each part" in on_hub
+        for group in corpus.groups:
+            for origin in corpus.hub(group).values():
+                assert all(f"`{part.name}`" in on_hub for part in origin.places)
+        file = next(iter(CORPORA[name].files(corpus.groups[0])["train"].places)).replace("{lang}", corpus.groups[0][0])
+        assert f"`{file}`" in as_files
