@@ -138,6 +138,16 @@ def test_metadata_is_what_the_hub_reads(tmp_path, monkeypatch):
     assert ModelCard(card_of_results({**RESULTS, "recipe": recipe.values}, "tiny")).data.base_model is None
 
 
+def test_a_folder_below_the_root_is_no_data_set_of_the_hub(tmp_path):
+    """Such as what `hf-deepwide data wmt14-en-de --output corpora` has made."""
+    (tmp_path / "corpora" / "wmt14-en-de").mkdir(parents=True)
+    values = tiny_values(tmp_path / "run")
+    values["data"] = {"format": "datasets", "name": "wmt14-en-de", "root": str(tmp_path / "corpora"),
+                      "train": "train", "validation": "validation", "test": "test"}  # fmt: skip
+    card = write_model_card(tmp_path, check_recipe(values, "tiny", "tiny.yaml"), copy.deepcopy(RESULTS), [])
+    assert ModelCard(card.read_text(encoding="utf-8")).data.datasets is None
+
+
 def test_a_shared_card_names_its_repository(tmp_path):
     card = hostile_card(tmp_path / "author", "word")
     assert "author" in card

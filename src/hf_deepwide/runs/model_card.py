@@ -128,7 +128,7 @@ def _datasets(data: DataArguments) -> list[str]:
     if data.format != "datasets":
         return []
     names = [data.for_pair(pair).name for pair in data.pairs] if data.pairs else [data.name]
-    return [name for name in dict.fromkeys(names) if _is_on_hub(name)]
+    return [name for name in dict.fromkeys(names) if _is_on_hub(name) and not data.resolve(name).exists()]
 
 
 def _is_on_hub(name: str) -> bool:
