@@ -147,6 +147,13 @@ def test_wmt14_is_tokenised_and_keeps_its_order(tmp_path):
     assert len(texts(folder / "test.jsonl", "de")) == 3
 
 
+def test_wmt14_is_cleaned_alike_from_the_hub_and_from_files():
+    on_hub, as_files = CORPORA["wmt14-en-de"].hub(("de", "en")), CORPORA["wmt14-en-de"].files(("de", "en"))
+    assert {split: origin.steps for split, origin in on_hub.items()} == {
+        split: origin.steps for split, origin in as_files.items()
+    }
+
+
 def test_wmt17_joins_the_development_sets_of_earlier_years(tmp_path, hub):
     Preparation(CORPORA["wmt17"], tmp_path, languages=["fi", "de"], unchecked=True).run()
     folder = tmp_path / "wmt17"

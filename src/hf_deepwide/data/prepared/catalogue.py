@@ -139,7 +139,7 @@ def _iwslt14_files(languages: Languages) -> dict[str, Origin]:
 def _wmt14_hub(languages: Languages) -> dict[str, Origin]:
     return {
         "validation": Origin((Part("wmt/wmt14", "validation", "de-en"),), (TOKENIZED,)),
-        "test": Origin((Part("wmt/wmt14", "test", "de-en"),), (TOKENIZED,)),
+        "test": Origin((Part("wmt/wmt14", "test", "de-en"),), (STRAIGHT_APOSTROPHES, TOKENIZED)),
         "train": Origin((Part("wmt/wmt14", "train", "de-en"),), (TOKENIZED, WITHOUT_EMPTY)),
     }
 
