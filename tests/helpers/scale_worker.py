@@ -128,6 +128,35 @@ def train_with_faults(
     return trainer, ""
 
 
+def limit_memory(trainer: TranslationTrainer, tokens: int, where: str, error: Exception | None = None) -> list[int]:
+    """Let memory run out for batches of more than so many source tokens.
+
+    Args:
+        where: in the last layer of the encoder, "forward", when dropout has drawn numbers, or "backward", when the
+            gradients of the decoder have been added.
+
+    Returns:
+        A list that the step of each failure is put into.
+    """
+    failures: list[int] = []
+
+    def check(size: int) -> None:
+        if size > tokens:
+            failures.append(trainer.state.global_step + 1)
+            raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def after(module: Any, inputs: Any, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        size = states.shape[0] * states.shape[1]
+        if where == "backward":
+            states.register_hook(lambda _: check(size))
+        elif module.training:
+            check(size)
+
+    trainer.model.model.encoder.layers[-1].register_forward_hook(after)
+    return failures
+
+
 def keep_faults(corpus: SimpleNamespace, out: Path, name: str) -> dict[str, Any]:
     """Batches of the second process spoilt in steps 2 and 4, which are left out; then stopping at the first of them.
 
@@ -149,6 +178,17 @@ def keep_faults(corpus: SimpleNamespace, out: Path, name: str) -> dict[str, Any]
             told["log"] = trainer.state.log_history
             told["made"] = sorted({int(state["step"]) for state in trainer.optimizer.state.values()})
     return told
+
+
+def train_short_of_memory(corpus: SimpleNamespace, folder: Path, family: str, where: str) -> list[int]:
+    """Train without dropping where memory runs out in the second process alone; the steps where it did."""
+    rank = int(os.environ["RANK"])
+    training = {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2 if where == "forward" else 1}
+    trainer = make_trainer(corpus, folder, family, without_dropping(family), **training)
+    failures = limit_memory(trainer, 512, where) if rank else []
+    trainer.train()
+    keep(trainer, folder)
+    return failures
 
 
 def stream_twice(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
@@ -307,6 +347,11 @@ def main(out: Path) -> None:
             save_file(weights, out / f"recomputed-{family}.safetensors")
     report = {"draws": draws, "evaluation": evaluate(corpus, out / "runs" / "evaluate")}
     report["faults"] = keep_faults(corpus, out, "faults")
+    report["short of memory"] = {
+        f"{family}-{where}": train_short_of_memory(corpus, out / f"short-{family}-{where}", family, where)
+        for family in ("mat", "marian")
+        for where in ("forward", "backward")
+    }
     report["stream"] = stream_twice(corpus, out / "stream")
 
     shard_on_cpus()

@@ -337,7 +337,7 @@ def test_a_checkpoint_names_its_callbacks_as_ever(make, tmp_path):
         load_best_model_at_end=True,
     ).train()
     state = json.loads((tmp_path / "run" / "checkpoint-2" / "trainer_state.json").read_text(encoding="utf-8"))
-    names = {"Throughput", "EarlyStoppingCallback", "TrainerControl"}
+    names = {"Throughput", "EarlyStoppingCallback", "TrainerControl", "LargestBatch"}
     assert state["stateful_callbacks"].keys() == names
     assert state["stateful_callbacks"]["Throughput"]["args"].keys() == {
         "target_tokens", "seconds", "data_seconds", "minutes", "peak_memory_bytes",

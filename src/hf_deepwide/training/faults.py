@@ -73,11 +73,15 @@ class FaultArguments:
 
 @dataclass
 class Batch:
-    """One batch of a step: what the model was given, the random generators before it, and the loss that came out."""
+    """One batch of a step: what the model was given, the random generators before it, and the loss that came out.
+
+    A batch of more than `largest` tokens was computed in parts.
+    """
 
     inputs: Mapping[str, torch.Tensor]
     generators: dict[str, torch.Tensor]
     loss: torch.Tensor | None = None
+    largest: int | None = None
 
 
 class FaultGuard:
@@ -190,7 +194,12 @@ class FaultGuard:
         trainer, args, accelerator = self.trainer, self.trainer.args, self.trainer.accelerator
         folder = Path(args.output_dir, FAULTS, f"step-{report['step']}")
         own = [
-            {"rank": args.process_index, "loss": str(batch.loss.item()), "sentences": sentences}
+            {
+                "rank": args.process_index,
+                "loss": str(batch.loss.item()),
+                "largest_batch": batch.largest,
+                "sentences": sentences,
+            }
             for batch in batches
             for sentences in [texts(batch.inputs, trainer.processing_class)]
         ]
@@ -224,6 +233,13 @@ def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
+
+
+def restore(generators: Mapping[str, torch.Tensor], device: str) -> None:
+    """Put the random generators where they were."""
+    torch.set_rng_state(generators["cpu"])
+    if device == "cuda" and "cuda" in generators:
+        torch.cuda.set_rng_state(generators["cuda"])
 
 
 def gradients(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -20,7 +20,8 @@ from ..families import count_posteriors
 from ..loading import load_config, load_model, load_tokenizer
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
-from .faults import FAULT, REPLAYED, nonfinite_gradients
+from .faults import FAULT, REPLAYED, nonfinite_gradients, restore
+from .out_of_memory import split
 from .trainer import TokenBatchTrainer
 
 
@@ -50,6 +51,8 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     folder = Path(folder)
     report = read_fault(folder)
     batches = read_batches(folder, rank, report)
+    # a run that has computed no batch in parts, or is older, says nothing of parts
+    largest_batches = [batch.get("largest_batch") for batch in report["batches"] if batch["rank"] == rank]
     told = report["arguments"]
     args = TranslationTrainingArguments(
         output_dir=str(folder),
@@ -74,12 +77,15 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
 
     losses, alone = [], []
     with torch.random.fork_rng([device] if device == "cuda" else []), first_nonfinite(model) as found:
-        for inputs, generators in batches:
+        for (inputs, generators), largest in zip(batches, largest_batches, strict=True):
             restore(generators, device)
-            with autocast:
-                loss = trainer.compute_loss(model, dict(inputs), num_items_in_batch=tokens) * report["processes"]
-            (loss * report["loss_scale"]).backward()
-            losses.append(loss.item())
+            loss = 0.0
+            for part in split(inputs, largest):
+                with autocast:
+                    of_part = trainer.compute_loss(model, dict(part), num_items_in_batch=tokens) * report["processes"]
+                (of_part * report["loss_scale"]).backward()
+                loss += of_part.item()
+            losses.append(loss)
     names = nonfinite_gradients(model)
     model.eval()
     with torch.no_grad(), autocast:
@@ -124,6 +130,8 @@ def _problem(report: Any) -> str | None:
         pairs = batch.get("sentences") if isinstance(batch, dict) and _is_count(batch.get("rank"), 0) else None
         if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
             return f"batch {number} has no rank, or no list of sentences with source and target"
+        if (largest := batch.get("largest_batch")) is not None and not _is_count(largest, 1):
+            return f"batch {number} has the largest_batch {quote(largest)}; expected is a whole number, or null"
     return None
 
 
@@ -233,13 +241,6 @@ def check_indices(folder: Path, batches: Sequence[tuple[dict, dict]], config: Pr
                     f"{folder}: its batches do not fit its model: {name} are {indices.shape[1]} long, and the model "
                     f"reads {longest}"
                 )
-
-
-def restore(generators: dict[str, torch.Tensor], device: str) -> None:
-    """Put the random generators where they were."""
-    torch.set_rng_state(generators["cpu"])
-    if device == "cuda" and "cuda" in generators:
-        torch.cuda.set_rng_state(generators["cuda"])
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The trainers: batches by tokens, an honest loss per token, and everything else that happens in a training step.
 
-`TokenBatchTrainer` is the Trainer of Transformers with six helpers, each of which knows one thing:
+`TokenBatchTrainer` is the Trainer of Transformers with seven helpers, each of which knows one thing:
 
+    splitter     memory that runs out                    out_of_memory.py
     faults       numbers that are not finite             faults.py
     latent       posteriors over layers, layers' logs    depth.py
     sharding     weights spread over processes           sharding.py
@@ -52,6 +53,7 @@ from .callbacks import EpochCallback, PlainProgress, SeedByRank, Throughput, Tra
 from .checkpoints import check_weights
 from .depth import DepthTraining
 from .faults import FaultGuard
+from .out_of_memory import BatchSplitter, LargestBatch
 from .preemption import Preemption, outlive_signals
 from .saving import Saving, check_loaded, fitting
 from .sharding import Sharding
@@ -108,6 +110,7 @@ class TokenBatchTrainer(Trainer):
         self.data = data
         self.train_collator: Any = None  # makes the batches of training, where they differ from those of validation
         self.latent = DepthTraining(self)
+        self.splitter = BatchSplitter(self)
         self.faults = FaultGuard(self)
         self.sharding = Sharding(self)
         self.preemption = Preemption()
@@ -122,6 +125,7 @@ class TokenBatchTrainer(Trainer):
         yield from self.latent.callbacks  # the model learns its step; layers' use and gradients go into the log
         yield self.preemption  # saves and stops when a signal came
         yield Throughput()  # counts
+        yield LargestBatch()  # remembers that memory ran out
         yield SeedByRank()  # gives each process its own random numbers
         if self.args.early_stopping_patience:
             yield EarlyStoppingCallback(self.args.early_stopping_patience)
@@ -198,11 +202,13 @@ class TokenBatchTrainer(Trainer):
 
         Raises:
             NonFiniteError: the loss or gradient of the optimizer step is not finite, and the run is to stop.
+            UserError: one row alone does not fit in memory.
         """
         # 1. The batch and the random generators are remembered: a fault is replayed from them.
         batch = self.faults.begin(inputs)
-        # 2. Forward and backward.
-        batch.loss = super().training_step(model, inputs, num_items_in_batch)
+        # 2. Forward and backward, in parts where memory has run out.
+        batch.loss = self.splitter.step(super().training_step, model, inputs, num_items_in_batch)
+        batch.largest = self.splitter.largest.tokens
         # 3. Posteriors that are not to move in this step lose their gradients; gradient norms of layers are measured.
         self.latent.after_backward()
         # 4. After the last batch of an optimizer step: is what the optimizer is to be given finite?
@@ -323,6 +329,7 @@ class TokenBatchTrainer(Trainer):
         Raises:
             UserError: on all processes, if any cannot write; what it has written is removed.
         """
+        self.splitter.agree()
         with self.saving.checkpoint():
             super()._save_checkpoint(model, trial)
 

@@ -1,0 +1,274 @@
+"""Memory that runs out in a training step: the batch is halved, computed in parts, and training goes on.
+
+Sentences do not see each other, and the loss is divided by the target tokens of the whole optimizer step. The gradient
+of a batch is therefore the sum of the gradients of its parts, and the update is that of the whole batch. Only dropout
+draws other numbers. The new largest batch is kept in checkpoints, so a resumed run computes the same parts.
+
+A process splits its batch alone. Under DistributedDataParallel (DDP) the other processes wait for its gradients and
+for nothing else, so each process has to synchronize them once a step, however many parts it computes:
+
+    memory runs out                          what follows
+    before any gradient has been added       the parts; all but the last bypass DDP
+    in the backward pass, on the way         the parts, but only for parameters whose gradient is still missing;
+                                             each gradient is then handed over once, as a backward pass does
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from accelerate.utils.memory import clear_device_cache
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from ..errors import UserError, quote
+from .faults import generator_states, restore
+from .sharding import LAYER_DROP
+
+logger = logging.getLogger(__name__)
+
+# What errors say that are not of the class OutOfMemoryError: of processors, of Apple's GPUs, of cuBLAS.
+PHRASES = ("DefaultCPUAllocator", "MPS backend out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+Inputs = Mapping[str, torch.Tensor]
+
+
+class LargestBatch(TrainerCallback, ExportableState):
+    """Keeps in checkpoints how many tokens the largest batch has that is computed at once; None: any number.
+
+    Raises:
+        ValueError: it is no number of tokens.
+    """
+
+    def __init__(self, tokens: int | None = None) -> None:
+        if tokens is not None and not (type(tokens) is int and tokens > 0):
+            raise ValueError(f"the largest batch is {quote(tokens)} tokens; expected is a whole number, or none")
+        self.tokens = tokens
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, for the Trainer to restore."""
+        return {"args": {"tokens": self.tokens}, "attributes": {}}
+
+
+class BatchSplitter:
+    """Computes the batches of a trainer, in parts where a batch does not fit in memory.
+
+    Args:
+        trainer: the trainer, whose model, arguments and state it looks at.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    @property
+    def largest(self) -> LargestBatch:
+        """The largest batch; resuming puts a new callback in its place, so it is looked up."""
+        callbacks = self.trainer.callback_handler.callbacks
+        return next(callback for callback in callbacks if isinstance(callback, LargestBatch))
+
+    def agree(self) -> None:
+        """Take the smallest of the processes' largest batches, as a checkpoint keeps one; all processes take part."""
+        known = [tokens for tokens in gather_object([self.largest.tokens]) if tokens is not None]
+        self.largest.tokens = min(known, default=None)
+
+    def step(
+        self,
+        compute: Callable[[nn.Module, Inputs, Any], torch.Tensor],
+        model: nn.Module,
+        inputs: Inputs,
+        tokens: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """Compute the loss of a batch and add its gradients, in as many parts as memory asks for.
+
+        Args:
+            compute: does so at once for a model, a part, and `tokens`.
+            model: the model as the Trainer has wrapped it.
+            inputs: the batch.
+            tokens: the target tokens of the optimizer step, by which the loss is divided. Without them a part
+                cannot know its share, and nothing is split.
+
+        Raises:
+            UserError: one row alone does not fit, or the processes would have to split together.
+        """
+        if tokens is None:
+            return compute(model, inputs, tokens)
+        alone = model.module if isinstance(model, DistributedDataParallel) else model
+        losses, parts = [], [inputs]
+        while parts:
+            part = self._take(parts)
+            target = alone if parts else model
+            generators, progress = generator_states(self.trainer.args.device), Progress(target)
+            with progress:
+                loss = self._tried(lambda target=target, part=part: compute(target, part, tokens), part)
+            if loss is not None:
+                losses.append(loss)
+                continue
+            restore(generators, self.trainer.args.device.type)
+            if progress.backward_has_begun:
+                self._check_repeatable(model)
+                losses.append(self._add_missing(alone, part, tokens, progress.missing()))
+                continue
+            parts.insert(0, part)
+            if target is not alone:
+                model.require_forward_param_sync = False  # the pass that failed has synchronized the buffers
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _add_missing(
+        self, model: nn.Module, inputs: Inputs, tokens: torch.Tensor | int, missing: list[nn.Parameter]
+    ) -> torch.Tensor:
+        """Add the gradients that an interrupted backward pass has not added; the loss of the batch.
+
+        A backward pass adds the gradient of a parameter once, when the gradient is complete. So what it has added
+        stays. DDP hears of a gradient where it is added, and therefore once.
+        """
+        trainer, losses, parts = self.trainer, [], [inputs]
+        sums: list[torch.Tensor | None] = [None] * len(missing)
+
+        def compute(part: Inputs) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+            with trainer.compute_loss_context_manager():
+                loss = trainer.compute_loss(model, trainer._prepare_inputs(part), num_items_in_batch=tokens)
+            scaler = trainer.accelerator.scaler
+            scaled = loss if scaler is None else scaler.scale(loss)
+            return loss.detach(), torch.autograd.grad(scaled, missing, allow_unused=True)
+
+        while parts:
+            part = self._take(parts)
+            generators = generator_states(trainer.args.device)
+            done = self._tried(lambda part=part: compute(part), part)
+            if done is None:
+                restore(generators, trainer.args.device.type)
+                parts.insert(0, part)
+                continue
+            losses.append(done[0])
+            sums = [_sum(total, gradient) for total, gradient in zip(sums, done[1], strict=True)]
+        used = [(parameter, total) for parameter, total in zip(missing, sums, strict=True) if total is not None]
+        torch.autograd.backward(*map(list, zip(*used, strict=True)))
+        return torch.stack(losses).sum()
+
+    def _take(self, parts: list[Inputs]) -> Inputs:
+        """Remove the next part, not larger than the largest batch is by now."""
+        part, *parts[:1] = split(parts[0], self.largest.tokens)
+        return part
+
+    def _tried(self, compute: Callable[[], Any], part: Inputs) -> Any:
+        """What `compute` returns, or None where memory ran out; then the largest batch is smaller than `part`."""
+        try:
+            return compute()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._halve(part, error)
+        # only here, behind the error and its traceback, nothing holds the activations any more
+        clear_device_cache(garbage_collection=True)
+        return None
+
+    def _halve(self, part: Inputs, error: RuntimeError) -> None:
+        """Halve the largest batch until it is smaller than a part that did not fit, and say so in the log."""
+        trainer = self.trainer
+        rows, width = shape(part)
+        what = f"step {trainer.state.global_step + 1}: memory ran out on a batch of {rows} × {width} tokens"
+        if trainer.sharding.enabled:
+            raise UserError(
+                f"{what}. Processes with sharded weights compute each layer together, and none can split its batch "
+                f"alone. Halve training.max_tokens ({trainer.args.max_tokens}) and double "
+                "training.gradient_accumulation_steps"
+            ) from error
+        if rows == 1:
+            raise UserError(
+                f"{what}, and one row cannot be split. Lower data.max_length, set training.gradient_checkpointing: "
+                "true, or take a smaller model"
+            ) from error
+        limit = (self.largest.tokens or trainer.args.max_tokens) // 2
+        while limit >= rows * width:
+            limit //= 2
+        self.largest.tokens = limit
+        logger.warning(
+            "%s. The largest batch that is computed at once is now %d tokens (training.max_tokens is %d). A larger "
+            "batch is computed in parts whose gradients are added, so the effective batch is unchanged",
+            *(what, limit, trainer.args.max_tokens),
+        )
+
+    def _check_repeatable(self, model: nn.Module) -> None:
+        """Refuse to repeat a backward pass that may reach other parameters, or that adds a gradient in pieces."""
+        args, config = self.trainer.args, self.trainer.model.config
+        drops = [name for name in LAYER_DROP if getattr(config, name, 0) > 0]
+        looks_for_unused = isinstance(model, DistributedDataParallel) and model.find_unused_parameters
+        reentrant = args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        why = f"model.{drops[0]} draws the layers anew" if drops and looks_for_unused else "of use_reentrant: true"
+        if (drops and looks_for_unused) or reentrant:
+            raise UserError(
+                f"memory ran out within a backward pass, which cannot be finished in parts because {why}. Halve "
+                f"training.max_tokens ({args.max_tokens}) and double training.gradient_accumulation_steps"
+            )
+
+
+class Progress:
+    """How far a forward and backward pass of a model has come, while it is open and afterwards.
+
+    Args:
+        model: the model that computes: as DDP has wrapped it, or bare.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = [(each, _version(each)) for each in model.parameters() if each.requires_grad]
+        self._reducing = False
+
+    def __enter__(self) -> None:
+        self._hook = None
+        if isinstance(self._model, DistributedDataParallel):
+            self._hook = self._model.register_forward_hook(self._after_forward)
+
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _after_forward(self, model: DistributedDataParallel, *_: Any) -> None:
+        """From here on DDP waits for the gradient of each parameter."""
+        self._reducing = model.require_backward_grad_sync
+
+    def missing(self) -> list[nn.Parameter]:
+        """The parameters to which no gradient has been added."""
+        return [parameter for parameter, version in self._before if _version(parameter) == version]
+
+    @property
+    def backward_has_begun(self) -> bool:
+        """True if the pass cannot simply be made again."""
+        return self._reducing or len(self.missing()) < len(self._before)
+
+
+def _version(parameter: nn.Parameter) -> int | None:
+    """A number that changes when a gradient is added."""
+    return None if parameter.grad is None else parameter.grad._version
+
+
+def _sum(total: torch.Tensor | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The sum of two gradients, of which a parameter may have none."""
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return total + gradient
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """True if a device, or the machine, has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or any(phrase in str(error) for phrase in PHRASES)
+
+
+def shape(inputs: Inputs) -> tuple[int, int]:
+    """Rows of a batch, and the tokens of a row, padding included: of the longer side."""
+    width = max(value.shape[1] for value in inputs.values() if isinstance(value, torch.Tensor) and value.ndim == 2)
+    return len(inputs["labels"]), width
+
+
+def split(inputs: Inputs, largest: int | None) -> list[Inputs]:
+    """A batch in parts of at most `largest` tokens, each of at least one row; None: the batch as it is."""
+    rows, width = shape(inputs)
+    if largest is None or rows * width <= largest:
+        return [inputs]
+    a_part = max(largest // width, 1)
+    return [
+        {name: value[start : start + a_part] for name, value in inputs.items()} for start in range(0, rows, a_part)
+    ]
