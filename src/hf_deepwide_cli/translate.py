@@ -2,13 +2,19 @@
 
     hf-deepwide translate --model runs/quickstart < text.de > text.en
     hf-deepwide translate --model runs/quickstart --input text.de.gz --output text.en
+    hf-deepwide translate --model runs/quickstart --sample --seed 1 < mono.de > synthetic.en
     hf-deepwide translate --model facebook/nllb-200-1.3B --source_lang deu_Latn --target_lang eng_Latn < text.de
 
 The output has as many lines as the input, in the same order; an empty line stays empty. A text of any length needs
 the memory of a few thousand lines. `--resume` continues after the lines that the output already has.
+
+`--sample` draws each word at random from the model's distribution, as back-translation wants it. What is drawn follows
+from the seed and the line. Equal lines get equal translations, also in another run, and after `--resume`.
 """
 
 import argparse
+
+DRAWING = ("temperature", "top_k", "seed")  # options that say how to draw
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="-", help="a file, .gz too; default: standard output")
     parser.add_argument("--source_lang", help="language of the input, as the model or its tokenizer calls it")
     parser.add_argument("--target_lang", help="language to translate into")
-    parser.add_argument("--num_beams", type=int, default=5, help="beam size; 1 is greedy search (default: 5)")
+    parser.add_argument("--num_beams", type=int, help="beam size; 1 is greedy search (default: 5)")
     parser.add_argument("--length_penalty", type=float, default=1.0, help="larger favours longer outputs (default: 1)")
+    parser.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
+    parser.add_argument("--temperature", type=float, help="--sample: less prefers likely words (default: 1)")
+    parser.add_argument("--top_k", type=int, help="--sample: draw from so many likeliest words; 0 (default): from all")
+    parser.add_argument("--seed", type=int, help="--sample: another seed draws other translations (default: 1)")
     parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens in a batch (default: 4096)")
     parser.add_argument("--precision", default="float32", help="float32 (default), bfloat16 or float16")
     parser.add_argument("--device", help="default: a GPU where there is one")
@@ -30,12 +40,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load the model, translate."""
+    from hf_deepwide.errors import UserError
     from hf_deepwide.evaluation.checkpoint import device_of, load_translator
+    from hf_deepwide.evaluation.sampling import SamplingArguments
     from hf_deepwide.evaluation.stream import translate_stream
     from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 
+    drawing = {name: value for name in DRAWING if (value := getattr(args, name)) is not None}
+    if drawing and not args.sample:
+        raise UserError(f"--{next(iter(drawing))} is for drawing translations at random; add --sample")
+    if args.sample and args.num_beams not in (None, 1):
+        raise UserError(f"--sample draws one translation, and --num_beams {args.num_beams} searches; give one of both")
+    sampling = SamplingArguments(**drawing) if args.sample else None
     settings = EvaluationArguments(
-        num_beams=args.num_beams,
+        num_beams=args.num_beams if args.num_beams is not None else 1 if args.sample else 5,
         length_penalty=args.length_penalty,
         max_tokens=args.max_tokens,
         precision=args.precision,
@@ -45,7 +63,13 @@ def run(args: argparse.Namespace) -> None:
     model.to(device)
     translate_stream(
         lambda lines: translate(
-            model, tokenizer, lines, settings, source_lang=args.source_lang, target_lang=args.target_lang
+            model,
+            tokenizer,
+            lines,
+            settings,
+            source_lang=args.source_lang,
+            target_lang=args.target_lang,
+            sampling=sampling,
         ),
         args.input,
         args.output,

@@ -278,9 +278,9 @@ def translate_with(
     known = Languages(model.config, model.generation_config, tokenizer)
     if request.source_lang and not request.pairs and not known.several:
         raise UserError(f"--source_lang {request.source_lang}: this checkpoint's tokenizer has no language codes")
-    languages = {"source_lang": request.source_lang, "target_lang": request.target_lang} if known.several else {}
+    languages = (request.source_lang, request.target_lang) if known.several else (None, None)
     start = time.perf_counter()
-    translations = translate(model, tokenizer, sources, evaluation, device_of(request.device), **languages)
+    translations = translate(model, tokenizer, sources, evaluation, device_of(request.device), *languages)
     return translations, time.perf_counter() - start
 
 

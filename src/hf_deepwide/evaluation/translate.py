@@ -20,6 +20,7 @@ from ..models.plain_text import Source, check_text, describe, encode_sources, po
 from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
 from .metrics import ALL_METRICS, METRICS, build_metrics
+from .sampling import SamplingArguments, SamplingLogitsProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ def translate(
     device: torch.device | str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    sampling: SamplingArguments | None = None,
 ) -> list[str]:
     """Translate `sources`; element i of the result is the translation of element i.
 
@@ -130,12 +132,14 @@ def translate(
         source_lang, target_lang: the language pair, as the model's config or its tokenizer calls the languages. A
             language that follows from the other, or was saved with the tokenizer, need not be given; see
             `models/language_pairs.py`.
+        sampling: draw translations at random, with `num_beams` 1; None: search for them.
 
     Raises:
-        UserError: a source that is no text, or a language pair that the model does not know, or that is missing.
+        UserError: a source that is no text, or a language pair that the model does not know, or that is missing; or
+            beams and sampling together.
     """
     translations = []
-    for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang):
+    for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang, sampling):
         translations.append(as_line(tokenizer, ids))
     return translations
 
@@ -157,9 +161,10 @@ def generate_ids(
     device: torch.device | str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    sampling: SamplingArguments | None = None,
 ) -> list[list[int]]:
     """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
-    searched = _search(model, tokenizer, sources, args, device, source_lang, target_lang)
+    searched = _search(model, tokenizer, sources, args, device, source_lang, target_lang, sampling=sampling)
     return [hypotheses[0].ids if hypotheses else [] for hypotheses in searched]
 
 
@@ -185,8 +190,11 @@ def _search(
     source_lang: str | None,
     target_lang: str | None,
     count: int = 1,
+    sampling: SamplingArguments | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `count` best hypotheses of each source, with scores where there are several."""
+    """The `count` best hypotheses of each source, with scores where there are several; or one that is drawn."""
+    if sampling is not None and args.num_beams > 1:
+        raise UserError(f"a translation is drawn, or searched for with {args.num_beams} beams; with sampling set 1")
     sources = _checked(sources)
     if device is not None:
         model.to(device)
@@ -222,8 +230,12 @@ def _search(
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
             if choice.posterior is not None:
                 inputs["posteriors"] = torch.full((len(batch),), choice.posterior)
+            drawing = {}
+            if sampling is not None:
+                texts = [sources[full[place]] for place in batch]
+                drawing = {"logits_processor": [SamplingLogitsProcessor(texts, limits[batch[0]], sampling)]}
             generated = model.generate(
-                **{name: tensor.to(model.device) for name, tensor in inputs.items()}
+                **{name: tensor.to(model.device) for name, tensor in inputs.items()}, **drawing
             )  # [batch * count, 1 + target], or that with scores
             ids, scores = (generated, None) if count == 1 else (generated.sequences, generated.sequences_scores)
             found = [Hypothesis(_strip_padding(row, pad_id), None) for row in ids[:, 1:].tolist()]
