@@ -28,7 +28,9 @@ RANGES = {
     "train_size": Range(1, 1_000_000),
     "max_length": Range(2, TOKENS),  # a word and </s>
     "max_length_ratio": Range(1, TOKENS),
+    "synthetic_rate": Range(0.001, 1000),  # beyond, the pairs of one kind would be seen a thousand times an epoch
 }
+TAG = re.compile(r"<(?!/?s>|pad>|unk>|mask>|2\w+>)[^<>\s]+>")  # names neither a control token nor a language
 
 
 class Places:
@@ -90,6 +92,12 @@ class DataArguments(Places):
     `sampling_temperature` T shows a pair of n sentences in proportion to n^(1/T). At T = 1 each sentence is seen once
     an epoch. Above 1 the largest pair is still seen once, and smaller pairs more often. At infinity (`.inf`) all pairs
     weigh the same.
+
+    `synthetic` is where pairs are that a model has made, as `train` says where the real pairs are. Of back-translation
+    the sources are made, of distillation the targets. `synthetic_tag`, such as `<bt>`, is put before synthetic sources
+    (Caswell et al. 2019). `synthetic_rate` is the number of synthetic pairs that are seen for each real pair. Nothing
+    is left out: the pairs of one kind are seen once an epoch, and those of the other kind as often as the rate asks
+    for, once or more. Without a rate each pair is seen once.
     """
 
     format: Format = "text"
@@ -115,6 +123,9 @@ class DataArguments(Places):
     drop_duplicates: bool = False
     seed: int = 1  # phrases: another seed is another corpus
     train_size: int = 25_000  # phrases: pairs to train on; 500 more are held out for each of validation and test
+    synthetic: str | None = None
+    synthetic_tag: str | None = None
+    synthetic_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
@@ -128,6 +139,39 @@ class DataArguments(Places):
             raise UserError("data.streaming: phrases are made in memory; accepted formats: text, tsv, jsonl, datasets")
         if self.streaming and self.drop_duplicates:
             raise UserError("data.drop_duplicates would have to remember a whole stream; turn one of the two off")
+        self._check_synthetic()
+
+    def _check_synthetic(self) -> None:
+        if self.synthetic is None:
+            for name in ("synthetic_tag", "synthetic_rate"):
+                if (value := getattr(self, name)) is not None:
+                    raise UserError(
+                        f"data.{name} is {quote(value)} but there are no synthetic pairs: set data.synthetic"
+                    )
+            return
+        if self.format == "phrases":
+            raise UserError("data.synthetic: phrases are made in memory; accepted formats: text, tsv, jsonl, datasets")
+        if self.pairs is not None:
+            raise UserError("data.synthetic: accepted with one language pair; leave out data.pairs")
+        if self.streaming:
+            raise UserError(
+                "data.synthetic: streams have no size, by which both kinds of pairs could be mixed. Turn "
+                "data.streaming off, or mix the files yourself and name them in data.train"
+            )
+        if self.synthetic == self.train:
+            raise UserError(f"data.synthetic and data.train are both {quote(self.train)}; pairs are of one kind")
+        if self.synthetic_tag is not None and not TAG.fullmatch(self.synthetic_tag):
+            raise UserError(
+                f"data.synthetic_tag is {quote(self.synthetic_tag)}; accepted: a word in angle brackets that is no "
+                "control token and no language's tag, such as <bt>"
+            )
+
+    @property
+    def kinds(self) -> list["DataArguments"]:
+        """The section as it would be for real training pairs alone, and for synthetic pairs alone."""
+        neither: dict[str, Any] = {"synthetic": None, "synthetic_tag": None, "synthetic_rate": None}
+        places = [self.train, *([] if self.synthetic is None else [self.synthetic])]
+        return [dataclasses.replace(self, **neither, train=place) for place in places]
 
     def _check_languages(self) -> None:
         for name, accepted in (("language_tag", LanguageTag), ("posteriors", PosteriorsBy)):

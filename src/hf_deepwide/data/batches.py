@@ -23,7 +23,7 @@ from ..models.plain_text import TextEncoder
 from ..progress import bars_where_shown
 from .arguments import DataArguments
 from .encoded_cache import kept_or_made
-from .languages import translation_pairs
+from .languages import synthetic_tag_id, translation_pairs
 from .sampling import Repeats
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ def encode(
     Special tokens in a text (`</s>`) are text as any other.
     A tokenizer with language codes of its own marks each side with the codes of its pair. With several language pairs
     of any other, sources begin with their tags where `args` puts the tags there. The columns `pair` and, where they
-    are used, `decoder_start` (a token id) and `posterior` (an index) are added.
+    are used, `decoder_start` (a token id) and `posterior` (an index) are added. Sources of synthetic pairs begin with
+    their tag, and the column `synthetic` stays.
 
     `filter` (for training) leaves out pairs that exceed `args.max_length` or `args.max_length_ratio`; the log counts
     them by reason. Without `filter` every pair stays, whatever its length; the log warns of long pairs.
@@ -67,9 +68,11 @@ def encode(
     for column, key in (("decoder_start", "decoder_start_token_id"), ("posterior", "posterior")):
         if any(key in of_pair for of_pair in settings):
             of_pairs[column] = [of_pair[key] for of_pair in settings]
-    features = Features({**ENCODED, **dict.fromkeys(of_pairs, Value("int32"))})
+    mixed = isinstance(dataset, Dataset) and "synthetic" in dataset.column_names
+    features = Features({**ENCODED, **dict.fromkeys([*of_pairs, *(["synthetic"] if mixed else [])], Value("int32"))})
 
     tags = [tokenizer.get_vocab()[of_pair["tag"]] if "tag" in of_pair else None for of_pair in settings]
+    kinds = [None, synthetic_tag_id(tokenizer, args)] if mixed else []
     encoders = []
     for pair in languages:
         with speaking(tokenizer, *pair):
@@ -80,6 +83,8 @@ def encode(
     def tokenize(rows: dict) -> dict:
         pairs = rows["pair"] if settings else []
         tag_ids = [tags[pair] for pair in pairs] if settings else [None] * len(rows["source"])
+        if mixed:
+            tag_ids = [kinds[kind] for kind in rows["synthetic"]]
         of_rows = [encoders[pair] for pair in pairs] if len(encoders) > 1 else [encoders[0]] * len(rows["source"])
         with speaking(tokenizer, *languages[0]):
             bodies = sources.bodies(rows["source"]), targets.bodies(rows["target"])
@@ -91,6 +96,7 @@ def encode(
             "source_length": [len(ids) for ids in source],
             "target_length": [len(ids) for ids in target],
             **{column: [values[pair] for pair in pairs] for column, values in of_pairs.items()},
+            **({"synthetic": rows["synthetic"]} if mixed else {}),
         }
 
     keep = LengthFilter(args)
@@ -109,8 +115,14 @@ def encode(
         for name, side in (("source", sources), ("target", targets))
     }
     frames = [[side.prefix, side.suffix] for both in encoders[1:] for side in both]
-    further = {"frames": frames} if frames else {}
-    encoded = kept_or_made(dataset, tokenizer, {**sides, **further, "tags": tags, "columns": of_pairs}, encode_all)
+    settings_used = {
+        **sides,
+        **({"frames": frames} if frames else {}),
+        "tags": tags,
+        "columns": of_pairs,
+        **({"kinds": kinds} if mixed else {}),
+    }
+    encoded = kept_or_made(dataset, tokenizer, settings_used, encode_all)
     lengths = list(zip(encoded["source_length"][:], encoded["target_length"][:], strict=True))
     if not filter:
         long = sum(max(pair) > args.max_length for pair in lengths)

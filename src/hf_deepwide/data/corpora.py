@@ -59,7 +59,8 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
 
     With several language pairs, the column `pair` is the index in `args.pairs`. The pairs follow one another. Training
     streams take turns instead, and a shorter stream begins again until the longest has ended. Of several test sets,
-    the column `test_set` is the index in `args.test`.
+    the column `test_set` is the index in `args.test`. With synthetic pairs, which follow the real ones, the column
+    `synthetic` is 1 for them and 0 for real pairs.
 
     Raises:
         UserError: a file, field or split is missing; line counts differ; bytes are not UTF-8; gzip or a JSON line is
@@ -68,6 +69,10 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
     """
     if args.pairs is not None:
         return _load_pairs(args, split)
+    if args.synthetic is not None and split == "train":
+        kinds = [load_parallel(kind, split) for kind in args.kinds]
+        logger.info("train: %d real and %d synthetic pairs", *map(len, kinds))
+        return concatenate_datasets([_with_column(part, "synthetic", kind) for kind, part in enumerate(kinds)])
     if args.format == "phrases":
         return _phrases(args, split)
     if split == "test" and args.test_sets:
@@ -98,6 +103,8 @@ def local_files(args: DataArguments, split: Split) -> list[Path]:
     """The files that a split is read from, where these are files of text."""
     if args.pairs is not None:
         return [path for pair in args.pairs for path in local_files(args.for_pair(pair), split)]
+    if args.synthetic is not None and split == "train":
+        return [path for kind in args.kinds for path in local_files(kind, split)]
     if args.format in ("datasets", "phrases"):
         return []
     if split == "test" and args.test_sets:

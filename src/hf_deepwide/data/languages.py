@@ -1,4 +1,6 @@
-"""How the languages of a run are told to the model: tags, posteriors of latent depth, a tokenizer's own codes.
+"""What a run tells the model of a sentence: its languages, and whether a model has made its source.
+
+Languages are told by tags, posteriors of latent depth, or a tokenizer's own codes.
 
 A tag is one special token such as `<2de>`. On the source side it stands before the sentence (Johnson et al. 2017,
 Google's Multilingual Neural Machine Translation System, section 3). On the decoder's side it replaces the token that
@@ -14,7 +16,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import language_codes, set_languages, targets_of_pairs
+from ..models.language_pairs import control_ids, language_codes, set_languages, targets_of_pairs
 from .arguments import DataArguments
 
 
@@ -24,16 +26,44 @@ def tag_of(language: str) -> str:
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
-    """Give the tokenizer the tags of all target languages that it lacks, at the end; returns how many.
+    """Give the tokenizer the tags of target languages and of synthetic pairs that it lacks; returns how many.
 
-    A tag swallows the space behind it, and the word after it is cut as at the beginning of a sentence.
+    Tags come at the end. A tag swallows the space behind it, and the word after it is cut as at the beginning of a
+    sentence.
+
+    Raises:
+        UserError: the tag of synthetic pairs has another meaning for the tokenizer.
     """
-    if args.pairs is None or args.language_tag == "none" or language_codes(tokenizer) is not None:
-        return 0
-    tags = dict.fromkeys(tag_of(target) for _, target in args.language_pairs)
+    tagged = args.pairs is not None and args.language_tag != "none" and language_codes(tokenizer) is None
+    tags = dict.fromkeys(tag_of(target) for _, target in args.language_pairs) if tagged else {}
     vocabulary = tokenizer.get_vocab()
+    if args.synthetic_tag is not None:
+        if args.synthetic_tag in vocabulary:
+            synthetic_tag_id(tokenizer, args)
+        tags[args.synthetic_tag] = None
+    if not tags:
+        return 0
     new = [AddedToken(tag, rstrip=True, normalized=False, special=True) for tag in tags if tag not in vocabulary]
     return tokenizer.add_special_tokens({"extra_special_tokens": new}, replace_extra_special_tokens=False)
+
+
+def synthetic_tag_id(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int | None:
+    """The token before synthetic sources; None: they have none.
+
+    Raises:
+        UserError: the tokenizer lacks the token, makes it of text, or uses it for another purpose.
+    """
+    tag = args.synthetic_tag
+    if tag is None:
+        return None
+    number = tokenizer.get_vocab().get(tag)
+    if number is None:
+        raise UserError(f"data.synthetic_tag: the tokenizer has no token {tag}")
+    if number not in control_ids(tokenizer):
+        raise UserError(f"data.synthetic_tag: {tag} is a piece of text for the tokenizer; choose another tag")
+    if tag in tokenizer.special_tokens_map.values():
+        raise UserError(f"data.synthetic_tag: {tag} has another meaning for the tokenizer; choose another tag")
+    return number
 
 
 def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[str, int | None]:

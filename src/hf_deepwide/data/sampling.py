@@ -1,9 +1,14 @@
-"""How often sentences of small language pairs are repeated: temperature sampling without leaving anything out."""
+"""How often sentences are repeated so that kinds of sentences have their shares, without leaving anything out.
+
+The kinds are language pairs (temperature sampling), or real and synthetic pairs (a rate).
+"""
 
 import logging
 from collections.abc import Sequence
 
 import numpy as np
+
+from ..errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,35 @@ def copies_by_temperature(pairs: Sequence[int], temperature: float, names: Seque
         name, share = names[pair] if names else f"pair {pair}", 100 * seen[pair] / seen.sum()
         logger.info("%s: %d sentences, seen %.2f times an epoch: %.1f %%", name, sizes[pair], copies[pair], share)
     return copies[pairs]
+
+
+def copies_by_rate(synthetic: Sequence[int], rate: float) -> np.ndarray:
+    """How often each pair is to be seen in an epoch, so that `rate` synthetic pairs are seen for each real pair.
+
+    One kind is seen once, and the other kind as often as the rate asks for, which is once or more.
+
+    Args:
+        synthetic: 1 for each synthetic pair, 0 for each real pair.
+        rate: synthetic pairs for each real pair.
+
+    Returns:
+        `[pairs]`, 1 or more.
+
+    Raises:
+        UserError: there are no pairs of one kind.
+    """
+    kinds = np.asarray(synthetic, dtype=np.int64)
+    real, made = np.bincount(kinds, minlength=2)
+    if not (real and made):
+        raise UserError(
+            f"data.synthetic_rate is {rate:g}, and after the length filters {real} real and {made} synthetic pairs "
+            "are left; there must be some of both kinds"
+        )
+    times = rate * real / made  # of a synthetic pair, for each time that a real pair is seen
+    copies = np.array([max(1 / times, 1.0), max(times, 1.0)])
+    for kind, name in enumerate(("real", "synthetic")):
+        logger.info("%s: %d pairs, seen %.2f times an epoch", name, (real, made)[kind], copies[kind])
+    return copies[kinds]
 
 
 class Repeats:

@@ -144,10 +144,11 @@ def training_rows(dataset: Dataset | IterableDataset, limit: int | None = None) 
         yield row
 
 
-def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | None = None) -> PreTrainedTokenizerFast:
     """Train a joint BPE on `texts`; the same texts in the same order always give the same tokenizer.
 
-    Special tokens in `texts` are text as any other. Words are cut after 1,000 characters for the training.
+    Special tokens in `texts` are text as any other, and so is a `tag` that will be added. Words are cut after 1,000
+    characters for the training.
 
     Text becomes pieces and `</s>`; ids are `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3. Decoding gives back the
     normalised text, spaces included. Nothing is saved: `save_pretrained` is the caller's.
@@ -160,7 +161,10 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTraine
     steps = {"nfkc": [normalizers.NFKC()], "nfc": [normalizers.NFC()], "none": []}[args.normalization]
     if args.lowercase:
         steps.append(normalizers.Lowercase())
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(LITERAL), "< ")])
+    literals = [LITERAL, *([] if tag is None else [f"<(?={re.escape(tag[1:])})"])]
+    tokenizer.normalizer = normalizers.Sequence(
+        [*steps, *(normalizers.Replace(Regex(literal), "< ") for literal in literals)]
+    )
     # "always" and not "first": a word after a language tag that strips its space must begin with the mark as
     # well.
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -195,13 +199,16 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments) -> PreTraine
     )
 
 
-def load_or_train(args: TokenizerArguments, texts: Iterable[str], data: Places = PLACES) -> PreTrainedTokenizerBase:
+def load_or_train(
+    args: TokenizerArguments, texts: Iterable[str], data: Places = PLACES, tag: str | None = None
+) -> PreTrainedTokenizerBase:
     """The tokenizer at `args.path`, or one trained on `texts` (which are not touched if there is a path).
 
     Args:
         args: the section `tokenizer` of a recipe.
         texts: the training data.
         data: knows where relative paths start.
+        tag: a token that will be added, which must not be made of text.
 
     Raises:
         UserError: nothing can be loaded from the path, it has no padding or end token, or `words` is set.
@@ -212,7 +219,7 @@ def load_or_train(args: TokenizerArguments, texts: Iterable[str], data: Places =
     if args.codes is not None:
         return tokenizer_from_codes(data.resolve(args.codes), texts)
     if args.path is None:
-        return train_tokenizer(texts, args)
+        return train_tokenizer(texts, args, tag)
     tokenizer = load_tokenizer(args.path, f"tokenizer.path {quote(args.path)}: no tokenizer could be loaded")
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token) is None:

@@ -56,7 +56,7 @@ def build_model(
         model.set_attn_implementation(args.attn_implementation)
         if recipe.tokenizer.new_languages:
             start_embeddings(model, tokenizer, recipe.tokenizer.new_languages)
-        if recipe.data.pairs and len(tokenizer) > model.config.vocab_size:
+        if (recipe.data.pairs or recipe.data.synthetic_tag) and len(tokenizer) > model.config.vocab_size:
             model.resize_token_embeddings(len(tokenizer))  # for tags that the base does not have
     codes = set_codes(tokenizer, recipe.data)
     if "decoder_start_token_id" in codes:

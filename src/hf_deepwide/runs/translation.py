@@ -82,7 +82,7 @@ class Translation(Task):
         limit = STREAM_TEXTS if isinstance(train, IterableDataset) else DATASET_TEXTS
         if self.recipe.tokenizer.words:
             return train_word_tokenizer(training_rows(train, limit), self.recipe.tokenizer)
-        tokenizer = load_or_train(self.recipe.tokenizer, training_texts(train, limit), data)
+        tokenizer = load_or_train(self.recipe.tokenizer, training_texts(train, limit), data, data.synthetic_tag)
         if new := self.recipe.tokenizer.new_languages:
             languages = {language for pair in data.language_pairs for language in pair}
             if unused := new.keys() - languages:

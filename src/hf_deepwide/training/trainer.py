@@ -41,7 +41,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.arguments import DataArguments
 from ..data.batches import TokenBatchSampler, TranslationCollator
 from ..data.bpe_dropout import BPEDropoutCollator
-from ..data.sampling import copies_by_temperature
+from ..data.sampling import copies_by_rate, copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
 from ..evaluation.scoring import translate_and_score
 from ..evaluation.translate import EvaluationArguments, translate
@@ -414,21 +414,24 @@ class TokenBatchTrainer(Trainer):
             )
             self.add_callback(StreamPosition())
             return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(collator))
-        copies = None
-        if self.data.sampling_temperature > 1:
-            pairs = self.train_dataset["pair"][:]
-            copies = copies_by_temperature(pairs, self.data.sampling_temperature, self.data.pairs)
         sampler = self._sampler(
             self.train_dataset,
             args.max_tokens,
             shuffle=True,
             batch_multiple=args.world_size * args.gradient_accumulation_steps,
-            copies=copies,
+            copies=self.copies(),
         )
         self.remove_callback(EpochCallback)
         self.add_callback(EpochCallback(sampler, collator))
         persistent = self.args.dataloader_persistent_workers
         return self.accelerator.prepare(self._loader(self.train_dataset, sampler, collator, persistent))
+
+    def copies(self) -> Any:
+        """How often each training row is seen in an epoch; None: once."""
+        if self.data.sampling_temperature == 1:
+            return None
+        pairs = self.train_dataset["pair"][:]
+        return copies_by_temperature(pairs, self.data.sampling_temperature, self.data.pairs)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """The same for validation, each pair once, longest first."""
@@ -536,6 +539,12 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         self.evaluation = dataclasses.replace(
             evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
         )
+
+    def copies(self) -> Any:
+        """As sampling by temperature asks for, or the rate of synthetic pairs."""
+        if self.data.synthetic_rate is None:
+            return super().copies()
+        return copies_by_rate(self.train_dataset["synthetic"][:], self.data.synthetic_rate)
 
     def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
         """The loss, and at every `generation_every`-th evaluation of training BLEU."""
