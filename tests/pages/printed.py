@@ -13,9 +13,12 @@ def blocks(page: Path, language: str) -> list[str]:
     return [code for kind, code in fenced(page) if kind == language]
 
 
-def fenced(page: Path) -> list[tuple[str, str]]:
-    """All blocks of a page, each with its language."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+def fenced(page: Path, section: str = "") -> list[tuple[str, str]]:
+    """All blocks of a page, or of the section with a heading, each with its language."""
+    text = page.read_text(encoding="utf-8")
+    if section:
+        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def commands(page: Path) -> list[list[str]]:

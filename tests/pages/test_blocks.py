@@ -23,6 +23,7 @@ from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 
 README, GETTING_STARTED = ROOT / "README.md", ROOT / "docs" / "getting-started.md"
+TRAINING = ROOT / "docs" / "training.md"
 INSTALLS = re.compile(r"^(pip|make) ", flags=re.MULTILINE)
 SIZES = {
     "d_model": 16,
@@ -48,7 +49,7 @@ exec {python} -m hf_deepwide.cli "$@"
 
 @pytest.fixture
 def paste(tmp_path):
-    """Runs the blocks of a page in an empty folder; `short` are further keys for the trainings."""
+    """Runs the blocks of a page, or of a section, in an empty folder; `short` are further keys for the trainings."""
     folder, programs = tmp_path / "folder", tmp_path / "bin"
     folder.mkdir()
     programs.mkdir()
@@ -60,13 +61,13 @@ def paste(tmp_path):
         "HF_HUB_OFFLINE": "1",
     }
 
-    def run(page, **short):
+    def run(page, section="", **short):
         words = [word for key, value in {**SHORT, **short}.items() for word in (f"--{key}", str(value))]
         command = programs / "hf-deepwide"
         command.write_text(COMMAND.format(short=shlex.join(words), python=shlex.quote(sys.executable)))
         command.chmod(0o755)
         output = []
-        for language, code in fenced(page):
+        for language, code in fenced(page, section):
             if language not in ("python", "shell") or INSTALLS.search(code):
                 continue
             program = [sys.executable, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]
@@ -108,6 +109,32 @@ def test_getting_started_runs_as_printed(paste):
     for run in ("wide", "opus"):
         assert MATConfig.from_pretrained(paste.folder / "runs" / run).attention_branches == 2
     assert (paste.folder / "to-upload" / "modeling_mat.py").is_file()
+
+
+def test_data_that_a_model_makes_runs_as_printed(paste):
+    """With a small corpus, and the recipe that the section starts from."""
+    corpus = paste.folder / "corpus"
+    corpus.mkdir()
+    phrases = build_phrases("de", "en", train_size=120)["train"]
+    for split, rows in (
+        ("train", range(80)),
+        ("val", range(80, 90)),
+        ("test", range(90, 100)),
+        ("more", range(100, 120)),
+    ):
+        for side, language in (("source", "de"), ("target", "en")):
+            lines = "".join(f"{phrases[row][side]}\n" for row in rows)
+            (corpus / f"{split}.{language}").write_text(lines, encoding="utf-8")
+    (corpus / "more.en").rename(paste.folder / "mono.en")
+    places = {"source_lang": "de", "target_lang": "en", "train": "corpus/train", "validation": "corpus/val"}
+    recipe = {"model": {"family": "vanilla_transformer"}, "data": {**places, "test": "corpus/test"}}
+    (paste.folder / "mine.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    paste(TRAINING, "Data that a model makes", **{"tokenizer.vocab_size": 150})
+    for made, lines in (("bt.de", 20), ("distilled.en", 80)):
+        assert len((corpus / made).read_text(encoding="utf-8").splitlines()) == lines
+    tokenizer = json.loads((paste.folder / "runs" / "bt" / "tokenizer.json").read_text(encoding="utf-8"))
+    assert "<bt>" in {token["content"] for token in tokenizer["added_tokens"]}
+    assert (paste.folder / "runs" / "student" / "results.json").is_file()
 
 
 def save_marian(folder):

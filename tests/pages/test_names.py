@@ -13,7 +13,7 @@ from printed import PAGES, ROOT, anchors, blocks, commands, links
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.runs.classification import ClassificationRecipe
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
-from hf_deepwide.runs.recipe import Recipe
+from hf_deepwide.runs.recipe import PACKAGED, Recipe, load_recipe
 from hf_deepwide.runs.schema import recipe_schema
 from hf_deepwide_cli import COMMANDS
 from hf_deepwide_cli.parser import Parser, split_overrides
@@ -60,6 +60,22 @@ def test_every_command_is_accepted(page):
         config = FAMILIES[getattr(args, "family", "mat")].config()
         wrong = [key for key in keys if not (is_recipe_key(key) if command == "train" else hasattr(config, key))]
         assert wrong == [], words
+
+
+@pytest.mark.parametrize("name", ["multi30k_en_de_back_translation", "multi30k_en_de_distillation"])
+def test_the_commands_in_a_recipe_are_accepted(name, tmp_path):
+    """They make the data that the recipe trains on, where the recipe looks for them."""
+    lines = (PACKAGED / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    header = [line[1:] for line in lines if line.startswith("#")]
+    code = "\n".join(line.strip() for line in header if line.startswith("     "))
+    page = tmp_path / "page.md"
+    page.write_text(f"```shell\n{code}\n```\n", encoding="utf-8")
+    assert [command for command, *_ in commands(page)] == ["train", "translate"]
+    test_every_command_is_accepted(page)
+    data = load_recipe(name).data
+    made = data.synthetic or data.train
+    for language in ("en", "de"):
+        assert f" $HF_DEEPWIDE_DATA/{made}.{language}" in code
 
 
 def is_recipe_key(key: str) -> bool:
