@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import sys
 import types
 from collections import OrderedDict
@@ -84,6 +85,22 @@ def test_a_model_of_the_mat_fork_gives_the_numbers_of_the_released_code(name, tm
         )
         real = ~of_case["target_padding"]
         torch.testing.assert_close(output.logits[real], of_case["logits"][real], **EXACT)
+
+
+def test_unjoined_networks_of_the_mat_fork(tmp_path):
+    """Without --join-pffn both projections are averaged by 1/N^2: two equal branches become half of each."""
+    weights, branched = random_weights(), random_weights()
+    for name in [name for name in weights if ".fc" in name]:
+        weights[name] = weights[name] / 2
+        for branch in range(2):
+            branched[re.sub(r"(fc[12])", rf"\1_branches.{branch}", name)] = branched[name]
+        del branched[name]
+    branches = {f"{stack}_{name}": 1 for stack in ("encoder", "decoder") for name in ("branches", "pffn_branches")}
+    branches |= {"encoder_pffn_branches": 2, "decoder_pffn_branches": 2}
+    model, _ = from_fairseq(save(tmp_path / "checkpoint.pt", namespace(**branches), branched))
+    assert (model.config.ffn_branches, model.config.join_ffn) == (2, False)
+    golden = naive_fairseq.logits(weights, SimpleNamespace(**NAIVE), SOURCE, PREVIOUS)
+    torch.testing.assert_close(our_logits(model, SOURCE, PREVIOUS), golden, **EXACT)
 
 
 VARIANTS = {
@@ -216,15 +233,28 @@ def test_a_file_that_would_run_a_program_is_refused_and_runs_nothing(where, new_
     assert touched.exists()
 
 
-def test_objects_of_fairseq_are_named_in_the_refusal(tmp_path, monkeypatch):
-    """Old versions keep their meters beside the weights."""
-    module = types.ModuleType("fairseq.meters")
-    module.AverageMeter = type("AverageMeter", (), {"__module__": "fairseq.meters"})
+def save_with_object(path, monkeypatch, module_name, name):
+    """A checkpoint that also holds an object of one of fairseq's classes."""
+    module = types.ModuleType(module_name)
+    cls = type(name, (), {"__module__": module_name})
+    setattr(module, name, cls)
     monkeypatch.setitem(sys.modules, "fairseq", types.ModuleType("fairseq"))
-    monkeypatch.setitem(sys.modules, "fairseq.meters", module)
-    extra = {"train_meters": OrderedDict(train_loss=module.AverageMeter())}
-    path = save(tmp_path / "checkpoint.pt", namespace(), random_weights(), extra_state=extra)
-    with pytest.raises(UserError, match=r"holds fairseq.meters.AverageMeter.*torch.save\({'model'"):
+    monkeypatch.setitem(sys.modules, module_name, module)
+    item = cls()
+    item.sum = 3.5
+    extra = {"train_meters": OrderedDict(train_loss=item)}
+    return save(path, namespace(), random_weights(), extra_state=extra)
+
+
+@pytest.mark.parametrize("name", ["AverageMeter", "TimeMeter", "StopwatchMeter"])
+def test_meters_of_old_versions_are_passed_over(name, tmp_path, monkeypatch):
+    path = save_with_object(tmp_path / "checkpoint.pt", monkeypatch, "fairseq.meters", name)
+    assert from_fairseq(path).model.config.vocab_size == SYMBOLS
+
+
+def test_objects_of_fairseq_are_named_in_the_refusal(tmp_path, monkeypatch):
+    path = save_with_object(tmp_path / "checkpoint.pt", monkeypatch, "fairseq.tasks", "Task")
+    with pytest.raises(UserError, match=r"holds fairseq.tasks.Task.*torch.save\({'model'"):
         from_fairseq(path)
     saved_again = tmp_path / "again.pt"
     state = torch.load(path, weights_only=False)
@@ -275,11 +305,6 @@ WRONG = {
     "a list for a name": (None, {"activation_fn": ["relu"]}, "activation_fn is"),
     "head of two names": (setting("decoder.embed_out", torch.ones(SYMBOLS, 8)), {}, "embed_out is there twice"),
     "no vector": (setting("encoder.layers.0.fc1.bias", torch.tensor(1.0)), {}, "no encoder layers"),
-    "unjoined networks": (
-        None,
-        {"encoder_branches": 1, "decoder_branches": 1, "encoder_pffn_branches": 2, "decoder_pffn_branches": 2},
-        "join_pffn is False",
-    ),
 }  # fmt: skip
 
 

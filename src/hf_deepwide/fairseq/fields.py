@@ -160,23 +160,14 @@ def _layer_drop(given: Given) -> dict[str, Any]:
 
 
 def _branches(given: Given) -> dict[str, Any]:
-    """The fields of MAT; the fork's names.
-
-    Raises:
-        UserError: branches of a feed-forward network are merged before its activation.
-    """
-    ffn = given.both("pffn_branches", given.both("branches", 1))
-    if ffn > 1 and not given("join_pffn", False):
-        raise UserError(
-            "its argument join_pffn is False: it merges the branches of a feed-forward network before the activation, "
-            "too, which our models do not"
-        )
+    """The fields of MAT; the fork's names."""
     return {
         "attention_branches": given.both("branches", 1),
-        "ffn_branches": ffn,
+        "ffn_branches": given.both("pffn_branches", given.both("branches", 1)),
+        "join_ffn": bool(given("join_pffn", False)),
         "drop_branch": given("branch_dropout", 0.1),
         "ffn_drop_branch": given("pffn_branch_dropout", given("branch_dropout", 0.1)),
-        "drop_unit": "head" if given("enable_head_dropout", False) else "branch",
+        "drop_unit": "chunk" if given("enable_head_dropout", False) else "branch",
         "branch_merge": "double_mean",
     }
 

@@ -1,7 +1,7 @@
 """Reading a checkpoint of fairseq without running anything that it holds.
 
-Such a file is a pickle. PyTorch reads it as tensors and plain values (`weights_only`). The one class that is allowed
-beside them is `argparse.Namespace`, in which older versions of fairseq keep their arguments.
+Such a file is a pickle. PyTorch reads it as tensors and plain values (`weights_only`). Beside them older versions of
+fairseq have an `argparse.Namespace` of arguments, and meters of the training. A meter is read as an empty object.
 """
 
 import argparse
@@ -31,10 +31,18 @@ FAILURES = (
     MemoryError,
     struct.error,
 )
+METERS = [f"fairseq.meters.{name}" for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
 SAVE_AGAIN = (
     "If you trust the file, save it again where fairseq is installed: s = torch.load(FILE, weights_only=False); "
     "torch.save({'model': s['model'], 'args': vars(s['args'] or s['cfg']['model'])}, NEW)"
 )
+
+
+class Meter:
+    """Stands in for a meter of fairseq, at which nobody looks."""
+
+    def __setstate__(self, state: object) -> None:
+        """Forget what the meter has measured."""
 
 
 def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
@@ -43,14 +51,14 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
     Arguments are those of the model, from `args` or from `cfg`, under the names of fairseq's command line.
 
     Raises:
-        UserError: there is no such file; it is damaged; it holds more than tensors, plain values and a namespace, or
-            it is no checkpoint of fairseq.
+        UserError: there is no such file; it is damaged; it holds more than tensors, plain values, a namespace and
+            meters, or it is no checkpoint of fairseq.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; give a checkpoint of fairseq, such as checkpoint_best.pt")
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace, *((Meter, name) for name in METERS)]):
             state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # whose own message recommends to read the file unsafely
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
