@@ -183,8 +183,7 @@ def keep_faults(corpus: SimpleNamespace, out: Path, name: str) -> dict[str, Any]
 def train_short_of_memory(corpus: SimpleNamespace, folder: Path, family: str, where: str) -> list[int]:
     """Train without dropping where memory runs out in the second process alone; the steps where it did."""
     rank = int(os.environ["RANK"])
-    training = {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2 if where == "forward" else 1}
-    trainer = make_trainer(corpus, folder, family, without_dropping(family), **training)
+    trainer = make_trainer(corpus, folder, family, without_dropping(family), max_grad_norm=0.5)
     failures = limit_memory(trainer, 512, where) if rank else []
     trainer.train()
     keep(trainer, folder)

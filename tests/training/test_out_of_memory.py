@@ -3,13 +3,16 @@
 import json
 import logging
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import scale_worker
 import torch
 from latent_runs import constant_noise
-from tiny_run import tiny_corpus, tiny_trainer
+from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.faults import FAULTS, NonFiniteError
@@ -65,6 +68,38 @@ def test_a_batch_is_halved_until_it_fits(where, corpus, tmp_path):
     assert parts.splitter.largest.tokens == 128
     for name, weight in whole.model.state_dict().items():
         torch.testing.assert_close(parts.model.state_dict()[name], weight, rtol=0, atol=1e-10, msg=name)
+
+
+# A batch of wide feed-forward networks needs over a gigabyte, and 400 MB are left.
+SHORT = """
+import resource, sys
+from pathlib import Path
+from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
+
+model = {"d_model": 32, "encoder_ffn_dim": 8192, "decoder_ffn_dim": 8192}
+options = {"max_tokens": 8192, "max_steps": 1, "keep_memory": False}
+trainer = tiny_trainer(tiny_corpus(), Path(sys.argv[1]), "vanilla_transformer", model, **options)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20,) * 2)
+trainer.train()
+print("largest batch", trainer.splitter.largest.tokens)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process by setrlimit")
+def test_memory_that_really_runs_out(tmp_path):
+    """In a process of its own, which has no freed memory of other tests."""
+    paths = [str(Path(scale_worker.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ended = subprocess.run(
+        [sys.executable, "-c", SHORT, str(tmp_path / "run")],
+        env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "memory ran out on a batch of" in ended.stderr
+    assert int(ended.stdout.rpartition("largest batch ")[2]) in (512, 1024, 2048, 4096)
 
 
 def test_a_resumed_run_computes_the_same_parts(corpus, tmp_path):

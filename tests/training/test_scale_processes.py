@@ -99,11 +99,8 @@ def test_two_processes_equal_one_that_accumulates(family, together, corpus, tmp_
 def test_memory_that_runs_out_in_one_process(where, family, together, reports, corpus, tmp_path):
     """It splits its batches alone; both synchronize as often, also where DDP already waited for gradients."""
     assert [report["short of memory"][f"{family}-{where}"] for report in reports] == [[], [1]]
-    steps = {"forward": 4, "backward": 2}[where]
-    alone = scale_worker.make_trainer(
-        corpus, tmp_path, family, scale_worker.without_dropping(family), max_grad_norm=0.5,
-        gradient_accumulation_steps=steps,
-    )  # fmt: skip
+    training = {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2}
+    alone = scale_worker.make_trainer(corpus, tmp_path, family, scale_worker.without_dropping(family), **training)
     alone.train()
     ours = load_file(together / f"short-{family}-{where}.safetensors")
     assert_close(ours, dict(alone.model.named_parameters()), atol=1e-8)
