@@ -49,7 +49,10 @@ class MeanOfValues(nn.Module):
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         # any finite keys have the score 0 with a query of 0
         means, weights = attention(self, query, value, value, mask, dropout=0.0, scaling=1.0, **kwargs)
-        return means, None if weights is None else weights[:, : self.heads]
+        if weights is not None and weights.shape[1] > self.heads:
+            weights = weights[:, : self.heads]
+            means = means + 0 * weights.sum()  # they are only reported; this keeps them in the graph
+        return means, weights
 
 
 class MergedAttention(MultiBranchAttention):
