@@ -6,7 +6,7 @@
     EM routing    the layers vote for capsules, and each position weighs their votes by how well they agree
 
 The first two are of Dou et al. 2018 (arXiv 1810.10181), EM routing of Dou et al. 2019 (arXiv 1902.05770) and Hinton et
-al. 2018 (Matrix Capsules with EM Routing). Neither code is released. What the papers' numbers of parameters say is
+al. 2018 (Matrix Capsules with EM Routing). No released code was found. What the papers' numbers of parameters say is
 used: F, the inner width of a network, is that of the stack's feed-forward networks. The embeddings take no part.
 
 Shapes: B batch, T time, D model width, L layers of the stack, N capsules.
