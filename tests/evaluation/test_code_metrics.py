@@ -67,6 +67,9 @@ def test_sentence_bleu4_is_the_formulas_mean():
         ("@ property", True),
         ("def f ( self ) : DCNL DCSP if x : DCNL DCSP DCSP return 1 DCNL DCSP return 2", True),
         ("def f ( self ) : DCNL return 1", False),
+        ("if x &lt; 1 :", True),
+        ("x = ' &quot; '", True),
+        ("x = &lt;", False),
         ("", False),
         ("x = '\0'", False),
         ("return (" + "(" * 200, False),
@@ -86,6 +89,8 @@ def test_markers_become_lines_and_steps():
 def test_shares_of_valid_code_are_per_cent():
     java = ["int f ( int x ) { return x + 1 ; }", "int f ( int x { return ;", "void g ( ) { }"]
     assert score(java, java, metrics=["valid_java"])["valid_java"] == pytest.approx(200 / 3)
+    literals = ["int f ( ) { return _NUM ; }", "int f ( ) { return - _NUM + _STR . length ( ) ; }", "int _NUM ;"]
+    assert score(literals, literals, metrics=["valid_java"])["valid_java"] == pytest.approx(200 / 3)
     python = ["x = 1", "x =", "y", "("]
     assert score(python, python, metrics=["valid_python"])["valid_python"] == 50
 

@@ -5,6 +5,7 @@ Text that stands for code may hold two markers of published corpora: DCNL is a l
 """
 
 import ast
+import html
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +20,11 @@ from ..errors import UserError
 CODE_METRICS = ("sentence_bleu4", "valid_python", "valid_java")
 INDENT = "    "
 BODY = INDENT + "pass"
+LITERALS = {
+    "_NUM": "0",
+    "_STR": '""',
+    "_BOOL": "true",
+}  # what the published Java corpus has in the place of each literal
 # Lines of Python that only stand behind others.
 CONTINUES = {
     **dict.fromkeys(("elif", "else"), f"if x:\n{BODY}\n"),
@@ -107,8 +113,9 @@ def build_code_metric(name: str, lowercase: bool) -> Metric:
     java = _module("javalang", "javalang")
 
     def is_java(text: str) -> bool:
+        code = re.sub(r"\b(?:_NUM|_STR|_BOOL)\b", lambda literal: LITERALS[literal[0]], plain_code(text))
         try:
-            java.parse.parse(f"class A {{ {plain_code(text)} }}")
+            java.parse.parse(f"class A {{ {code} }}")
         except (java.parser.JavaSyntaxError, java.tokenizer.LexerError, RecursionError, StopIteration):
             return False
         return True
@@ -133,10 +140,13 @@ def is_python(text: str) -> bool:
     """Whether Python's parser takes a text: a program, or one line that is the head of a block.
 
     The line `if x:` is valid, as it needs only a body. So is `else:`, which also needs what stands before it.
+    Published text can be escaped for HTML (`&lt;` for `<`).
     """
     code = plain_code(text).strip()
-    if not code:
-        return False
+    return code != "" and any(map(_is_program_or_head, {code, html.unescape(code)}))
+
+
+def _is_program_or_head(code: str) -> bool:
     candidates = [code]
     if code.endswith(":"):
         before = next((lines for word, lines in CONTINUES.items() if re.match(rf"{word}\b", code)), "")
