@@ -1,7 +1,12 @@
-"""Products with one matrix that many steps of decoding read, from a copy in the order that is the fastest here."""
+"""Products with one matrix that many steps of decoding read, from a copy in the order that is the fastest here.
+
+Two libraries multiply in PyTorch on a processor. MKL is made for Intel's processors, and oneDNN serves the others.
+Each has an order of its own for a matrix that is read again and again.
+"""
 
 import functools
-import time
+import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,16 +17,18 @@ HAS_ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
+HAS_MKL = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
 FEW = 2  # rows with which float32 products wait for memory alone, so that blocks gain nothing
+SOME = 8  # rows from which on MKL's blocks pay: for fewer rows it takes as long to make them as they can save
 LARGE = 2**20  # numbers in a matrix whose transpose pays nevertheless: the vocabulary's
 
 
 class MatrixProduct:
     """`act(x W^T + b)` with weights that stay as they are, `[..., in]` to `[..., out]`.
 
-    With few rows, as in decoding, a processor spends its time on reading W. oneDNN reads a copy of W in blocks, which
-    takes a quarter to three quarters of the time. Making the copy takes as long as several products. With one row or
-    two a copy pays for a large matrix alone. It is then the transpose, on processors that read it faster.
+    With few rows, as in decoding, a processor spends its time on reading W. A copy of W in blocks takes a quarter to
+    three quarters of the time. Making the copy takes as long as several products. For a large matrix the transpose
+    pays where blocks do not. With one row or two MKL reads W as it is at the speed of memory, so no copy pays.
     """
 
     def __init__(
@@ -43,46 +50,43 @@ class MatrixProduct:
         """
         self.dtype, self.relu = weight.dtype if dtype is None else dtype, relu
         self.weight, self.bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
-        is_single = rows <= FEW and self.dtype == torch.float32
-        is_large = weight.device.type == "cpu" and weight.numel() >= LARGE
-        self.is_packed = not is_single and can_pack(self.weight)
-        self.is_transposed = is_single and is_large and reads_transposes_faster()
-        if self.is_packed:
+        self.by_mkl = self.by_onednn = False
+        is_full = self.dtype == torch.float32 and weight.device.type == "cpu"
+        if is_full and prefers_mkl() and rows >= SOME:
+            self.by_mkl = True
+            self.blocks, self.blocks_rows = self.weight, 0
+        elif is_full and rows < (SOME if prefers_mkl() else FEW + 1):
+            if weight.numel() >= LARGE and not (prefers_mkl() and rows <= FEW):
+                self.weight = self.weight.t().contiguous().t()
+        elif can_pack(self.weight):
+            self.by_onednn = True
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous())
             self.multiply, self.activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
-        elif self.is_transposed:
-            self.weight = self.weight.t().contiguous().t()
 
     def __call__(self, x: torch.Tensor, **unused: Any) -> torch.Tensor:
         """Multiply. Arguments that only dropped branches need (`kept`, `gates`) are None in decoding."""
         if x.dtype != self.dtype:  # under autocast: norms and residuals are float32
             x = x.to(self.dtype)
-        if self.is_packed:
+        if self.by_onednn:
             return self.multiply(x, self.weight, self.bias, self.activation, [], "")
-        product = nn.functional.linear(x, self.weight, self.bias)
+        product = self._multiply_blocks(x) if self.by_mkl else nn.functional.linear(x, self.weight, self.bias)
         return product.relu_() if self.relu else product
+
+    def _multiply_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply by MKL's blocks, which are made for one number of rows: anew when sentences have left the batch."""
+        rows = x.numel() // x.shape[-1]
+        if rows != self.blocks_rows:
+            self.blocks = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.contiguous(), rows)
+            self.blocks_rows = rows
+        return torch.ops.mkl._mkl_linear.default(x, self.blocks, self.weight, self.bias, rows)
 
 
 @functools.cache
-def reads_transposes_faster() -> bool:
-    """Whether this processor multiplies one row by a transposed matrix in two thirds of the time, or less.
-
-    Both ways read the same numbers. PyTorch's library reads them at the speed of memory on some processors, and on
-    others in one of the two orders alone. This is measured once in a process, and takes a few milliseconds.
-    """
-    matrix, row = torch.ones(1024, LARGE // 1024), torch.ones(1, LARGE // 1024)
-    as_it_is, transposed = (shortest_time(row, each) for each in (matrix, matrix.t().contiguous().t()))
-    return transposed * 3 < as_it_is * 2
-
-
-def shortest_time(row: torch.Tensor, matrix: torch.Tensor) -> float:
-    """Seconds of the fastest of several products."""
-    seconds = []
-    for _ in range(6):
-        begin = time.perf_counter()
-        nn.functional.linear(row, matrix)
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+def prefers_mkl() -> bool:
+    """Whether float32 products are MKL's here: PyTorch has it, and the processor is one of Intel's."""
+    cpuinfo = Path("/proc/cpuinfo")
+    told = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else platform.processor()
+    return HAS_MKL and "GenuineIntel" in told
 
 
 def can_pack(weight: torch.Tensor) -> bool:
