@@ -126,9 +126,10 @@ def test_half_precision_is_finite_and_near(case, dtype):
             autocast = model(**pair())
         half = model.to(dtype)(**pair())
     assert half.logits.dtype == dtype
+    near = 0.4 if "em-routing" in case else 0.1  # which capsule a layer agrees with can hang on the last digit
     for out in (half, autocast):
         assert out.loss.isfinite()
-        assert (out.logits - expected).abs().mean() < 0.1 * expected.abs().mean()
+        assert (out.logits - expected).abs().mean() < near * expected.abs().mean()
 
 
 @EVERY
