@@ -50,18 +50,17 @@ class MatrixProduct:
         """
         self.dtype, self.relu = weight.dtype if dtype is None else dtype, relu
         self.weight, self.bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
-        self.by_mkl = self.by_onednn = False
         is_full = self.dtype == torch.float32 and weight.device.type == "cpu"
-        if is_full and prefers_mkl() and rows >= SOME:
-            self.by_mkl = True
+        has_mkl = is_full and prefers_mkl()
+        self.by_mkl = has_mkl and rows >= SOME
+        self.by_onednn = not has_mkl and not (is_full and rows <= FEW) and can_pack(self.weight)
+        if self.by_mkl:
             self.blocks, self.blocks_rows = self.weight, 0
-        elif is_full and rows < (SOME if prefers_mkl() else FEW + 1):
-            if weight.numel() >= LARGE and not (prefers_mkl() and rows <= FEW):
-                self.weight = self.weight.t().contiguous().t()
-        elif can_pack(self.weight):
-            self.by_onednn = True
+        elif self.by_onednn:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous())
             self.multiply, self.activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
+        elif is_full and weight.numel() >= LARGE and not (has_mkl and rows <= FEW):
+            self.weight = self.weight.t().contiguous().t()
 
     def __call__(self, x: torch.Tensor, **unused: Any) -> torch.Tensor:
         """Multiply. Arguments that only dropped branches need (`kept`, `gates`) are None in decoding."""

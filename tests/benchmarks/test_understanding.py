@@ -1,0 +1,52 @@
+"""The report of `benchmarks/understanding.py`: what it reads, and what it makes of runs."""
+
+import json
+import statistics
+from pathlib import Path
+
+import understanding
+from scipy.stats import ttest_ind
+
+PLAIN = [0.68, 0.69, 0.70, 0.71, 0.72]
+
+
+def write_run(runs, task, system, accuracy):
+    folder = Path(understanding.fine_tuning(runs, task, system)["training"]["output_dir"])
+    folder.mkdir(parents=True)
+    scores = [{"accuracy": value, "f1": value / 2} for value in accuracy]
+    seeds = [{"validation": score, "test": score} for score in scores]
+    results = {"seeds": seeds, "parameters": 5_000_000, "machine": {}, "versions": {}}
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+def test_reads_the_sentences_of_texts_and_tables(tmp_path):
+    (tmp_path / "text.en").write_text("one\ttwo\n", encoding="utf-8")
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\ngood film\t1\n", encoding="utf-8")
+    (tmp_path / "mrpc").mkdir()
+    (tmp_path / "mrpc" / "train.txt").write_text("Quality\t#1 String\t#2 String\n1\ta\tb\n", encoding="utf-8")
+    assert list(understanding.sentences(tmp_path / "text.en")) == ["one\ttwo"]
+    assert list(understanding.sentences(tmp_path / "train.tsv")) == ["good film"]
+    assert list(understanding.sentences(tmp_path / "mrpc" / "train.txt")) == ["a", "b"]
+
+
+def test_compares_finished_runs_with_plain_fine_tuning(tmp_path):
+    """Holm: the smaller of two p counts twice, and the other is no smaller than it."""
+    better, same = ([value + add for value in PLAIN] for add in (0.1, 0.001))
+    for system, accuracy in zip(list(understanding.SYSTEMS)[:3], (PLAIN, better, same), strict=True):
+        write_run(tmp_path, "mrpc", system, accuracy)
+    report = understanding.gather(tmp_path, list(understanding.TASKS))
+    assert list(report["tasks"]) == ["mrpc"]
+    small, large = (ttest_ind(ours, PLAIN, equal_var=False).pvalue for ours in (better, same))
+    rows = [line.split(" | ") for line in understanding.table(report).splitlines() if " M |" in line]
+    assert [row[2] for row in rows] == ["70.00", "80.00", "70.10"]
+    assert rows[1][3] == f"80.00 ± {100 * statistics.stdev(better):.2f}"
+    assert [row[-1].strip(" |") for row in rows] == ["", f"{2 * small:.3f}", f"{max(large, 2 * small):.3f}"]
+    understanding.draw(report, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").is_file()
+
+
+def test_systems_differ_in_branches_and_rate_alone(tmp_path):
+    recipes = [understanding.fine_tuning(tmp_path, "sst2", system) for system in understanding.SYSTEMS]
+    apart = [{**recipe["model"], "attention_branches": 0, "drop_branch": 0} for recipe in recipes]
+    assert all(model == apart[0] for model in apart)
+    assert len({recipe["training"]["output_dir"] for recipe in recipes}) == len(recipes)
