@@ -379,6 +379,18 @@ def test_reports_damage_that_loads_without_an_error(unfinished):
 # Going on
 
 
+def test_a_checkpoint_of_a_version_without_a_callback_goes_on(unfinished, finished):
+    recipe, run = unfinished
+    state = json.loads((run / "checkpoint-2" / STATE).read_text(encoding="utf-8"))["stateful_callbacks"]
+    del state["LargestBatch"]
+    change_state(run / "checkpoint-2", stateful_callbacks=state)
+    assert run_recipe(load_recipe(recipe))["train"]["steps"] == 3
+    resumed, whole = (load_file(folder / "model.safetensors") for folder in (run, finished[1]))
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    state = json.loads((run / "checkpoint-3" / STATE).read_text(encoding="utf-8"))["stateful_callbacks"]
+    assert state["LargestBatch"] == {"args": {"tokens": None}, "attributes": {}}
+
+
 def test_fewer_processes_say_so(unfinished, caplog):
     recipe, run = unfinished
     newest = run / "checkpoint-2"

@@ -35,7 +35,7 @@ from transformers import (
     Seq2SeqTrainer,
     Trainer,
 )
-from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.arguments import DataArguments
@@ -378,6 +378,9 @@ class TokenBatchTrainer(Trainer):
         """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
         with fitting(self.saving.find_best()):
             super()._load_callback_state()
+        for callback in self.callback_handler.callbacks:  # one that is newer than the checkpoint starts afresh
+            if isinstance(callback, ExportableState):
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The random generators; new seeds where another number of processes goes on."""
