@@ -12,8 +12,7 @@ decoder's layers and equations. Its parts are made for single tokens:
     joints             say themselves what a step of them is (`decoding_step`)
     norms, dropout     are called without the detours of a module
 
-A sentence whose translation cannot change any more is left out of the batch, though `generate` still asks for its
-logits: see `DecodingCache.leave_out`.
+The loops that call it are in `search`. They leave sentences out whose translations cannot change any more.
 
 The twin is deleted after the call, so it never outlives a change of the weights. A call that needs the decoder itself
 (hooks, attention weights, adapters, another cache) gets the decoder: see `can_decode`.
@@ -21,8 +20,7 @@ The twin is deleted after the call, so it never outlives a change of the weights
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,16 +52,6 @@ PACKAGES = (__name__.rpartition(".")[0], "torch.nn.modules", "transformers.activ
 SIZES = 4  # of a batch while sentences end: each size compiles kernels, and fewer ended ones are not worth a copy
 RECORDER = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless a call asks for records
 
-CURRENT: ContextVar["DecodingCache | None"] = ContextVar("CURRENT", default=None)  # of the `generate` under way
-
-
-@runtime_checkable
-class Keeps(Protocol):
-    """A part of the twin that knows something of each sentence."""
-
-    def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """Forget all but the sentences whose numbers are `kept`, of as many as there are."""
-
 
 class DecodingCache(EncoderDecoderCache):
     """What one call of `generate` keeps from token to token: the decoder's twin, and how many tokens it has read."""
@@ -76,7 +64,6 @@ class DecodingCache(EncoderDecoderCache):
         rows: int,
         beams: int,
         inputs: dict[str, Any],
-        ends: list[int] | None = None,
     ) -> None:
         """Prepare decoding.
 
@@ -87,8 +74,6 @@ class DecodingCache(EncoderDecoderCache):
             rows: how many sequences are decoded, a multiple of the sentences.
             beams: how many rows, standing together, can go on from each other.
             inputs: further arguments of the decoder's layers.
-            ends: tokens behind which a row has no further ones. Sentences that have ended are then left out, and
-                their logits are 0. None: all rows are decoded to the last.
         """
         super().__init__(DynamicCache(), DynamicCache())
         self.model, self.memory, self.rows, self.inputs = model, memory, rows, inputs
@@ -96,9 +81,6 @@ class DecodingCache(EncoderDecoderCache):
         self.decoder = self.head = None
         self.length = 0
         self.sentences, self.rows_each = len(memory), rows // len(memory)
-        self.left: torch.Tensor | None = None  # numbers of the sentences that are still decoded; None: all
-        self.ends = None if ends is None else torch.tensor(ends)
-        self.has_ended = torch.zeros(rows, dtype=torch.bool)
         self.mask = None
         if mask is not None and not mask.all():
             lowest = torch.finfo(memory.dtype).min
@@ -112,7 +94,7 @@ class DecodingCache(EncoderDecoderCache):
         self.decoder, self.head = twins.of(self.model.model.decoder), twins.of(self.model.lm_head)
         inputs = self.model.model.decoder_inputs() | self.inputs
         self.inputs = {name: twins.of_all(value) for name, value in inputs.items()}
-        self.parts = [part for part in (self.ancestors, *twins.made.values()) if isinstance(part, Keeps)]
+        self.parts = [part for part in (self.ancestors, *twins.made.values()) if hasattr(part, "keep")]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens of a row have been read."""
@@ -120,51 +102,39 @@ class DecodingCache(EncoderDecoderCache):
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Let each row go on from another one of its sentence; the source has no part in it."""
-        if self.left is not None:
-            beam = self.of_left(beam_idx).view(len(self.left), -1) % self.rows_each
-            beam_idx = (beam + torch.arange(0, beam.numel(), self.rows_each)[:, None]).flatten()
         self.ancestors.reorder(beam_idx)
 
-    def of_left(self, of_rows: torch.Tensor) -> torch.Tensor:
-        """What belongs to the rows that are still decoded, of a tensor with an entry for each row."""
-        return of_rows.unflatten(0, (self.sentences, -1)).index_select(0, self.left).flatten(0, 1)
-
     @torch.inference_mode()
-    def leave_out(self, has_ended: torch.Tensor) -> None:
-        """Decode sentences no further.
+    def leave_out(self, has_ended: torch.Tensor) -> torch.Tensor | None:
+        """Decode sentences no further, so that products are smaller.
 
-        `generate` goes on until the last sentence of a batch has ended, and pads the others or drops what they get.
-        Without them the products are smaller. They wait until a quarter of the batch has ended, and then another one.
+        They wait until a quarter of the batch has ended, and then another one.
 
         Args:
-            has_ended: whether a sentence's translation cannot change any more, bools `[sentences]`.
+            has_ended: which of the sentences that are left have ended, bools.
+
+        Returns:
+            The places of those that go on, among those that were left; None: all go on.
         """
-        if self.ends is None:
-            return
-        ended = has_ended if self.left is None else has_ended[self.left]
         quarter = -(-self.sentences // SIZES)
-        count = -(-int((~ended).sum()) // quarter) * quarter
-        if 0 < count < len(ended):
-            kept = ended.int().argsort(stable=True)[:count].sort().values  # those that go on, and as many as fill up
-            for part in self.parts:
-                part.keep(kept, len(ended))
-            self.memory = self.memory[kept]
-            self.mask = None if self.mask is None else self.mask[kept]
-            self.left = kept if self.left is None else self.left[kept]
-            for name, value in self.inputs.items():
-                if isinstance(value, torch.Tensor):
-                    self.inputs[name] = keep_sentences(value, kept, len(ended))
+        count = -(-int((~has_ended).sum()) // quarter) * quarter
+        if not 0 < count < len(has_ended):
+            return None
+        kept = has_ended.int().argsort(stable=True)[:count].sort().values  # those that go on, and as many as fill up
+        for part in self.parts:
+            part.keep(kept, len(has_ended))
+        self.memory = self.memory[kept]
+        self.mask = None if self.mask is None else self.mask[kept]
+        for name, value in self.inputs.items():
+            if isinstance(value, torch.Tensor):
+                self.inputs[name] = keep_sentences(value, kept, len(has_ended))
+        return kept
 
     @torch.inference_mode()  # spares each operation the bookkeeping of views and versions
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Read tokens `[rows, T]`; logits `[rows, T, V]` of what follows each."""
+        """Read tokens `[rows, T]` of the sentences that are left; logits `[rows, T, V]` of what follows each."""
         if self.decoder is None:
             self.begin()
-        elif self.ends is not None and self.ancestors.beams == 1:  # behind the prompt
-            self.has_ended |= torch.isin(input_ids[:, -1], self.ends)
-            self.leave_out(self.has_ended.view(self.sentences, -1).all(1))
-        if self.left is not None:
-            input_ids = self.of_left(input_ids)
         steps = []
         input_ids = input_ids.to(self.memory.device)
         for ids in (input_ids,) if input_ids.shape[1] == 1 else input_ids.split(1, dim=1):
@@ -173,11 +143,7 @@ class DecodingCache(EncoderDecoderCache):
                 self.decoder.step(ids, self.length, self.ancestors.visible(), self.memory, self.mask, **self.inputs)
             )
             self.length += 1
-        logits = self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
-        if self.left is None:
-            return logits
-        of_all = logits.new_zeros(self.sentences, self.rows_each, *logits.shape[1:])
-        return of_all.index_copy_(0, self.left, logits.unflatten(0, (len(self.left), -1))).flatten(0, 1)
+        return self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
 
     def ordinary(self) -> EncoderDecoderCache:
         """The same keys and values as Transformers keeps them, each row with the source's."""
@@ -357,11 +323,17 @@ def is_plain(model: nn.Module) -> bool:
         return False
     if "forward" in vars(model) and not hasattr(model, "_original_forward"):  # Accelerate's autocast is welcome
         return False
-    modules = [model.model, model.lm_head, *model.model.decoder.modules()]
-    parameters = [*model.lm_head.parameters(), *model.model.decoder.parameters()]
-    return all(map(is_as_made, modules)) and all(
-        type(p) is nn.Parameter and p.device == parameters[0].device and p.dtype == parameters[0].dtype
-        for p in parameters
+    modules = [model.lm_head, model.model.decoder]
+    for module in modules:  # as `modules()`, which also names each
+        modules += [child for child in module._modules.values() if child is not None]
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+    return (
+        is_as_made(model.model)
+        and all(map(is_as_made, modules))
+        and all(
+            type(p) is nn.Parameter and p.device == parameters[0].device and p.dtype == parameters[0].dtype
+            for p in parameters
+        )
     )
 
 

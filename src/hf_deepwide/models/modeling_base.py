@@ -31,11 +31,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention import MultiBranchAttention
 from .branches import BranchInput, BranchSum, no_gradient
 from .configuration_base import DeepWideConfig
-from .decoding import CURRENT, DecodingCache, can_decode
+from .decoding import DecodingCache, can_decode
 from .embeddings import Embeddings, SinusoidalPositions, embed
 from .layers import DecoderLayer, EncoderLayer
 from .loss import cross_entropy, linear_cross_entropy
 from .relative_positions import RelativeKeys
+from .search import BeamSearch, can_search, search_rows
 
 
 class DeepWidePreTrainedModel(PreTrainedModel):
@@ -459,11 +460,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As Transformers' own. A cache that it returns is an ordinary one."""
-        token = CURRENT.set(None)
-        try:
-            output = super().generate(*args, **kwargs)
-        finally:
-            CURRENT.reset(token)
+        output = super().generate(*args, **kwargs)
         if isinstance(getattr(output, "past_key_values", None), DecodingCache):
             output.past_key_values = output.past_key_values.ordinary()
         return output
@@ -481,29 +478,26 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         if beams > 1:  # `generate` has repeated it for each beam
             memory = memory[::beams].contiguous()
             model_kwargs["encoder_outputs"] = BaseModelOutput(**{**encoder_outputs, "last_hidden_state": memory})
-        ends = generation_config._eos_token_tensor
-        is_asked_for_all = generation_config.return_dict_in_generate  # scores and keys of each row, to the last token
-        model_kwargs["past_key_values"] = cache = DecodingCache(
+        model_kwargs["past_key_values"] = DecodingCache(
             self,
             memory,
             None if mask is None else mask[::beams],
             rows,
             generation_config.num_beams,
             {name: model_kwargs[name] for name in ("posteriors",) if model_kwargs.get(name) is not None},
-            None if ends is None or is_asked_for_all or memory.device.type != "cpu" else ends.tolist(),
         )
-        CURRENT.set(cache)
 
-    def _check_early_stop_heuristic(
-        self, *args: Any, is_sent_finished: torch.Tensor, early_stopping: bool | str, **kwargs: Any
-    ) -> torch.Tensor:
-        """Which sentences beam search may still improve, `[B, 1]`; the others are left out of its next steps."""
-        kwargs |= {"is_sent_finished": is_sent_finished, "early_stopping": early_stopping}
-        can_improve = super()._check_early_stop_heuristic(*args, **kwargs)
-        if (cache := CURRENT.get()) is not None:
-            has_ended = ~can_improve.squeeze(1)
-            cache.leave_out(has_ended | is_sent_finished.all(1) if early_stopping is True else has_ended)
-        return can_improve
+    def _sample(self, input_ids: torch.Tensor, **asked: Any) -> Any:
+        """Greedy search and sampling: by `search` where it serves, else by Transformers."""
+        if can_search(**asked):
+            return search_rows(self, input_ids, **asked)
+        return super()._sample(input_ids, **asked)
+
+    def _beam_search(self, input_ids: torch.Tensor, **asked: Any) -> Any:
+        """Beam search: by `search` where it serves, else by Transformers."""
+        if can_search(**asked):
+            return BeamSearch(self, input_ids, **asked).run()
+        return super()._beam_search(input_ids, **asked)
 
     def prepare_inputs_for_generation(
         self, input_ids: torch.LongTensor, *args: Any, past_key_values: Cache | None = None, **kwargs: Any

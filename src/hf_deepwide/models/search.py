@@ -1,0 +1,303 @@
+"""The loops of `generate` on a processor: greedy search, sampling and beam search over a `DecodingCache`.
+
+They find the tokens that Transformers' loops find. For a small model, Transformers' loops are a tenth to a quarter of
+the time: they record each step, whether or not somebody asks for the record. They also go on with all sentences until
+the last one has ended. Here a sentence whose translation cannot change any more leaves the batch. A call that asks for
+more than tokens gets Transformers' loops: see `can_search`.
+
+Shapes: R rows, L sentences that are left in the batch, K beams, V vocabulary, T the most tokens of a translation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from .decoding import DecodingCache, is_as_made
+
+# Change the scores of a row by what this row holds. With others, no row leaves the batch, and they see all.
+ROW_BY_ROW: tuple[type, ...] = (
+    logits_process.ForcedBOSTokenLogitsProcessor,
+    logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.MinLengthLogitsProcessor,
+    logits_process.MinNewTokensLengthLogitsProcessor,
+    logits_process.NoBadWordsLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor,
+    logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.SuppressTokensLogitsProcessor,
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+)
+GROUP = 64  # scores of which the best one is looked at first
+
+
+def can_search(
+    generation_config: GenerationConfig,
+    stopping_criteria: StoppingCriteriaList,
+    past_key_values: Any = None,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **unused: Any,
+) -> bool:
+    """Whether these loops give all that a call of `generate` asks for.
+
+    Args:
+        generation_config: how tokens are chosen.
+        stopping_criteria: what ends a row; here, the usual ones do.
+        past_key_values: what the model decodes with.
+        synced_gpus: whether processes wait for each other.
+        streamer: what wants to see each token at once.
+        unused: what `generate` hands its loops beside these.
+    """
+    config = generation_config
+    ends, longest = config._eos_token_tensor, config.max_length
+    usual = all(
+        criterion.max_length == longest
+        if type(criterion) is MaxLengthCriteria
+        else type(criterion) is EosTokenCriteria and ends is not None and torch.equal(criterion.eos_token_id, ends)
+        for criterion in stopping_criteria
+    )
+    return (
+        isinstance(past_key_values, DecodingCache)
+        and past_key_values.memory.device.type == "cpu"
+        and usual
+        and len(stopping_criteria) == (1 if ends is None else 2)
+        and not (synced_gpus or streamer is not None or config.return_dict_in_generate or config.low_memory)
+        and not (config.do_sample and config.num_beams > 1)
+    )
+
+
+def reader(model: nn.Module, cache: DecodingCache) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes logits of tokens: the cache; or the model, if somebody looks on, or has put autocast around it."""
+    if is_as_made(model):
+        return cache.logits
+    return lambda tokens: model(decoder_input_ids=tokens, past_key_values=cache).logits
+
+
+def may_leave(cache: DecodingCache, processors: LogitsProcessorList) -> bool:
+    """Whether sentences may leave the batch one by one."""
+    return cache.sentences > 1 and all(type(processor) in ROW_BY_ROW for processor in processors)
+
+
+def search_rows(
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    past_key_values: DecodingCache,
+    logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
+    **unused: Any,
+) -> torch.Tensor:
+    """Greedy search, or sampling: a token for each row, until all rows have ended.
+
+    Args:
+        model: a translation model.
+        input_ids: what each row begins with, `[R, T']`.
+        past_key_values: prepared for these rows.
+        logits_processor: changes the scores of tokens.
+        generation_config: how tokens are chosen.
+        unused: what `generate` hands its loops beside these.
+
+    Returns:
+        Tokens `[R, T]`, padded behind their ends.
+    """
+    cache, processors, config = past_key_values, logits_processor, generation_config
+    length, ends = input_ids.shape[1], config._eos_token_tensor
+    read, leaves = reader(model, cache), ends is not None and may_leave(cache, processors)
+    fill = 0 if ends is None else int(config._pad_token_tensor)
+    sequences = input_ids.new_full((len(input_ids), config.max_length), fill)
+    sequences[:, :length] = input_ids
+    rows: Any = slice(None)  # of `sequences` that are left
+    has_ended = input_ids.new_zeros(len(input_ids), dtype=torch.bool)
+    tokens = input_ids
+    while True:
+        scores = read(tokens)[:, -1].float()
+        if processors:  # which may change the scores in place
+            scores = processors(sequences[rows, :length], scores.clone())
+        if config.do_sample:
+            tokens = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
+        else:
+            tokens = scores.max(-1).indices
+        if ends is not None:
+            tokens = tokens.masked_fill(has_ended, fill)
+            has_ended |= torch.isin(tokens, ends)
+        sequences[rows, length] = tokens
+        length += 1
+        if length == config.max_length or has_ended.all():
+            return sequences[:, :length]
+        tokens = tokens[:, None]
+        if leaves and (kept := cache.leave_out(has_ended.view(len(cache.memory), -1).all(1))) is not None:
+            each = torch.arange(len(sequences))[rows].view(-1, cache.rows_each)[kept].flatten()
+            tokens, has_ended = (state.view(-1, cache.rows_each)[kept].flatten() for state in (tokens, has_ended))
+            rows, tokens = each, tokens[:, None]
+
+
+class BeamSearch:
+    """Beam search of one call of `generate`. What it holds is of the sentences that are left."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        past_key_values: DecodingCache,
+        logits_processor: LogitsProcessorList,
+        generation_config: GenerationConfig,
+        **unused: Any,
+    ) -> None:
+        """Begin.
+
+        Args:
+            model: a translation model, whose own rules say when a sentence has ended.
+            input_ids: what each row begins with, `[L * K, T']`.
+            past_key_values: prepared for these rows.
+            logits_processor: changes the log-probabilities of tokens.
+            generation_config: how many beams there are, and when a sentence has ended.
+            unused: what `generate` hands its loops beside these.
+        """
+        config = generation_config
+        self.model, self.cache, self.processors, self.config = model, past_key_values, logits_processor, config
+        self.beams, self.begin = config.num_beams, input_ids.shape[1]
+        self.length = self.begin
+        ends, padding = config._eos_token_tensor, config._pad_token_tensor
+        self.ends = input_ids.new_empty(0) if ends is None else ends
+        self.candidates = max(2, 1 + len(self.ends)) * self.beams  # K of them go on, even if all others end
+        self.read, self.leaves = reader(model, past_key_values), may_leave(past_key_values, logits_processor)
+        sentences = len(input_ids) // self.beams
+        # as in Transformers: with two names for one token, 0 as padding counts as none
+        fill = -1 if ends is None else int(padding or ends[0])
+        self.running = input_ids.new_full((len(input_ids), config.max_length), fill)  # [L * K, T]
+        self.running[:, : self.begin] = input_ids
+        self.scores = torch.zeros(sentences, self.beams)  # [L, K]; at first the beams are one
+        self.scores[:, 1:] = -1e9
+        self.finished = self.running.view(sentences, self.beams, -1).clone()  # [L, K, T], the best first
+        self.finished_scores = torch.full((sentences, self.beams), -1e9)
+        self.finished_lengths = input_ids.new_zeros(sentences, self.beams, 1)
+        self.is_finished = torch.zeros(sentences, self.beams, dtype=torch.bool)
+        self.can_improve = torch.ones(sentences, 1, dtype=torch.bool)
+        self.numbers = torch.arange(sentences)  # of the sentences that are left
+        self.found = self.finished.clone()  # [B, K, T]
+        self.found_lengths = self.finished_lengths.clone()
+
+    def run(self) -> torch.Tensor:
+        """Search; the tokens of the best `num_return_sequences` of each sentence, `[B * them, T]`."""
+        tokens = self.running[:, : self.begin]
+        while True:
+            tokens = self.step(tokens)
+            self.length += 1
+            has_ended = self.has_ended()
+            if self.length == self.config.max_length or (has_ended is not None and has_ended.all()):
+                break
+            if has_ended is not None and self.leaves and (kept := self.cache.leave_out(has_ended)) is not None:
+                tokens = tokens.view(len(self.numbers), -1)[kept].view(-1, 1)
+                self.keep(kept)
+        self.store()
+        returned = self.config.num_return_sequences
+        length = self.begin + int(self.found_lengths[:, :returned].max())
+        return self.found[:, :returned, :length].flatten(0, 1)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Read tokens `[L * K, T']`; the next ones, `[L * K, 1]`."""
+        sentences, beams = self.scores.shape
+        log_probs = self.read(tokens)[:, -1].float().log_softmax(-1)
+        if self.processors:
+            log_probs = self.processors(self.running[:, : self.length], log_probs)
+        vocabulary = log_probs.shape[1]
+        totals = log_probs.contiguous().view(sentences, beams, vocabulary).add_(self.scores[:, :, None])
+        scores, places = best(totals.view(sentences, -1), self.candidates)  # [L, candidates], the best first
+        parents = torch.div(places, vocabulary, rounding_mode="floor")
+        tokens = places - parents * vocabulary
+        parents += torch.arange(0, len(self.running), beams)[:, None]  # rows of `running`
+        ends = torch.isin(tokens, self.ends) if self.length + 1 < self.config.max_length else tokens == tokens
+        if ends.any():
+            if ends[:, :beams].any():
+                self.finish(scores[:, :beams], parents[:, :beams], tokens[:, :beams], ends[:, :beams])
+            self.scores, chosen = torch.topk(scores + ends * -1e9, beams)
+            parents, tokens = parents.gather(1, chosen).flatten(), tokens.gather(1, chosen).flatten()
+        else:
+            self.scores = scores[:, :beams]
+            parents, tokens = parents[:, :beams].flatten(), tokens[:, :beams].flatten()
+        self.running = self.running.index_select(0, parents)
+        self.running[:, self.length] = tokens
+        self.cache.reorder_cache(parents)
+        return tokens[:, None]
+
+    def finish(self, scores: torch.Tensor, parents: torch.Tensor, tokens: torch.Tensor, ends: torch.Tensor) -> None:
+        """Take the candidates that end, all `[L, K]`, among the finished ones, as Transformers decides."""
+        candidates = self.running[parents]
+        candidates[:, :, self.length] = tokens
+        lengths = torch.full_like(self.finished_lengths, self.length + 1 - self.begin)
+        self.finished, self.finished_scores, self.finished_lengths, self.is_finished = (
+            self.model._update_finished_beams(
+                sequences=self.finished,
+                topk_running_sequences=candidates,
+                beam_scores=self.finished_scores,
+                topk_log_probs=scores,
+                beam_indices=self.finished_lengths,  # moved along; Transformers counts the length in them
+                topk_running_beam_indices=lengths,
+                is_early_stop_heuristic_unsatisfied=self.can_improve,
+                is_sent_finished=self.is_finished,
+                next_token_hits_stopping_criteria=ends,
+                top_num_beam_mask=torch.ones(self.beams, dtype=torch.bool),
+                num_beams=self.beams,
+                cur_len=self.length,
+                decoder_prompt_len=self.begin,
+                length_penalty=self.config.length_penalty,
+                early_stopping=self.config.early_stopping,
+            )
+        )
+
+    def has_ended(self) -> torch.Tensor | None:
+        """Which sentences have a translation that cannot change any more, `[L]`; None: none of them."""
+        all_finished = self.is_finished.all(1)
+        if not all_finished.any():
+            return None
+        self.can_improve = self.model._check_early_stop_heuristic(
+            is_early_stop_heuristic_unsatisfied=self.can_improve,
+            running_beam_scores=self.scores,
+            beam_scores=self.finished_scores,
+            is_sent_finished=self.is_finished,
+            cur_len=self.length,
+            max_length=self.config.max_length,
+            decoder_prompt_len=self.begin,
+            early_stopping=self.config.early_stopping,
+            length_penalty=self.config.length_penalty,
+        )
+        has_ended = ~self.can_improve[:, 0]
+        return has_ended | all_finished if self.config.early_stopping is True else has_ended
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Go on with the sentences at the places `kept` alone."""
+        self.store()
+        self.numbers = self.numbers[kept]
+        self.running = self.running.view(-1, self.beams, self.running.shape[1])[kept].flatten(0, 1)
+        self.scores, self.can_improve, self.is_finished = (
+            state[kept] for state in (self.scores, self.can_improve, self.is_finished)
+        )
+        self.finished, self.finished_scores, self.finished_lengths = (
+            state[kept] for state in (self.finished, self.finished_scores, self.finished_lengths)
+        )
+
+    def store(self) -> None:
+        """Put down what the sentences that are left have found."""
+        self.found[self.numbers], self.found_lengths[self.numbers] = self.finished, self.finished_lengths
+
+
+def best(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` best of `scores` `[L, n]` and their places, the best first, as `torch.topk`, in a third of its time.
+
+    They stand in the `count` groups whose own best are the best.
+    """
+    whole = scores.shape[1] // GROUP * GROUP
+    if whole <= count * GROUP:
+        return scores.topk(count)
+    groups = scores[:, :whole].unflatten(1, (-1, GROUP)).amax(2).topk(count, sorted=False).indices
+    places = (groups[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    if whole < scores.shape[1]:
+        rest = torch.arange(whole, scores.shape[1]).expand(len(scores), -1)
+        places = torch.cat([places, rest], dim=1)
+    values, among = scores.gather(1, places).topk(count)
+    return values, places.gather(1, among)

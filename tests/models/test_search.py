@@ -1,0 +1,214 @@
+"""The loops of `generate` find the tokens that Transformers' loops find, and serve only where they can."""
+
+import math
+
+import pytest
+import torch
+from model_cases import CASES, build, needs_transformers
+from transformers import LogitsProcessor, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from hf_deepwide.models import modeling_base, search
+from hf_deepwide.models.decoding import DecodingCache
+
+SENTENCES, NEW = 16, 24
+
+
+class EndsNowAndThen(LogitsProcessor):
+    """Ends a row where the sum of its tokens is a multiple of three: different sentences at different lengths."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, 2] = torch.where(input_ids.sum(1) % 3 == 0, scores.amax(1) + 1, -math.inf)
+        return scores
+
+
+def sources(model):
+    """Sixteen sentences of different lengths."""
+    ids = torch.randint(4, 37, (SENTENCES, 7), generator=torch.Generator().manual_seed(5))
+    lengths = torch.arange(SENTENCES)[:, None] % 7
+    inputs = {"input_ids": ids, "attention_mask": (torch.arange(7) <= lengths).long()}
+    if getattr(model.config, "num_posteriors", 1) > 1:
+        inputs["posteriors"] = torch.arange(SENTENCES) % model.config.num_posteriors
+    return inputs
+
+
+def translate(model, **options):
+    """Tokens of translations that end at different lengths."""
+    options = {"max_new_tokens": NEW, "eos_token_id": 2, "do_sample": False, "no_repeat_ngram_size": 1} | options
+    options.setdefault("logits_processor", [EndsNowAndThen()])
+    torch.manual_seed(0)
+    return model.generate(**sources(model), **options)
+
+
+@pytest.fixture
+def caches(monkeypatch):
+    """The caches that the loops have searched with."""
+    seen = []
+
+    def watch(loop):
+        def run(model, input_ids, past_key_values, **asked):
+            seen.append(past_key_values)
+            return loop(model, input_ids, past_key_values=past_key_values, **asked)
+
+        return run
+
+    monkeypatch.setattr(modeling_base, "search_rows", watch(search.search_rows))
+    monkeypatch.setattr(modeling_base, "BeamSearch", watch(search.BeamSearch))
+    monkeypatch.setattr(search, "ROW_BY_ROW", (*search.ROW_BY_ROW, EndsNowAndThen))
+    return seen
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    """Puts Transformers' loops, and the decoder itself, in the place of ours."""
+
+    def switch():
+        monkeypatch.setattr(modeling_base, "can_search", lambda **asked: False)
+        monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+
+    return switch
+
+
+SEARCHES = {
+    "greedy": {},
+    "beams": {"num_beams": 5, "num_return_sequences": 2},
+    "beams until the best": {"num_beams": 3},
+    "beams until the first": {"num_beams": 3, "early_stopping": True},
+    "beams to the end": {"num_beams": 3, "early_stopping": "never", "length_penalty": 2.0},
+    "short beams": {"num_beams": 4, "length_penalty": -1.0},
+    "beams without a penalty": {"num_beams": 4, "length_penalty": 0.0, "early_stopping": "never"},
+}
+OF_THREE = "latent-both of three posteriors"
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [(case, SEARCHES[name]) for case in CASES for name in ("greedy", "beams until the best")]
+    + [(case, options) for case in ("vanilla", OF_THREE) for options in SEARCHES.values()],
+)
+def test_sentences_leave_without_a_change_of_any_token(case, options, caches, theirs):
+    """Each one as soon as its own translation is fixed."""
+    if case == "mat-3-two-vocabularies" and "num_beams" in options:
+        needs_transformers("5.18", "beam search with two vocabularies")
+    name, *several = case.split(" of ")
+    model = build(name, **{"num_posteriors": 3} if several else {}).double()
+    if several:
+        with torch.no_grad():
+            model.model.decoder.layer_selection.layer_logits.copy_(torch.randn(3, 3))
+    got = translate(model, **options)
+    (cache,) = caches
+    expected = (16,) if options.get("early_stopping") == "never" and options["length_penalty"] > 0 else (4, 8, 12)
+    assert len(cache.memory) in expected, "a longer translation could still be better by such a penalty"
+    theirs()
+    assert torch.equal(got, translate(model, **options))
+
+
+OTHER_RULES = {
+    "two ends": {"eos_token_id": [2, 9]},
+    "no end": {"eos_token_id": None, "pad_token_id": 1},
+    "a language": {"forced_bos_token_id": 11},
+    "forbidden tokens": {"bad_words_ids": [[5], [7, 8]]},
+    "a least length": {"min_new_tokens": 6},
+    "an end at the last": {"forced_eos_token_id": 2},
+    "padding of 0": {"pad_token_id": 0},
+    "one token": {"max_new_tokens": 1},
+    "a prompt": {"decoder_input_ids": torch.tensor([[2, 11, 12]]).expand(SENTENCES, -1)},
+    "a processor that sees all rows": {"logits_processor": [EndsNowAndThen()]},
+    "repetition": {"repetition_penalty": 1.7, "no_repeat_ngram_size": 0},
+}
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("rule", OTHER_RULES)
+def test_other_rules_hold(rule, beams, caches, theirs, monkeypatch):
+    if rule == "a processor that sees all rows":
+        monkeypatch.setattr(search, "ROW_BY_ROW", ())
+    model = build("vanilla").double()
+    options = {"num_beams": beams, "logits_processor": []} | OTHER_RULES[rule]
+    got = translate(model, **options)
+    (cache,) = caches
+    if rule == "a processor that sees all rows":
+        assert len(cache.memory) == SENTENCES, "it would see other rows than it is made for"
+    theirs()
+    assert torch.equal(got, translate(model, **options))
+    assert len(caches) == 1
+
+
+def test_samples_are_those_of_transformers_until_a_sentence_leaves(caches, theirs):
+    options = {"do_sample": True, "num_return_sequences": 3, "top_k": 8, "temperature": 0.7, "logits_processor": []}
+    model = build("vanilla").double()
+    got = translate(model, eos_token_id=None, pad_token_id=1, **options)
+    assert len(caches) == 1
+    theirs()
+    assert torch.equal(got, translate(model, eos_token_id=None, pad_token_id=1, **options))
+
+
+def test_samples_of_sentences_that_are_left_stay_with_their_sentence(caches, theirs):
+    """Drawn from one token, they are greedy search's."""
+    model = build("vanilla").double()
+    got = translate(model, do_sample=True, top_k=1, num_return_sequences=3)
+    assert len(caches[0].memory) < SENTENCES
+    theirs()
+    assert torch.equal(got, translate(model).repeat_interleave(3, 0))
+
+
+class Silent(BaseStreamer):
+    def put(self, value):
+        pass
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_dict_in_generate": True},
+        {"streamer": Silent()},
+        {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60.0)])},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(5)])},
+        {"do_sample": True, "num_beams": 2},
+        {"use_cache": False},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_asked_for_more_transformers_searches(options, caches):
+    translate(build("vanilla"), **options)
+    assert caches == []
+
+
+def test_a_model_with_a_hook_is_called_for_each_token(caches):
+    model = build("vanilla")
+    calls = []
+    model.register_forward_hook(lambda *args: calls.append(1))
+    tokens = translate(model)
+    assert len(caches) == 1
+    assert len(calls) == tokens.shape[1] - 1
+
+
+@pytest.mark.parametrize("count", [1, 4, 10])
+@pytest.mark.parametrize("width", [7, 128, 1000, 50 * 64])
+def test_the_best_are_those_of_topk(width, count):
+    scores = torch.randn(5, max(width, count), generator=torch.Generator().manual_seed(width))
+    scores[0, : width // 2] = -math.inf
+    values, places = search.best(scores, count)
+    expected = scores.topk(count)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(scores.gather(1, places), values)
+    assert torch.equal(places[1:], expected.indices[1:])
+
+
+def test_processes_that_wait_for_each_other_go_on_together(monkeypatch):
+    model = build("vanilla")
+    asked = {}
+    monkeypatch.setattr(type(model), "_sample", lambda self, input_ids, **given: asked.update(given) or input_ids)
+    translate(model)
+    assert search.can_search(**asked)
+    assert not search.can_search(**asked | {"synced_gpus": True})
+
+
+def test_transformers_loops_go_on_with_all_sentences():
+    model = build("vanilla")
+    out = translate(model, return_dict_in_generate=True, output_scores=True)
+    assert all(len(scores) == SENTENCES for scores in out.scores)
+    assert not isinstance(out.past_key_values, DecodingCache)
