@@ -4,10 +4,14 @@ The equations are those of `attention.py`. Here they serve decoding alone: nothi
 a later one, and weights stay as they are. So q, k and v are one product, 1/sqrt(H) is in W_q, and 1/N is in the output
 projection.
 
+Keys are kept as the product with the queries reads them best: turned, so that the numbers of one feature stand
+together, where several beams read the same keys.
+
 Shapes: R rows, that is sentences times beams, B sentences, S source length, t tokens so far, D model width, heads of
 all branches, H head width.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,6 +21,8 @@ from torch import nn
 from .matrix_product import MatrixProduct
 
 BLOCK = 32  # tokens that a cache grows by, at least
+LANES = 16  # fewer numbers than a register holds are summed one by one, which takes six times as long
+MANY = 512  # scores from which on this costs more than to fill up with zeros
 Make = Callable[..., MatrixProduct]
 
 
@@ -85,7 +91,8 @@ class SelfAttentionStep:
         self.relative = None if relative is None else relative.table().contiguous()  # [N, H, vectors]
         self.ancestors, self.beams = ancestors, ancestors.beams
         self.slots = self.room = 0
-        self.keys: torch.Tensor | None = None  # [R / beams * heads, H, room], as a product wants them
+        self.turned = self.beams > 1
+        self.keys: torch.Tensor | None = None  # [R / beams * heads, room, H]; turned: [R / beams * heads, H, room]
         self.values: torch.Tensor | None = None  # [R / beams * heads, room, H]
 
     def __call__(
@@ -104,10 +111,13 @@ class SelfAttentionStep:
             query, key, value = states.reshape(3, -1, beams, width).unbind()
         if self.slots == self.room:
             self.grow(key)
-        self.keys.narrow(2, self.slots, beams).copy_(key.transpose(1, 2))
+        if self.turned:
+            self.keys.narrow(2, self.slots, beams).copy_(key.transpose(1, 2))
+        else:
+            self.keys.narrow(1, self.slots, beams).copy_(key)
         self.values.narrow(1, self.slots, beams).copy_(value)
         self.slots += beams
-        keys, values = self.keys.narrow(2, 0, self.slots), self.values.narrow(1, 0, self.slots)
+        keys, values = self.seen()
         if self.relative is not None:
             mask = self.relative_mask(query, query.shape[0] // (rows // beams), mask)
         context = attend(query, keys, values, mask)
@@ -127,10 +137,16 @@ class SelfAttentionStep:
     def grow(self, key: torch.Tensor) -> None:
         """Double the room for keys and values like `key` `[R / beams * heads, beams, H]`."""
         more = max(BLOCK * self.beams, self.room)
-        keys, values = key.new_empty(len(key), self.head_dim, more), key.new_empty(len(key), more, self.head_dim)
-        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=2)
+        values = key.new_empty(len(key), more, self.head_dim)
+        keys = values.view(len(key), self.head_dim, more) if self.turned else values
+        self.keys = keys.clone() if self.keys is None else torch.cat([self.keys, keys], dim=1 + self.turned)
         self.values = values if self.values is None else torch.cat([self.values, values], dim=1)
         self.room += more
+
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys `[R / beams * heads, H, slots]` and values `[R / beams * heads, slots, H]` so far."""
+        keys = self.keys if self.turned else self.keys.transpose(1, 2)
+        return keys.narrow(2, 0, self.slots), self.values.narrow(1, 0, self.slots)
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
         """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
@@ -140,9 +156,9 @@ class SelfAttentionStep:
     def states(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the tokens so far, `[R, heads, t, H]`."""
         sentences = self.ancestors.rows // self.beams
-        keys = self.keys.narrow(2, 0, self.slots).transpose(1, 2).unflatten(0, (sentences, -1))
-        values = self.values.narrow(1, 0, self.slots).unflatten(0, (sentences, -1))
-        return self.ancestors.of(keys), self.ancestors.of(values)
+        keys, values = self.seen()
+        states = (each.unflatten(0, (sentences, -1)) for each in (keys.transpose(1, 2), values))
+        return tuple(map(self.ancestors.of, states))
 
 
 class CrossAttentionStep:
@@ -154,7 +170,7 @@ class CrossAttentionStep:
         self.project = joint_product(attention, ["q_proj"], make)
         self.project_source = attention.k_proj, attention.v_proj  # used once, for all tokens of the source
         self.merge = output_product(attention, make)
-        self.keys: torch.Tensor | None = None  # [B * heads, H, S], as a product wants them
+        self.keys: torch.Tensor | None = None  # [B * heads, S, H]; turned: [B * heads, H, S]
         self.values: torch.Tensor | None = None  # [B * heads, S, H]
 
     def __call__(
@@ -174,14 +190,16 @@ class CrossAttentionStep:
 
     def context(self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor) -> torch.Tensor:
         """What `merge` makes the output of, `[R, 1, heads * H]`."""
-        if self.keys is None:
-            key, value = (project(memory).unflatten(-1, (-1, self.head_dim)) for project in self.project_source)
-            self.keys = key.permute(0, 2, 3, 1).flatten(0, 1).contiguous()
-            self.values = value.transpose(1, 2).flatten(0, 1).contiguous()
         rows, sentences, width = hidden_states.shape[0], memory.shape[0], self.head_dim
+        if self.keys is None:
+            self.turned = rows > sentences
+            key, value = (project(memory).unflatten(-1, (-1, width)) for project in self.project_source)
+            key = key.permute(0, 2, 3, 1) if self.turned else key.transpose(1, 2)
+            self.keys, self.values = (each.flatten(0, 1).contiguous() for each in (key, value.transpose(1, 2)))
         query = self.project(hidden_states).view(sentences, rows // sentences, -1, width)
         heads = query.shape[2]
-        context = attend(query.transpose(1, 2).reshape(sentences * heads, -1, width), self.keys, self.values, mask)
+        keys = self.keys if self.turned else self.keys.transpose(1, 2)
+        context = attend(query.transpose(1, 2).reshape(sentences * heads, -1, width), keys, self.values, mask)
         if rows > sentences:
             context = context.view(sentences, heads, -1, width).transpose(1, 2).reshape(rows, 1, -1)
         return context.view(rows, 1, -1)
@@ -193,8 +211,8 @@ class CrossAttentionStep:
 
     def states(self, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the source, `[B, heads, S, H]`."""
-        keys, values = self.keys.transpose(1, 2), self.values
-        return keys.unflatten(0, (sentences, -1)), values.unflatten(0, (sentences, -1))
+        keys = self.keys.transpose(1, 2) if self.turned else self.keys
+        return keys.unflatten(0, (sentences, -1)), self.values.unflatten(0, (sentences, -1))
 
 
 class MeanOfValuesStep(SelfAttentionStep):
@@ -259,9 +277,18 @@ def attend(
     scores = torch.bmm(query, key)
     if mask is not None:
         scores.view(len(mask), -1, *scores.shape[1:]).add_(mask)
+    if scores.shape[2] < LANES and scores.numel() >= MANY:
+        return torch.bmm(short_softmax(scores).to(value.dtype), value)
     if scores.dtype in (torch.float32, torch.float64):
         return torch.bmm(scores.softmax(-1), value)
     return torch.bmm(scores.softmax(-1, dtype=torch.float32).to(value.dtype), value)
+
+
+def short_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """The softmax of many rows of less than `LANES` numbers, in float32 or better."""
+    filled = nn.functional.pad(scores, (0, LANES - scores.shape[2]), value=-math.inf)
+    full = torch.promote_types(scores.dtype, torch.float32)
+    return filled.softmax(-1, dtype=full).narrow(2, 0, scores.shape[2])
 
 
 def joint_product(attention: nn.Module, names: list[str], make: Make) -> MatrixProduct:
