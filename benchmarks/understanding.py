@@ -157,7 +157,7 @@ def gather(runs: Path, tasks: list[str]) -> dict[str, Any]:
                 rows[system] = {
                     "parameters": read["parameters"],
                     **{
-                        f"{split}_{metric}": [100 * seed[split][metric] for seed in read["seeds"]]
+                        f"{split}_{metric}": [seed[split][metric] for seed in read["seeds"]]
                         for split in ("validation", "test")
                         for metric in ("accuracy", "f1")
                     },
