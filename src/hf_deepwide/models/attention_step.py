@@ -4,8 +4,8 @@ The equations are those of `attention.py`. Here they serve decoding alone: nothi
 a later one, and weights stay as they are. So q, k and v are one product, 1/sqrt(H) is in W_q, and 1/N is in the output
 projection.
 
-Keys are kept as the product with the queries reads them best: turned, so that the numbers of one feature stand
-together, where several beams read the same keys.
+Keys are kept in the order that the product with the queries reads best. Where several beams read the same keys, they
+are turned: the numbers of one feature stand together.
 
 Shapes: R rows, that is sentences times beams, B sentences, S source length, t tokens so far, D model width, heads of
 all branches, H head width.
@@ -21,8 +21,8 @@ from torch import nn
 from .matrix_product import MatrixProduct
 
 BLOCK = 32  # tokens that a cache grows by, at least
-LANES = 16  # fewer numbers than a register holds are summed one by one, which takes six times as long
-MANY = 512  # scores from which on this costs more than to fill up with zeros
+LANES = 16  # numbers in a register; the softmax of fewer is computed one by one, in six times the time
+MANY = 512  # scores from which on it pays to fill short rows up
 Make = Callable[..., MatrixProduct]
 
 

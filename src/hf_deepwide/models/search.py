@@ -1,8 +1,8 @@
 """The loops of `generate` on a processor: greedy search, sampling and beam search over a `DecodingCache`.
 
-They find the tokens that Transformers' loops find. For a small model, Transformers' loops are a tenth to a quarter of
-the time: they record each step, whether or not somebody asks for the record. They also go on with all sentences until
-the last one has ended. Here a sentence whose translation cannot change any more leaves the batch. A call that asks for
+They find the tokens that Transformers' loops find. For a small model, Transformers' loops take up to a quarter of the
+time: they record each step, whether or not somebody asks for the record. They also go on with all sentences until the
+last one has ended. Here a sentence leaves the batch when its translation cannot change any more. A call that asks for
 more than tokens gets Transformers' loops: see `can_search`.
 
 Shapes: R rows, L sentences that are left in the batch, K beams, V vocabulary, T the most tokens of a translation.
@@ -167,7 +167,7 @@ class BeamSearch:
         self.candidates = max(2, 1 + len(self.ends)) * self.beams  # K of them go on, even if all others end
         self.read, self.leaves = reader(model, past_key_values), may_leave(past_key_values, logits_processor)
         sentences = len(input_ids) // self.beams
-        # as in Transformers: with two names for one token, 0 as padding counts as none
+        # as in Transformers, where a padding token of 0 counts as none, and the end stands in for it
         fill = -1 if ends is None else int(padding or ends[0])
         self.running = input_ids.new_full((len(input_ids), config.max_length), fill)  # [L * K, T]
         self.running[:, : self.begin] = input_ids
