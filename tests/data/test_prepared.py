@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from datasets import DatasetDict, load_dataset, load_from_disk
-from released_corpora import RELEASES, SmallHub, sentences, write
+from released_corpora import RELEASES, SmallArchive, SmallHub, sentences, write
+from sacrebleu.dataset import DATASETS
 from sacremoses import MosesPunctNormalizer
 
 import hf_deepwide_cli
@@ -22,7 +23,7 @@ from hf_deepwide.data.arguments import Places
 from hf_deepwide.data.bpe_codes import read_codes
 from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.data.prepared import prepare, sources
-from hf_deepwide.data.prepared.catalogue import CORPORA, pair_of
+from hf_deepwide.data.prepared.catalogue import CORPORA, SacreBleuSet, pair_of
 from hf_deepwide.data.prepared.cleaning import TOKENIZED
 from hf_deepwide.data.prepared.prepare import Preparation, cleaned
 from hf_deepwide.errors import UserError
@@ -50,8 +51,29 @@ def no_root(monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
+TEST_SETS = {
+    place.name
+    for corpus in CORPORA.values()
+    for origin in corpus.hub(corpus.groups[0]).values()
+    for place in origin.places
+    if isinstance(place, SacreBleuSet)
+}
+
+
+YEARS = {"wmt09", "wmt10", "wmt11", "wmt12"}  # which the page names as a range
+
+
 @pytest.fixture
-def hub(monkeypatch):
+def archives(monkeypatch, tmp_path):
+    """Test sets of sacreBLEU, by name."""
+    small = {name: SmallArchive(name, tmp_path / "sacrebleu") for name in sorted(TEST_SETS)}
+    for archive in small.values():
+        archive.put(monkeypatch)
+    return small
+
+
+@pytest.fixture
+def hub(monkeypatch, archives):
     small = SmallHub()
     monkeypatch.setattr(sources, "load_dataset", small.load)
     return small
@@ -100,7 +122,7 @@ def assert_recipe_reads(name: str, root: Path) -> None:
         assert len(load_parallel(data, split)) > 0
 
 
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", [name for name, corpus in CORPORA.items() if corpus.files is not None])
 def test_prepares_what_recipes_read_from_files(name, tmp_path, monkeypatch, capsys):
     source = released(name, tmp_path)
     call(
@@ -152,6 +174,46 @@ def test_wmt14_is_cleaned_alike_from_the_hub_and_from_files():
     assert {split: origin.steps for split, origin in on_hub.items()} == {
         split: origin.steps for split, origin in as_files.items()
     }
+
+
+def test_test_sets_come_from_sacrebleu(tmp_path, hub, archives):
+    """Before 2014 both sides were sources; the same text is there in all languages."""
+    for _ in range(2):
+        Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
+    folder = tmp_path / "wmt14-en-de" / "de-en"
+    assert texts(folder / "newstest2012.jsonl", "de") == [f"newstest2012-src.de.sgm {number}" for number in range(3)]
+    assert texts(folder / "newstest2012.jsonl", "en") == [f"newstest2012-src.en.sgm {number}" for number in range(3)]
+    both = ["--data.name", "wmt14-en-de", "--data.root", str(tmp_path), "--data.validation", "newstest2012+validation"]
+    assert len(load_parallel(load_recipe("wmt14_en_de_dwlstm", both).data, "validation")) == 3 + 4
+    assert archives["wmt12"].downloads == 2  # once a direction
+
+
+def test_wmt19_has_six_test_sets_to_validate_on(tmp_path, hub):
+    Preparation(CORPORA["wmt19-de-fr"], tmp_path, unchecked=True).run()
+    folder = tmp_path / "wmt19_de_fr"
+    years = range(2008, 2014)
+    assert lines(folder / "valid.fr") == [
+        f"newstest{year}-src.fr.sgm {number}" for year in years for number in range(3)
+    ]
+    assert lines(folder / "newstest2019.de") == [f"newstest2019-defr-src.de.sgm {number}" for number in range(3)]
+    assert lines(folder / "newstest2019.fr") == [f"newstest2019-defr-ref.fr.sgm {number}" for number in range(3)]
+
+
+def test_wmt19_is_tested_into_german(tmp_path, hub):
+    Preparation(CORPORA["wmt19-en-de"], tmp_path, unchecked=True).run()
+    folder = tmp_path / "wmt19_en_de"
+    assert lines(folder / "newstest2018.en") == [f"newstest2018-ende-src.en.sgm {number}" for number in range(3)]
+    assert lines(folder / "newstest2018.de") == [f"newstest2018-ende-ref.de.sgm {number}" for number in range(3)]
+
+
+def test_a_test_set_that_cannot_be_fetched_ends_in_one_line(tmp_path, hub, monkeypatch, capsys):
+    def offline():
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(DATASETS["wmt13"], "maybe_download", offline)
+    told = error_of(monkeypatch, capsys, "wmt15-cs-en", "--output", tmp_path, "--unchecked")
+    assert "wmt13 of sacreBLEU (cs-en/src, en-cs/src) could not be fetched: no route to host" in told
+    assert "sacrebleu -t wmt13 -l cs-en" in told
 
 
 def test_wmt17_joins_the_development_sets_of_earlier_years(tmp_path, hub):
@@ -226,8 +288,7 @@ def test_copies_of_data_sets_are_read_in_place_of_the_hub(tmp_path, hub, monkeyp
     Preparation(CORPORA["wmt14-en-de"], tmp_path / "first", unchecked=True).run()
     clone = tmp_path / "copies" / "wmt" / "wmt14"
     shutil.copytree(tmp_path / "first" / "wmt14-en-de", clone)  # its card names configs, as the Hub's does
-    monkeypatch.undo()
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sources, "load_dataset", load_dataset)
     Preparation(CORPORA["wmt14-en-de"], tmp_path / "second", tmp_path / "copies", unchecked=True).run()
     name = "wmt14-en-de/de-en/test.jsonl"
     assert len(lines(tmp_path / "second" / name)) == len(lines(tmp_path / "first" / name)) == 4
@@ -266,7 +327,7 @@ def test_a_second_start_makes_nothing_again(tmp_path, hub):
     before, asked = contents(tmp_path), len(hub.asked)
     Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
     assert contents(tmp_path) == before
-    assert len(hub.asked) == asked == 3
+    assert len(hub.asked) == asked == 3  # a test set of sacreBLEU is no part of the Hub
 
 
 @pytest.mark.parametrize("stop", ["reading", "naming"])
@@ -400,6 +461,7 @@ def test_digests_are_checked(tmp_path, monkeypatch, capsys):
         (["wmt41"], "there is no corpus 'wmt41'; accepted: iwslt14-de-en"),
         (["multi30k", "--source", "nowhere"], "--source nowhere: there is no such folder"),
         (["multi30k", "--source", "empty"], "neither a file val.en or val.en.gz"),
+        (["wmt19-de-fr", "--source", "empty"], "wmt19-de-fr is made of tables of the Hub"),
         (["multi30k", "--languages", "xx"], "--languages 'xx'; multi30k has en, de, fr, cs"),
         (["multi30k", "--languages", "fr"], "the Hub has en, de of multi30k"),
         (["opus100", "--languages", "en"], "name a language beside English"),
@@ -455,7 +517,7 @@ def test_all_corpora_are_listed(monkeypatch, capsys):
     call(monkeypatch)
     told = capsys.readouterr().out
     assert all(f"{name}: {corpus.what}" in told for name, corpus in CORPORA.items())
-    assert ", ".join(CORPORA) in import_module("hf_deepwide_cli.data").__doc__
+    assert ", ".join(CORPORA) in " ".join(import_module("hf_deepwide_cli.data").__doc__.split())
     assert all(corpus.example.split()[0] in packaged.names() for corpus in CORPORA.values())
 
 
@@ -523,12 +585,17 @@ def test_the_page_has_a_row_for_each_corpus():
     """With all places on the Hub, and the files as released."""
     page = (Path(__file__).parents[2] / "docs" / "corpora.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, flags=re.MULTILINE)
-    assert [name for name, _ in rows] == 2 * list(CORPORA)
-    for (name, on_hub), (_, as_files) in zip(rows[: len(CORPORA)], rows[len(CORPORA) :], strict=True):
+    on_hubs, as_files = dict(rows[: len(CORPORA)]), dict(rows[len(CORPORA) :])
+    assert list(on_hubs) == list(CORPORA)
+    assert list(as_files) == [name for name, corpus in CORPORA.items() if corpus.files is not None]
+    for name, on_hub in on_hubs.items():
         corpus = CORPORA[name]
         assert corpus.licence.split(":")[0].split(";")[0] in on_hub or "each part" in on_hub
         for group in corpus.groups:
             for origin in corpus.hub(group).values():
-                assert all(f"`{part.name}`" in on_hub for part in origin.places)
-        file = next(iter(CORPORA[name].files(corpus.groups[0])["train"].places)).replace("{lang}", corpus.groups[0][0])
-        assert f"`{file}`" in as_files
+                assert all(f"`{part.name}`" in on_hub for part in origin.places if part.name not in YEARS)
+    for name, files in as_files.items():
+        languages = CORPORA[name].groups[0]
+        assert (
+            f"`{next(iter(CORPORA[name].files(languages)['train'].places))}`".replace("{lang}", languages[0]) in files
+        )

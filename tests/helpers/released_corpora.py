@@ -7,6 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 from datasets.exceptions import DatasetNotFoundError
+from sacrebleu.dataset import DATASETS
 
 WORDS = {
     "de": "Haus",
@@ -32,6 +33,11 @@ def write(path: Path, lines: Iterable[str]) -> None:
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
+def segments(texts: Iterable[str]) -> list[str]:
+    """The lines of a test set of WMT."""
+    return ["<srcset>", *(f'<seg id="{number}">{text}</seg>' for number, text in enumerate(texts, 1)), "</srcset>"]
+
+
 def release_iwslt14(folder: Path) -> None:
     """WIT3's archive: talks with tags in the training files, segments in the tests."""
     for lang in ("de", "en"):
@@ -54,8 +60,28 @@ def release_wmt14(folder: Path) -> None:
         write(folder / f"commoncrawl.de-en.{lang}", sentences(lang, 10, 100))
         write(folder / "training" / f"news-commentary-v9.de-en.{lang}", sentences(lang, 10, 200))
         write(folder / "dev" / f"newstest2013.{lang}", sentences(lang, 3, 300))
-        segments = [f'<seg id="{number}">{text}</seg>' for number, text in enumerate(sentences(lang, 3, 400))]
-        write(folder / "test-full" / f"newstest2014-deen-src.{lang}.sgm", ["<srcset>", *segments, "</srcset>"])
+        write(folder / "dev" / f"newstest2012.{lang}", sentences(lang, 4, 500))
+        write(folder / "test-full" / f"newstest2014-deen-src.{lang}.sgm", segments(sentences(lang, 3, 400)))
+
+
+def release_wmt14_french(folder: Path) -> None:
+    """The files of WMT 2014, of English and French."""
+    for lang in ("fr", "en"):
+        for first, part in enumerate(("europarl-v7", "commoncrawl", "undoc.2000", "news-commentary-v9")):
+            write(folder / "training" / f"{part}.fr-en.{lang}", sentences(lang, 10, 10 * first))
+        write(folder / f"giga-fren.release2.fixed.{lang}.gz", sentences(lang, 10, 40))
+        for year, first in (("2012", 500), ("2013", 300)):
+            write(folder / "dev" / f"newstest{year}.{lang}", sentences(lang, 3, first))
+        write(folder / f"newstest2014-fren-src.{lang}.sgm", segments(sentences(lang, 3, 400)))
+
+
+def release_wmt15(folder: Path) -> None:
+    """The files of WMT 2015, of Czech and English."""
+    for lang in ("cs", "en"):
+        for first, part in enumerate(("europarl-v7", "commoncrawl", "news-commentary-v10")):
+            write(folder / f"{part}.cs-en.{lang}", sentences(lang, 10, 10 * first))
+        write(folder / "dev" / f"newstest2013.{lang}", sentences(lang, 3, 300))
+        write(folder / f"newstest2015-csen-src.{lang}.sgm", segments(sentences(lang, 3, 400)))
 
 
 def release_wmt17(folder: Path) -> None:
@@ -97,11 +123,33 @@ def release_multi30k(folder: Path) -> None:
 RELEASES = {
     "iwslt14-de-en": release_iwslt14,
     "wmt14-en-de": release_wmt14,
+    "wmt14-en-fr": release_wmt14_french,
+    "wmt15-cs-en": release_wmt15,
     "wmt17": release_wmt17,
     "ted8": release_ted8,
     "opus100": release_opus100,
     "multi30k": release_multi30k,
 }
+
+
+class SmallArchive:
+    """What sacreBLEU downloads of one of its test sets: three segments in each raw file."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.dataset, self.folder, self.downloads = DATASETS[name], folder / name, 0
+
+    def put(self, monkeypatch: Any) -> None:
+        """Let sacreBLEU keep the test set in the folder, and find it in place of the internet."""
+        monkeypatch.setattr(self.dataset, "_outdir", str(self.folder))
+        monkeypatch.setattr(self.dataset, "_rawdir", str(self.folder / "raw"))
+        monkeypatch.setattr(self.dataset, "maybe_download", self.download)
+
+    def download(self) -> None:
+        """In place of the download."""
+        self.downloads += 1
+        for file in {file for files in self.dataset.langpairs.values() for file in files}:
+            texts = [f"{Path(file).name} {number}" for number in range(3)]
+            write(self.folder / "raw" / file, segments(texts))
 
 
 class SmallHub:

@@ -50,17 +50,33 @@ class Part:
 
 
 @dataclass(frozen=True)
+class SacreBleuSet:
+    """A test set that sacreBLEU fetches.
+
+    Args:
+        name: its name there, such as wmt12.
+        sides: of each language, a direction and its side in that direction, such as `de-en/src`.
+    """
+
+    name: str
+    sides: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} of sacreBLEU ({', '.join(self.sides)})"
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a split is made of, one place after the other, and the steps that clean it.
 
     Args:
-        places: parts of data sets on the Hub; or names of files, with `{lang}` for the language where each language
-            has its own file, else tables with a column for each language.
+        places: parts of data sets on the Hub, and test sets; or names of files, with `{lang}` for the language where
+            each language has its own file, else tables with a column for each language.
         steps: what is done to each row.
         held_out: every so many rows one goes to the split `valid` instead.
     """
 
-    places: tuple[Part, ...] | tuple[str, ...]
+    places: tuple[Part | SacreBleuSet, ...] | tuple[str, ...]
     steps: tuple[Step, ...] = ()
     held_out: int | None = None
 
@@ -81,7 +97,7 @@ class Corpus:
             `.jsonl` is a data set that `data.name` names.
         groups: languages whose files are aligned with each other.
         hub: origins of the splits on the Hub, for a group.
-        files: origins of the splits in original files, for a group.
+        files: origins of the splits in original files, for a group; None: only tables of the Hub are read.
         example: a recipe and its overrides, with `{pair}` and, beside English, `{other}`.
         counts: rows of the splits, by `split`, or by `pair/split` where there are several groups.
         digests: SHA-256 of published text, by file; white space at the ends of lines does not count.
@@ -97,7 +113,7 @@ class Corpus:
     file: str
     groups: tuple[Languages, ...]
     hub: Origins
-    files: Origins
+    files: Origins | None
     example: str
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -124,6 +140,12 @@ def _converted(name: str, folder: str, **splits: str) -> dict[str, Origin]:
     }
 
 
+def _newstest(name: str, languages: Languages) -> SacreBleuSet:
+    """A test set of WMT before 2014, whose sides are sources both: the same text in all languages."""
+    other = languages[0]
+    return SacreBleuSet(name, (f"{other}-en/src", f"en-{other}/src"))
+
+
 def _iwslt14_files(languages: Languages) -> dict[str, Origin]:
     tests = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
     return {
@@ -139,6 +161,7 @@ def _iwslt14_files(languages: Languages) -> dict[str, Origin]:
 def _wmt14_hub(languages: Languages) -> dict[str, Origin]:
     return {
         "validation": Origin((Part("wmt/wmt14", "validation", "de-en"),), (TOKENIZED,)),
+        "newstest2012": Origin((_newstest("wmt12", languages),), (TOKENIZED,)),
         "test": Origin((Part("wmt/wmt14", "test", "de-en"),), (STRAIGHT_APOSTROPHES, TOKENIZED)),
         "train": Origin((Part("wmt/wmt14", "train", "de-en"),), (TOKENIZED, WITHOUT_EMPTY)),
     }
@@ -148,8 +171,65 @@ def _wmt14_files(languages: Languages) -> dict[str, Origin]:
     train = ("europarl-v7.de-en.{lang}", "commoncrawl.de-en.{lang}", "news-commentary-v9.de-en.{lang}")
     return {
         "validation": Origin(("newstest2013.{lang}",), (TOKENIZED,)),
+        "newstest2012": Origin(("newstest2012.{lang}",), (TOKENIZED,)),
         "test": Origin(("newstest2014-deen-src.{lang}.sgm",), (STRAIGHT_APOSTROPHES, TOKENIZED)),
         "train": Origin(train, (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt14_french_hub(languages: Languages) -> dict[str, Origin]:
+    """Both papers validate on newstest2012 and newstest2013 together."""
+    earlier = (_newstest("wmt12", languages), Part("wmt/wmt14", "validation", "fr-en"))
+    return {
+        "validation": Origin(earlier, (TOKENIZED,)),
+        "test": Origin((Part("wmt/wmt14", "test", "fr-en"),), (STRAIGHT_APOSTROPHES, TOKENIZED)),
+        "train": Origin((Part("wmt/wmt14", "train", "fr-en"),), (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt14_french_files(languages: Languages) -> dict[str, Origin]:
+    parts = ("europarl-v7", "commoncrawl", "undoc.2000", "news-commentary-v9")
+    train = (*(f"{part}.fr-en.{{lang}}" for part in parts), "giga-fren.release2.fixed.{lang}")
+    return {
+        "validation": Origin(("newstest2012.{lang}", "newstest2013.{lang}"), (TOKENIZED,)),
+        "test": Origin(("newstest2014-fren-src.{lang}.sgm",), (STRAIGHT_APOSTROPHES, TOKENIZED)),
+        "train": Origin(train, (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt15_hub(languages: Languages) -> dict[str, Origin]:
+    return {
+        "validation": Origin((_newstest("wmt13", languages),), (TOKENIZED,)),
+        "test": Origin((Part("wmt/wmt15", "test", "cs-en"),), (TOKENIZED,)),
+        "train": Origin((Part("wmt/wmt15", "train", "cs-en"),), (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt15_files(languages: Languages) -> dict[str, Origin]:
+    train = ("europarl-v7.cs-en.{lang}", "commoncrawl.cs-en.{lang}", "news-commentary-v10.cs-en.{lang}")
+    return {
+        "validation": Origin(("newstest2013.{lang}",), (TOKENIZED,)),
+        "test": Origin(("newstest2015-csen-src.{lang}.sgm",), (TOKENIZED,)),
+        "train": Origin(train, (TOKENIZED, WITHOUT_EMPTY)),
+    }
+
+
+def _wmt19_french_hub(languages: Languages) -> dict[str, Origin]:
+    """From 2008 to 2013 the test sets of all languages were one text."""
+    years = tuple(SacreBleuSet(f"wmt{year:02}", ("de-en/src", "fr-en/src")) for year in range(8, 14))
+    return {
+        "valid": Origin(years),
+        "newstest2019": Origin((SacreBleuSet("wmt19", ("de-fr/src", "de-fr/ref")),)),
+        "train": Origin((Part("wmt/wmt19", "train", "fr-de"),), (WITHOUT_EMPTY,)),
+    }
+
+
+def _wmt19_hub(languages: Languages) -> dict[str, Origin]:
+    tests = {"newstest2014": "wmt14/full", "newstest2018": "wmt18", "newstest2019": "wmt19"}
+    return {
+        "newstest2013": Origin((_newstest("wmt13", languages),)),
+        **{ours: Origin((SacreBleuSet(theirs, ("en-de/ref", "en-de/src")),)) for ours, theirs in tests.items()},
+        "train": Origin((Part("wmt/wmt19", "train", "de-en"),), (WITHOUT_EMPTY,)),
     }
 
 
@@ -285,7 +365,33 @@ CORPORA = {
             hub=_wmt14_hub,
             files=_wmt14_files,
             example="wmt14_en_de_mat --data.name wmt14-en-de",
-            counts={"train": 4_508_785, "validation": 3_000, "test": 3_003},
+            counts={"train": 4_508_785, "validation": 3_000, "newstest2012": 3_003, "test": 3_003},
+            merges=32_000,
+        ),
+        Corpus(
+            name="wmt14-en-fr",
+            what="news, parliament and web text, English and French, tokenised",
+            licence=WMT,
+            folder="wmt14-en-fr",
+            file="{pair}/{split}.jsonl",
+            groups=(("fr", "en"),),
+            hub=_wmt14_french_hub,
+            files=_wmt14_french_files,
+            example="wmt14_en_fr_dwlstm --data.name wmt14-en-fr",
+            counts={"train": 40_836_715, "validation": 6_003, "test": 3_003},
+            merges=32_000,
+        ),
+        Corpus(
+            name="wmt15-cs-en",
+            what="news, parliament and web text, Czech and English, tokenised",
+            licence=WMT,
+            folder="wmt15-cs-en",
+            file="{pair}/{split}.jsonl",
+            groups=(("cs", "en"),),
+            hub=_wmt15_hub,
+            files=_wmt15_files,
+            example="wmt15_cs_en_dwlstm_12 --data.name wmt15-cs-en",
+            counts={"train": 959_768, "validation": 3_000, "test": 2_656},
             merges=32_000,
         ),
         Corpus(
@@ -300,6 +406,36 @@ CORPORA = {
             example="wmt14_en_de_multipath_6x6 --data.name wmt17 --data.config {pair} --data.target_lang {other}",
             counts=WMT17,
             merges=32_000,
+        ),
+        Corpus(
+            name="wmt19-de-fr",
+            what="news, parliament and web text, German and French",
+            licence=WMT,
+            folder="wmt19_de_fr",
+            file="{split}.{lang}",
+            groups=(("de", "fr"),),
+            hub=_wmt19_french_hub,
+            files=None,
+            example="wmt19_de_fr_mat",
+            counts={"train": 9_824_476, "valid": 16_071},
+        ),
+        Corpus(
+            name="wmt19-en-de",
+            what="news, parliament and web text, English and German",
+            licence=WMT,
+            folder="wmt19_en_de",
+            file="{split}.{lang}",
+            groups=(("de", "en"),),
+            hub=_wmt19_hub,
+            files=None,
+            example="wmt19_en_de_mat",
+            counts={
+                "train": 34_782_245,
+                "newstest2013": 3_000,
+                "newstest2014": 3_003,
+                "newstest2018": 2_998,
+                "newstest2019": 1_997,
+            },
         ),
         Corpus(
             name="ted8",

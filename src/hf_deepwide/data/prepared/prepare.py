@@ -19,10 +19,10 @@ from ...errors import UserError, one_line, quote
 from ...progress import shows_bars
 from ..bpe_learning import codes_text, learn_merges
 from ..corpora import read_lines
-from .catalogue import Corpus, Languages, Origin, Part, pair_of
+from .catalogue import Corpus, Languages, Origin, Part, SacreBleuSet, pair_of
 from .cleaning import Row, Step
 from .manifest import Entry, Manifest, digest_of
-from .sources import commit_of, find_files, holds_copy, open_part, rows_of, rows_of_files
+from .sources import commit_of, find_files, holds_copy, open_part, rows_of, rows_of_files, rows_of_test_set
 from .writing import Writer, data_set_card
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,11 @@ class Preparation:
         self.merges, self.unchecked = checked_merges(corpus, merges), unchecked
         self.groups = chosen_groups(corpus, languages, on_hub=source is None)
         files = source if source is not None and not holds_copy(source) else None
+        if files is not None and corpus.files is None:
+            raise UserError(
+                f"--source {one_line(source)}: {corpus.name} is made of tables of the Hub, and there is no copy of "
+                "them in or below this folder; leave --source out, or give a copy"
+            )
         self.tasks = [task for group in self.groups for task in self._tasks(group, files)]
         self.manifest = Manifest(self.folder, corpus.name, corpus.licence)
         if self.corpus.form == "jsonl" and not self.manifest.entries:
@@ -122,7 +127,8 @@ class Preparation:
         self.finished = {file for file, how in wanted.items() if self.manifest.state(file, *how) == "finished"}
 
     def _tasks(self, languages: Languages, files: Path | None) -> Iterator[Task]:
-        origins = self.corpus.hub(languages) if files is None else self.corpus.files(languages)
+        origins_of = self.corpus.hub if files is None or self.corpus.files is None else self.corpus.files
+        origins = origins_of(languages)
         for split, origin in origins.items():
             names = [split, VALID] if origin.held_out else [split]
             places = [place for place in origin.places if isinstance(place, str)]
@@ -225,6 +231,10 @@ class Preparation:
                     bar.update()
                     yield row
             for part in task.origin.places:
+                if isinstance(part, SacreBleuSet):
+                    for row in rows_of_test_set(part):
+                        bar.update()
+                        yield row
                 if not isinstance(part, Part):
                     continue
                 dataset = open_part(part, self.source)

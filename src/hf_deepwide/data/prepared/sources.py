@@ -6,11 +6,12 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
+from sacrebleu.dataset import DATASETS
 
 from ...errors import UserError, one_line, quote
 from ...progress import bars_where_shown
 from ..corpora import aligned, read_lines
-from .catalogue import Languages, Part
+from .catalogue import Languages, Part, SacreBleuSet
 from .cleaning import Row
 
 _SEGMENT = re.compile(r"<seg id=[^>]*>\s*(.*?)\s*</seg>")
@@ -87,6 +88,25 @@ def rows_of(dataset: Dataset, part: Part, languages: Languages, columns: Mapping
                 )
             texts = [fields[language] or "" for language in languages]
         yield tuple(" ".join(text.splitlines()) if "\n" in text or "\r" in text else text for text in texts)
+
+
+def rows_of_test_set(test_set: SacreBleuSet) -> Iterator[Row]:
+    """Yield the texts of each row of a test set, which sacreBLEU fetches once and keeps.
+
+    Raises:
+        UserError: it cannot be fetched, or its sides are not aligned.
+    """
+    files = []
+    for direction, side in (place.split("/") for place in test_set.sides):
+        dataset = DATASETS[test_set.name]
+        try:
+            files.append(Path(dataset.get_files(direction)[dataset.fieldnames(direction).index(side)]))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{test_set} could not be fetched: {one_line(error)}; `sacrebleu -t {test_set.name} -l {direction} "
+                "--echo src` fetches it on another machine, and its folder ~/.sacrebleu can be copied to this one"
+            ) from error
+    yield from aligned(files, read_lines)
 
 
 def find_files(source: Path, place: str, languages: Languages) -> list[Path]:
