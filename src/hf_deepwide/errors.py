@@ -1,14 +1,29 @@
 """The one exception for mistakes that are the user's, and how a script shows it."""
 
 import errno
+import struct
 import sys
 from collections.abc import Callable
 from types import TracebackType
 
 from .models.quoting import one_line, quote
 
-__all__ = ["UserError", "one_line", "one_line_errors", "quote", "run_script"]
+__all__ = ["UNREADABLE", "UserError", "one_line", "one_line_errors", "quote", "run_script"]
 
+# What libraries such as PyTorch raise for a file that they can make no sense of.
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+)
 # What the system says of a path, and the user can mend; anything else it says is a fault of ours, and keeps its trace.
 _MENDABLE = {
     errno.EACCES: "no permission",

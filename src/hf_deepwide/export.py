@@ -14,18 +14,12 @@ flag nor package.
 
 import copy
 import glob
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -37,67 +31,26 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import card_text
 from .data.tokenizer import check_tokenizer
-from .durable import Writing, publish, write_whole
 from .errors import UserError, one_line, quote
 from .exporting.stock import STOCK, as_stock
 from .families import EncoderFamily, Family, all_families
 from .loading import check_finite, load_config, load_model, load_tokenizer
 from .models import remote_code
 from .models.word_tokenizer import WordTokenizer
+from .shared_folder import CONFIG, check_folder, fields_of, files_in, model_type_of, replace_files, staging, telling
+from .shared_use import verify_folder, verify_space
 from .space import MODEL, write_space
 
 logger = logging.getLogger(__name__)
 
-CARD, CONFIG = "README.md", "config.json"
-MANIFEST = ".hf_deepwide_share.json"  # what `share` has written in a folder: {"files": {path: [SHA-256, …]}}
+CARD = "README.md"
 LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
 OTHERS = "Models of transformers itself need no code: upload them with push_to_hub"
-# What an earlier version, which kept no manifest, wrote apart from the card and what the card refers to.
-UNLISTED = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
-            "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # fmt: skip
 KINDS = {  # what a card calls a model, by its task
     "translation": "A translation model",
     "fill-mask": "A masked language model",
     "text-classification": "A model that classifies texts",
 }
-USE_STOCK = """
-import sys
-sys.modules["hf_deepwide"] = None  # importing it fails
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-model, tokenizer = (cls.from_pretrained(sys.argv[1]) for cls in (AutoModelForSeq2SeqLM, AutoTokenizer))
-assert type(model).__module__.startswith("transformers.models."), type(model)
-model.generate(**tokenizer("1", return_tensors="pt"), max_length=4, num_beams=1)
-"""
-USE = """
-import sys
-sys.modules["hf_deepwide"] = None  # importing it fails
-from transformers import AutoModel, pipeline
-AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
-translator = pipeline("translation", model=sys.argv[1], trust_remote_code=True, device="cpu")
-for loaded in (translator, translator.model, translator.model.config):
-    assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
-pairs = getattr(translator.model.config, "translation_pairs", None)
-codes = [*translator.languages.codes]
-chosen = next(iter(pairs)).split("-") if pairs else codes[:1] + codes[-1:]
-translator("1", **dict(zip(("src_lang", "tgt_lang"), chosen)), max_length=4, num_beams=1)
-"""
-USE_ENCODER = """
-import sys
-sys.modules["hf_deepwide"] = None  # importing it fails
-from transformers import AutoModel, pipeline
-folder, task = sys.argv[1:]
-AutoModel.from_pretrained(folder, trust_remote_code=True)
-use = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
-for loaded in (use.model, use.model.config):
-    assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
-use(use.tokenizer.mask_token if task == "fill-mask" else "1")
-"""
-USE_SPACE = """
-import pathlib, sys
-from hf_deepwide.demo import systems
-assert pathlib.Path(systems.__file__).is_relative_to(pathlib.Path.cwd()), systems.__file__
-systems.load_systems([sys.argv[1]])
-"""
 
 
 def share(
@@ -162,8 +115,8 @@ def share(
     folder = None if folder is None else Path(folder)
     if "\0" in f"{source}{folder}":
         raise UserError("share: a path holds a NUL character; no folder has such a name")
-    with _telling(folder):
-        earlier = {} if folder is None else _check_folder(folder, source, overwrite)
+    with telling(folder):
+        earlier = {} if folder is None else check_folder(folder, source, overwrite)
     task = "translation"
     if hub_model is not None:
         load_config(hub_model, f"share: {hub_model} is neither a folder nor a model on the Hub")
@@ -186,7 +139,7 @@ def share(
                 raise UserError("share: `as_` needs no code, and the tokenizer of words does; leave `as_` out")
             model = as_stock(model, as_)
 
-    with _telling(folder), _staging(folder) as staged:
+    with telling(folder), staging(folder) as staged:
         place = staged / MODEL if space else staged
         if hub_model is None:
             place.mkdir(exist_ok=True)
@@ -202,10 +155,10 @@ def share(
             write_space(staged, name.rpartition("/")[2], hub_model, license)
             if verify:
                 verify_space(staged, hub_model)
-        names = _files(staged)
+        names = files_in(staged)
         location = str(folder)
         if folder is not None:
-            _replace(folder, staged, earlier)
+            replace_files(folder, staged, earlier)
             logger.info("%s is ready for the Hub", folder)
         if repo_id is not None:
             place = folder or staged
@@ -266,39 +219,6 @@ def _task(model: PreTrainedModel) -> str:
     return "translation" if family is None else family.tasks[type(model)]
 
 
-def verify_folder(folder: str | os.PathLike, task: str = "translation") -> None:
-    """Load a shared folder and use it for its task in a process that cannot import this package.
-
-    Raises:
-        RuntimeError: that failed; the message ends with the process's own.
-    """
-    use = USE if task == "translation" else USE_ENCODER
-    use = USE_STOCK if _model_type(Path(folder) / CONFIG) in STOCK else use
-    with tempfile.TemporaryDirectory() as modules:
-        # its own cache of remote code, so that nothing is loaded from an earlier share and nothing is left behind
-        environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}
-        process = subprocess.run(
-            [sys.executable, "-c", use, str(Path(folder).resolve()), *([task] if use == USE_ENCODER else [])],
-            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    if process.returncode:
-        raise RuntimeError(f"the shared folder does not load without hf_deepwide:\n{process.stderr[-3000:]}")
-
-
-def verify_space(folder: Path, hub_model: str | None) -> None:
-    """Let the code in a Space's folder load its model and translate, in a process of its own.
-
-    Raises:
-        RuntimeError: that failed; the message ends with the process's own.
-    """
-    process = subprocess.run(
-        [sys.executable, "-B", "-c", USE_SPACE, hub_model or MODEL],
-        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if process.returncode:
-        raise RuntimeError(f"the Space does not load its model:\n{process.stderr[-3000:]}")
-
-
 def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     """A loaded model, which must be of this package, and not of a copy of its code in a checkpoint."""
     family = all_families().get(getattr(getattr(model, "config", None), "model_type", ""))
@@ -320,27 +240,15 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     path = source / CONFIG
     if not path.is_file():
         raise UserError(f"share: {source} holds no model: there is no {path}")
-    family = all_families().get(str(_model_type(path)))
+    model_type = model_type_of(path)
+    family = all_families().get(str(model_type))
     if family is None:
         raise UserError(
-            f"share: {path}: model_type is {quote(_model_type(path))}; accepted: {', '.join(all_families())}. {OTHERS}"
+            f"share: {path}: model_type is {quote(model_type)}; accepted: {', '.join(all_families())}. {OTHERS}"
         )
-    named = _fields(path).get("architectures") or [None]
+    named = fields_of(path).get("architectures") or [None]
     cls = next((cls for cls in family.tasks if cls.__name__ in named), next(iter(family.tasks)))
     return load_model(cls, source, f"share: {source} cannot be loaded"), family
-
-
-def _model_type(config: Path) -> str | None:
-    return _fields(config).get("model_type")
-
-
-def _fields(config: Path) -> dict[str, Any]:
-    """What a config file says; nothing if it holds no fields."""
-    try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"share: {config} is not valid JSON: {one_line(error)}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _check_origin(tokenizer: Any) -> None:
@@ -359,95 +267,6 @@ def _load_tokenizer(source: Path | None) -> PreTrainedTokenizerBase:
     if not any(source.glob("tokenizer*")):
         raise UserError(f"share: {source} holds no tokenizer; save it there, or pass `tokenizer=`")
     return load_tokenizer(source, f"share: the tokenizer in {source} cannot be loaded")
-
-
-def _check_folder(folder: Path, source: Path | None, overwrite: bool) -> dict[str, list[str]]:
-    """See that a folder is empty or new, or, with `overwrite`, that `share` has written in it.
-
-    Returns:
-        The files in it that `share` wrote, and nobody has changed since, with their digests.
-    """
-    if folder.is_symlink() and not folder.exists():
-        raise UserError(f"share: {folder} is a link to nothing; give a folder")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"share: {folder} is a file; give a folder")
-    if source is not None and folder.exists() and source.exists():
-        if folder.samefile(source):
-            raise UserError(f"share: {folder} is where the model is; give another folder")
-        if folder.resolve() in source.resolve().parents:
-            raise UserError(f"share: the model lies inside {folder}; give another folder")
-    if not _entries(folder):
-        return {}
-    if not overwrite:
-        raise UserError(f"share: {folder} is not empty; give another folder, or overwrite an earlier share in it")
-    listed = _manifest(folder)
-    if listed is None:
-        raise UserError(f"share: {folder} was not written by share, so it is not replaced; give another folder")
-    return {name: digests for name, digests in listed.items() if _digest(folder, name) in digests}
-
-
-def _manifest(folder: Path) -> dict[str, list[str]] | None:
-    """The files that `share` wrote in a folder, with the digests they had, or None if it wrote none there.
-
-    Of an earlier version, which kept no manifest, they are the files whose names are its own.
-    """
-    path = folder / MANIFEST
-    if path.is_file() and not path.is_symlink():
-        content = _read_json(path)
-        files = content.get("files") if isinstance(content, dict) else None
-        if not isinstance(files, dict) or not all(isinstance(digests, list) for digests in files.values()):
-            raise UserError(f"share: {path} is damaged, so nothing tells what share wrote there; give another folder")
-        return files
-    config = _read_json(folder / CONFIG)
-    ours = isinstance(config, dict) and config.get("custom_pipelines") == remote_code.CUSTOM_PIPELINES
-    pipeline = remote_code.CUSTOM_PIPELINES["translation"]["impl"].partition(".")[0]
-    # The newer code writes a manifest, or was saved by somebody who trained the model; so did who left the others.
-    trained = [Path(remote_code.__file__).name, "training_args.bin", "trainer_state.json"]
-    if not ours or not (folder / f"{pipeline}.py").is_file() or any((folder / name).exists() for name in trained):
-        return None
-    if any(folder.glob("checkpoint-*")):
-        return None
-    code = [path.name for path in remote_code.HERE.glob("*.py") if (folder / path.name).is_file()]
-    names = {*code, *(path.name for pattern in UNLISTED for path in folder.glob(pattern) if path.is_file())}
-    return _digests(folder, names)
-
-
-def _read_json(path: Path) -> Any:
-    """What a JSON file holds, or None if there is no such file, or no JSON in it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _digests(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
-    """The digests of files in a folder, by name, as a manifest lists them; links are left out."""
-    digests = ((name, _digest(folder, name)) for name in sorted(names))
-    return {name: [digest] for name, digest in digests if digest is not None}
-
-
-def _digest(folder: Path, name: str) -> str | None:
-    """The SHA-256 of a file in a folder, or None if there is none, or it, or what leads to it, is a link."""
-    path, relative = folder / name, Path(name)
-    inside = relative.parts and not relative.is_absolute() and ".." not in relative.parts
-    linked = any((folder / part).is_symlink() for part in (relative, *relative.parents[:-1]))
-    if not inside or linked or not path.is_file():
-        return None
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _entries(folder: Path) -> list[Path]:
-    """What a folder holds, hidden files (a clone's .git) left out."""
-    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
-
-
-def _files(folder: Path) -> set[str]:
-    """The files in a folder and its subfolders, by their path in it."""
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def _write_card(
@@ -521,81 +340,6 @@ def _is_file_inside(path: Path, folder: Path) -> bool:
 
 def _is_inside(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
-
-
-@contextmanager
-def _telling(folder: Path | None) -> Iterator[None]:
-    """Say what cannot be written, or read, in one line."""
-    place = Path(tempfile.gettempdir()) if folder is None else folder
-    with Writing(place) as writing:
-        yield
-    if writing.why is not None:
-        where = one_line(getattr(writing.error, "filename", None) or place, 200)
-        raise UserError(f"share: {where} cannot be written: {writing.why}") from writing.error
-
-
-@contextmanager
-def _staging(folder: Path | None) -> Iterator[Path]:
-    """An empty folder on the target's disk, gone afterwards: what fails half-way leaves no trace."""
-    if folder is not None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".share-", dir=None if folder is None else folder.parent) as staging:
-        staged = Path(staging) / "model"
-        staged.mkdir()
-        yield staged
-
-
-def _replace(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> None:
-    """Move what was staged into the folder, in place of what `share` wrote there earlier.
-
-    A new folder is there in whole or not at all. In one that exists, the config goes first and comes last: if this
-    process is killed in between, the folder cannot be loaded, and sharing again completes it.
-
-    Raises:
-        UserError: a file of somebody else is in the way; nothing has changed then.
-    """
-    new = _digests(staged, _files(staged))
-    for name in new:
-        _check_way(folder, name, earlier)
-    if not folder.exists():
-        _write_manifest(staged, new)
-        publish(staged, folder)
-        return
-    for name in new:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    _write_manifest(folder, {name: earlier.get(name, []) + new.get(name, []) for name in sorted({*earlier, *new})})
-    for name in filter(_is_config, {*earlier, *new}):
-        (folder / name).unlink(missing_ok=True)
-    for name in sorted(new, key=_is_config):
-        publish(staged / name, folder / name)
-    for name in earlier.keys() - new.keys():
-        (folder / name).unlink(missing_ok=True)
-        for parent in Path(name).parents[:-1]:
-            if not any((folder / parent).iterdir()):
-                (folder / parent).rmdir()
-    _write_manifest(folder, new)
-
-
-def _is_config(name: str) -> bool:
-    """True of the file without which a model cannot be loaded, also of the model in a Space."""
-    return Path(name).name == CONFIG
-
-
-def _check_way(folder: Path, name: str, earlier: dict[str, list[str]]) -> None:
-    """See that a file can be written without loss: there is none of its name, or `share` wrote it."""
-    for part in (*Path(name).parents[:-1], Path(name)):
-        path = folder / part
-        ours = name in earlier if part == Path(name) else path.is_dir() and not path.is_symlink()
-        if (path.exists() or path.is_symlink()) and not ours:
-            raise UserError(
-                f"share: {path} was not written by share, or has been changed since, and would be replaced; move it "
-                "away, or give another folder"
-            )
-
-
-def _write_manifest(folder: Path, files: dict[str, list[str]]) -> None:
-    content = {"hf_deepwide": version("hf_deepwide"), "files": files}
-    write_whole(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _check_upload(repo_id: str) -> None:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from . import checkpoint_files
-from .errors import UserError, one_line, quote
+from .errors import UNREADABLE, UserError, one_line, quote
 from .generation_fields import check_fields, check_generation
 from .hub import offline_where_unreachable
 from .shards import only_weights
@@ -186,20 +186,7 @@ class _Telling:
     """Check a folder's files; turn what loading raises into one `UserError`, and its warnings into silence."""
 
     # What Transformers, huggingface_hub, PEFT and torch raise for files they can make no sense of.
-    FAILURES = (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        AssertionError,
-        RuntimeError,
-        MemoryError,
-        ImportError,
-        SafetensorError,
-        StrictDataclassError,
-    )
+    FAILURES = (*UNREADABLE, ImportError, SafetensorError, StrictDataclassError)
 
     def __init__(self, where: str | os.PathLike, told: str | None, weights: bool = False) -> None:
         self.name, self.weights = os.fspath(where), weights

@@ -37,10 +37,12 @@ from hf_deepwide import (
 )
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
-from hf_deepwide.export import MANIFEST, share, verify_folder
+from hf_deepwide.export import share
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.loading import load_model
 from hf_deepwide.runs.averaging import average_checkpoints
+from hf_deepwide.shared_folder import MANIFEST
+from hf_deepwide.shared_use import verify_folder
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "share.py"
 TEXTS = ["two dogs run", "a man in a red coat", "who is there"]
@@ -490,7 +492,7 @@ def test_a_share_that_is_killed_can_be_completed(runs, shared, tmp_path, monkeyp
             raise Killed
         draft.rename(final)
 
-    monkeypatch.setattr(export, "publish", publish)
+    monkeypatch.setattr("hf_deepwide.shared_folder.publish", publish)
     with pytest.raises(Killed):
         share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
     assert not (folder / "config.json").exists()
@@ -515,10 +517,10 @@ def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeyp
     system = OSError(errno.ENOSPC, "No space left on device")
     tokenizers = Exception("No space left on device (os error 28)")  # as the library has it
     for place, error in (
-        ("write_checkpoint", system), ("_write_card", system), ("_write_manifest", system),
-        ("PreTrainedTokenizerBase.save_pretrained", tokenizers),
+        ("export.write_checkpoint", system), ("export._write_card", system), ("shared_folder._write_manifest", system),
+        ("export.PreTrainedTokenizerBase.save_pretrained", tokenizers),
     ):  # fmt: skip
-        monkeypatch.setattr(f"hf_deepwide.export.{place}", full(error))
+        monkeypatch.setattr(f"hf_deepwide.{place}", full(error))
         with pytest.raises(UserError, match="cannot be written: No space left"):
             share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
         with pytest.raises(UserError, match="cannot be written: No space left"):

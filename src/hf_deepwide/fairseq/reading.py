@@ -8,29 +8,14 @@ import argparse
 import os
 import pickle
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import UserError, one_line, quote
+from ..errors import UNREADABLE, UserError, one_line, quote
 from ..vanilla_form import Tensors
 
-# What PyTorch raises for a file that it can make no sense of.
-FAILURES = (
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-)
 METERS = [f"fairseq.meters.{name}" for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
 SAVE_AGAIN = (
     "If you trust the file, save it again where fairseq is installed: s = torch.load(FILE, weights_only=False); "
@@ -68,7 +53,7 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
             f"{path} holds {found[1]}, and to read it could run any code; accepted are tensors, plain values and "
             f"argparse.Namespace. {SAVE_AGAIN}"
         ) from error
-    except FAILURES as error:
+    except UNREADABLE as error:
         raise UserError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     weights = state.get("model") if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not weights:

@@ -1,0 +1,201 @@
+"""The folder that `share` writes: whose files are in it, and how they come and go.
+
+A manifest lists what `share` wrote, with digests. Only these files are replaced, and nothing is half written.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .durable import Writing, publish, write_whole
+from .errors import UserError, one_line
+from .models import remote_code
+
+CONFIG = "config.json"
+MANIFEST = ".hf_deepwide_share.json"  # what `share` has written in a folder: {"files": {path: [SHA-256, …]}}
+# What an earlier version, which kept no manifest, wrote apart from the card and what the card refers to.
+UNLISTED = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+            "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # fmt: skip
+
+
+def check_folder(folder: Path, source: Path | None, overwrite: bool) -> dict[str, list[str]]:
+    """See that a folder is empty or new, or, with `overwrite`, that `share` has written in it.
+
+    Returns:
+        The files in it that `share` wrote, and nobody has changed since, with their digests.
+    """
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"share: {folder} is a link to nothing; give a folder")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"share: {folder} is a file; give a folder")
+    if source is not None and folder.exists() and source.exists():
+        if folder.samefile(source):
+            raise UserError(f"share: {folder} is where the model is; give another folder")
+        if folder.resolve() in source.resolve().parents:
+            raise UserError(f"share: the model lies inside {folder}; give another folder")
+    if not _entries(folder):
+        return {}
+    if not overwrite:
+        raise UserError(f"share: {folder} is not empty; give another folder, or overwrite an earlier share in it")
+    listed = _manifest(folder)
+    if listed is None:
+        raise UserError(f"share: {folder} was not written by share, so it is not replaced; give another folder")
+    return {name: digests for name, digests in listed.items() if _digest(folder, name) in digests}
+
+
+def model_type_of(config: Path) -> str | None:
+    """The `model_type` of a config file, if it has one."""
+    return fields_of(config).get("model_type")
+
+
+def fields_of(config: Path) -> dict[str, Any]:
+    """What a config file says; nothing if it holds no fields."""
+    try:
+        content = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"share: {config} is not valid JSON: {one_line(error)}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _manifest(folder: Path) -> dict[str, list[str]] | None:
+    """The files that `share` wrote in a folder, with the digests they had, or None if it wrote none there.
+
+    Of an earlier version, which kept no manifest, they are the files whose names are its own.
+    """
+    path = folder / MANIFEST
+    if path.is_file() and not path.is_symlink():
+        content = _read_json(path)
+        files = content.get("files") if isinstance(content, dict) else None
+        if not isinstance(files, dict) or not all(isinstance(digests, list) for digests in files.values()):
+            raise UserError(f"share: {path} is damaged, so nothing tells what share wrote there; give another folder")
+        return files
+    config = _read_json(folder / CONFIG)
+    ours = isinstance(config, dict) and config.get("custom_pipelines") == remote_code.CUSTOM_PIPELINES
+    pipeline = remote_code.CUSTOM_PIPELINES["translation"]["impl"].partition(".")[0]
+    # The newer code writes a manifest, or was saved by somebody who trained the model; so did who left the others.
+    trained = [Path(remote_code.__file__).name, "training_args.bin", "trainer_state.json"]
+    if not ours or not (folder / f"{pipeline}.py").is_file() or any((folder / name).exists() for name in trained):
+        return None
+    if any(folder.glob("checkpoint-*")):
+        return None
+    code = [path.name for path in remote_code.HERE.glob("*.py") if (folder / path.name).is_file()]
+    names = {*code, *(path.name for pattern in UNLISTED for path in folder.glob(pattern) if path.is_file())}
+    return _digests(folder, names)
+
+
+def _read_json(path: Path) -> Any:
+    """What a JSON file holds, or None if there is no such file, or no JSON in it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """The digests of files in a folder, by name, as a manifest lists them; links are left out."""
+    digests = ((name, _digest(folder, name)) for name in sorted(names))
+    return {name: [digest] for name, digest in digests if digest is not None}
+
+
+def _digest(folder: Path, name: str) -> str | None:
+    """The SHA-256 of a file in a folder, or None if there is none, or it, or what leads to it, is a link."""
+    path, relative = folder / name, Path(name)
+    inside = relative.parts and not relative.is_absolute() and ".." not in relative.parts
+    linked = any((folder / part).is_symlink() for part in (relative, *relative.parents[:-1]))
+    if not inside or linked or not path.is_file():
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What a folder holds, hidden files (a clone's .git) left out."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+
+
+def files_in(folder: Path) -> set[str]:
+    """The files in a folder and its subfolders, by their path in it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def telling(folder: Path | None) -> Iterator[None]:
+    """Say what cannot be written, or read, in one line."""
+    place = Path(tempfile.gettempdir()) if folder is None else folder
+    with Writing(place) as writing:
+        yield
+    if writing.why is not None:
+        where = one_line(getattr(writing.error, "filename", None) or place, 200)
+        raise UserError(f"share: {where} cannot be written: {writing.why}") from writing.error
+
+
+@contextmanager
+def staging(folder: Path | None) -> Iterator[Path]:
+    """An empty folder on the target's disk, gone afterwards: what fails half-way leaves no trace."""
+    if folder is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".share-", dir=None if folder is None else folder.parent) as staging:
+        staged = Path(staging) / "model"
+        staged.mkdir()
+        yield staged
+
+
+def replace_files(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> None:
+    """Move what was staged into the folder, in place of what `share` wrote there earlier.
+
+    A new folder is there in whole or not at all. In one that exists, the config goes first and comes last: if this
+    process is killed in between, the folder cannot be loaded, and sharing again completes it.
+
+    Raises:
+        UserError: a file of somebody else is in the way; nothing has changed then.
+    """
+    new = _digests(staged, files_in(staged))
+    for name in new:
+        _check_way(folder, name, earlier)
+    if not folder.exists():
+        _write_manifest(staged, new)
+        publish(staged, folder)
+        return
+    for name in new:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    _write_manifest(folder, {name: earlier.get(name, []) + new.get(name, []) for name in sorted({*earlier, *new})})
+    for name in filter(_is_config, {*earlier, *new}):
+        (folder / name).unlink(missing_ok=True)
+    for name in sorted(new, key=_is_config):
+        publish(staged / name, folder / name)
+    for name in earlier.keys() - new.keys():
+        (folder / name).unlink(missing_ok=True)
+        for parent in Path(name).parents[:-1]:
+            if not any((folder / parent).iterdir()):
+                (folder / parent).rmdir()
+    _write_manifest(folder, new)
+
+
+def _is_config(name: str) -> bool:
+    """True of the file without which a model cannot be loaded, also of the model in a Space."""
+    return Path(name).name == CONFIG
+
+
+def _check_way(folder: Path, name: str, earlier: dict[str, list[str]]) -> None:
+    """See that a file can be written without loss: there is none of its name, or `share` wrote it."""
+    for part in (*Path(name).parents[:-1], Path(name)):
+        path = folder / part
+        ours = name in earlier if part == Path(name) else path.is_dir() and not path.is_symlink()
+        if (path.exists() or path.is_symlink()) and not ours:
+            raise UserError(
+                f"share: {path} was not written by share, or has been changed since, and would be replaced; move it "
+                "away, or give another folder"
+            )
+
+
+def _write_manifest(folder: Path, files: dict[str, list[str]]) -> None:
+    content = {"hf_deepwide": version("hf_deepwide"), "files": files}
+    write_whole(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,83 @@
+"""Use what `share` wrote in a process of its own: without this package, or with the copy of it in a Space."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .exporting.stock import STOCK
+from .shared_folder import CONFIG, model_type_of
+from .space import MODEL
+
+USE_STOCK = """
+import sys
+sys.modules["hf_deepwide"] = None  # importing it fails
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model, tokenizer = (cls.from_pretrained(sys.argv[1]) for cls in (AutoModelForSeq2SeqLM, AutoTokenizer))
+assert type(model).__module__.startswith("transformers.models."), type(model)
+model.generate(**tokenizer("1", return_tensors="pt"), max_length=4, num_beams=1)
+"""
+USE = """
+import sys
+sys.modules["hf_deepwide"] = None  # importing it fails
+from transformers import AutoModel, pipeline
+AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+translator = pipeline("translation", model=sys.argv[1], trust_remote_code=True, device="cpu")
+for loaded in (translator, translator.model, translator.model.config):
+    assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
+pairs = getattr(translator.model.config, "translation_pairs", None)
+codes = [*translator.languages.codes]
+chosen = next(iter(pairs)).split("-") if pairs else codes[:1] + codes[-1:]
+translator("1", **dict(zip(("src_lang", "tgt_lang"), chosen)), max_length=4, num_beams=1)
+"""
+USE_ENCODER = """
+import sys
+sys.modules["hf_deepwide"] = None  # importing it fails
+from transformers import AutoModel, pipeline
+folder, task = sys.argv[1:]
+AutoModel.from_pretrained(folder, trust_remote_code=True)
+use = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
+for loaded in (use.model, use.model.config):
+    assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
+use(use.tokenizer.mask_token if task == "fill-mask" else "1")
+"""
+USE_SPACE = """
+import pathlib, sys
+from hf_deepwide.demo import systems
+assert pathlib.Path(systems.__file__).is_relative_to(pathlib.Path.cwd()), systems.__file__
+systems.load_systems([sys.argv[1]])
+"""
+
+
+def verify_folder(folder: str | os.PathLike, task: str = "translation") -> None:
+    """Load a shared folder and use it for its task in a process that cannot import this package.
+
+    Raises:
+        RuntimeError: that failed; the message ends with the process's own.
+    """
+    use = USE if task == "translation" else USE_ENCODER
+    use = USE_STOCK if model_type_of(Path(folder) / CONFIG) in STOCK else use
+    with tempfile.TemporaryDirectory() as modules:
+        # its own cache of remote code, so that nothing is loaded from an earlier share and nothing is left behind
+        environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}
+        process = subprocess.run(
+            [sys.executable, "-c", use, str(Path(folder).resolve()), *([task] if use == USE_ENCODER else [])],
+            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if process.returncode:
+        raise RuntimeError(f"the shared folder does not load without hf_deepwide:\n{process.stderr[-3000:]}")
+
+
+def verify_space(folder: Path, hub_model: str | None) -> None:
+    """Let the code in a Space's folder load its model and translate, in a process of its own.
+
+    Raises:
+        RuntimeError: that failed; the message ends with the process's own.
+    """
+    process = subprocess.run(
+        [sys.executable, "-B", "-c", USE_SPACE, hub_model or MODEL],
+        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if process.returncode:
+        raise RuntimeError(f"the Space does not load its model:\n{process.stderr[-3000:]}")
