@@ -66,7 +66,7 @@ COPIED = (
     "decoder_start_token_id",
 )
 # Fields of a vanilla config that say how layers are joined.
-JOINTS = ("residual", "layer_aggregation", "encoder_solver", "decoder_attention", "language_aware")
+JOINTS = ("residual", "layer_aggregation", "encoder_solver", "decoder_attention", "layer_form", "language_aware")
 RENAMED = (
     (r"\.(fc[12])\.", r".feed_forward.\1."),
     (r"\.embed_positions\.", ".embeddings.positions."),

@@ -59,6 +59,7 @@ FUNCTION = {
     "routing_capsules",
     "routing_iterations",
     "decoder_attention",
+    "layer_form",
     "language_aware",
     "pad_token_id",
 }

@@ -68,6 +68,8 @@ def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
         yield f"`encoder_solver` is {solver!r}, and the engine evaluates each layer once"
     if getattr(config, "decoder_attention", "separate") != "separate":
         yield "its decoder layers have one attention (`decoder_attention`), and the engine's have two"
+    if (form := getattr(config, "layer_form", "transformer")) != "transformer":
+        yield f"`layer_form` is {form!r}, and the engine's layers are made of attention and feed-forward networks"
     if getattr(config, "language_aware", False):
         yield "each language has its own norms (`language_aware`), and the engine is not told the language"
     if config.max_relative_position is not None:

@@ -86,7 +86,7 @@ def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
         return
     wanted = FOREIGN[model_type]._asdict() | {"attention_branches": 1, "ffn_branches": 1}
     wanted |= {"residual": "add", "layer_aggregation": None, "encoder_solver": None, "max_relative_position": None}
-    wanted |= {"decoder_attention": "separate", "language_aware": False}
+    wanted |= {"decoder_attention": "separate", "layer_form": "transformer", "language_aware": False}
     if model_type == "m2m_100":  # without a place for the bias; it counts positions from behind the padding's id
         wanted |= {"lm_head_bias": False, "pad_token_id": 1}
     if model_type != "marian":

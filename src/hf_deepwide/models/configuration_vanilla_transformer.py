@@ -44,6 +44,8 @@ class VanillaTransformerConfig(DeepWideConfig):
         sinkhorn_iterations: how often `"mhc"` normalises the columns of a mixing matrix.
         decoder_attention: `"separate"`, or `"merged"` (Zhang et al. 2019): a decoder layer has one attention, to the
             source, and adds the mean of the values of the target so far.
+        layer_form: which sub-layers a layer is made of. `"transformer"`: attention and feed-forward. Other forms have
+            plain residual connections.
         language_aware: whether each language has norms of its own, and a matrix behind the encoder (Zhang et al.
             2020, LALN and LALT). Post-norm.
         num_posteriors: N, the languages of such a model; with several, `forward` and `generate` take the index of each
@@ -74,6 +76,7 @@ class VanillaTransformerConfig(DeepWideConfig):
     dynamic_streams: bool = True
     sinkhorn_iterations: int = 20
     decoder_attention: Literal["separate", "merged"] = "separate"
+    layer_form: Literal["transformer"] = "transformer"
     language_aware: bool = False
     num_posteriors: int = 1
     posterior_names: list[str] | None = None
@@ -124,6 +127,7 @@ class VanillaTransformerConfig(DeepWideConfig):
         self._validate_routing()
         self._validate_merged_attention()
         self._validate_languages()
+        self._validate_layer_form()
         if self.initialization == "lipschitz" and self.init_std is not None:
             raise ValueError(
                 "`initialization='lipschitz'` and `init_std` both say how weights begin; set `init_std=None`, or "
@@ -181,6 +185,27 @@ class VanillaTransformerConfig(DeepWideConfig):
                 raise ValueError(
                     f"`language_aware=True` is of plain post-norm layers, and `{name}` is {getattr(self, name)!r}; "
                     f"set `{name}={value!r}`"
+                )
+
+    def _validate_layer_form(self) -> None:
+        """A form of its own is joined by plain residual connections, and has no options of attention."""
+        if self.layer_form == "transformer":
+            return
+        plain = {
+            "residual": "add",
+            "encoder_solver": None,
+            "decoder_attention": "separate",
+            "language_aware": False,
+            "max_relative_position": None,
+            "attention_branches": 1,
+            "ffn_branches": 1,
+            "drop_branch": 0,
+        }
+        for name, value in plain.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"`{name}` is an option of Transformer layers, and `layer_form` is {self.layer_form!r}; set "
+                    f"`{name}={value!r}`, or `layer_form='transformer'`"
                 )
 
     def _validate_joined_layers(self) -> None:

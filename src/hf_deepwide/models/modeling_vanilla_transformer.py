@@ -8,6 +8,7 @@ deeper stacks are options, each on its own, and each equation is in the file of 
                           what a stack gives: iterative, hierarchical, EM routing                `layer_aggregation`
     `encoder_solver`      an encoder layer as a step of a Runge-Kutta method                     `runge_kutta`
     `decoder_attention`   a decoder's two attentions as one: merged attention                    `merged_attention`
+    `layer_form`          other sub-layers than attention and feed-forward                       `FORMS`
     `language_aware`      norms and a matrix of each language: LALN, LALT                        `language_layers`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
     `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
@@ -88,6 +89,8 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "mhc": (ManifoldHyperEncoderLayer, ManifoldHyperDecoderLayer),
     "sdu": (SelfDependentEncoderLayer, SelfDependentDecoderLayer),
 }
+# … and by its `layer_form`, where that is not "transformer".
+FORMS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {}
 OTHER_LAYERS = (
     *(RungeKuttaEncoderLayer, MergedAttentionDecoderLayer),
     *(LanguageAwareEncoderLayer, LanguageAwareDecoderLayer, LanguageAwareMergedLayer),
@@ -99,7 +102,7 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
     """What the models of this family share beside the rest."""
 
     config_class = VanillaTransformerConfig
-    _no_split_modules = [cls.__name__ for layers in (*LAYERS.values(), OTHER_LAYERS) for cls in layers]
+    _no_split_modules = [cls.__name__ for layers in (*LAYERS.values(), *FORMS.values(), OTHER_LAYERS) for cls in layers]
     no_weight_decay = (
         "residual_weight",
         "combination_weights",
@@ -246,7 +249,9 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
 
     @property
     def layer_class(self) -> type[EncoderLayer]:
-        """How the layers are joined."""
+        """What the layers are made of, and how they are joined."""
+        if self.config.layer_form in FORMS:
+            return FORMS[self.config.layer_form][0]
         if self.config.language_aware:
             return LanguageAwareEncoderLayer
         return RungeKuttaEncoderLayer if self.config.encoder_solver == "rk2" else LAYERS[self.config.residual][0]
@@ -293,7 +298,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
 
     @property
     def layer_class(self) -> type[DecoderLayer]:
-        """How the layers are joined."""
+        """What the layers are made of, and how they are joined."""
+        if self.config.layer_form in FORMS:
+            return FORMS[self.config.layer_form][1]
         merged = self.config.decoder_attention == "merged"
         if self.config.language_aware:
             return LanguageAwareMergedLayer if merged else LanguageAwareDecoderLayer
