@@ -38,6 +38,7 @@ JOINTS: dict[str, dict[str, Any]] = {
     "hierarchical": {"layer_aggregation": "hierarchical"},
     "em-routing": {"layer_aggregation": "em_routing"},
     "merged": {"decoder_attention": "merged"},
+    "weighted": {"layer_form": "weighted"},
     "language": {"language_aware": True},
     "attention": {"residual": "attention", "normalize_before": True},
     "hyper": {"residual": "hyper", "normalize_before": True},
@@ -137,6 +138,17 @@ CASES = {
     "vanilla-language-merged": Case(
         "vanilla_transformer", {"language_aware": True, "decoder_attention": "merged", "ffn_branches": 2}
     ),
+    "vanilla-weighted": Case("vanilla_transformer", {"layer_form": "weighted"}),
+    "vanilla-weighted-prenorm": Case(
+        "vanilla_transformer",
+        {
+            "layer_form": "weighted",
+            "normalize_before": True,
+            "layer_aggregation": "denseformer",
+            "attention_bias": False,
+            "activation_function": "gelu",
+        },
+    ),
     "vanilla-rk2": Case("vanilla_transformer", {"encoder_solver": "rk2", "layer_aggregation": "dlcl"}),
     "vanilla-rk2-prenorm": Case(
         "vanilla_transformer", {"encoder_solver": "rk2", "normalize_before": True, "attention_branches": 2}
@@ -235,13 +247,17 @@ def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     config = getattr(model, "config", None)  # a sub-layer may have none
     bound = 1 if getattr(config, "layer_norms", True) else 0.7  # without norms the sums grow from layer to layer
+    parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for name, parameter in sorted(dict(model.named_parameters()).items()):
+        for name, parameter in sorted(parameters.items()):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1 or name.endswith(NEAR_ONE_OR_ZERO):  # many random ones: ill-conditioned
                 parameter.add_(0.2 * noise)
             else:
                 spread = 3 if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention
+                sublayer, _, projection = name.removesuffix(".weight").rpartition(".")
+                if f"{sublayer}.kappa.simplex_weight" in parameters and projection in ("out_proj", "fc1", "fc2"):
+                    spread = 3  # kappa and alpha make branches smaller
                 parameter.copy_(noise * spread * bound * parameter.shape[-1] ** -0.5)
     return model
 

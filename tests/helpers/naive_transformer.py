@@ -387,6 +387,11 @@ def runge_kutta(w: Weights, layer: Callable[[torch.Tensor], torch.Tensor], xs: t
 
 def plain_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
     heads, bottom = config.encoder_attention_heads, xs
+    if getattr(config, "layer_form", "transformer") == "weighted":
+        norm, attn = name + ".self_attn_layer_norm", name + ".self_attn"
+        return residual(
+            w, norm, config, xs, lambda y: branched_attention(w, attn, config, heads, y, y, lambda t, s: True)
+        )
     xs = residual(
         w,
         name + ".self_attn_layer_norm",
@@ -417,6 +422,11 @@ def decoder_layer(
         xs,
         lambda y: attention(w, name + ".self_attn", config, heads, y, y, lambda t, s: s <= t, uniform),
     )
+    if getattr(config, "layer_form", "transformer") == "weighted":
+        norm, attn = name + ".encoder_attn_layer_norm", name + ".encoder_attn"
+        return residual(
+            w, norm, config, xs, lambda y: branched_attention(w, attn, config, heads, y, memory, lambda t, s: True)
+        )
     xs = residual(
         w,
         name + ".encoder_attn_layer_norm",
@@ -464,6 +474,44 @@ def means_of_values(w: Weights, name: str, config: Any, xs: torch.Tensor) -> tor
             total = total + wo @ (sum(wv @ xs[s] + bv for s in range(t + 1)) / (t + 1))
         rows.append(total * merge_factor(branches, config.branch_merge))
     return torch.stack(rows)
+
+
+def branched_attention(
+    w: Weights,
+    name: str,
+    config: Any,
+    heads: int,
+    queries: torch.Tensor,
+    memory: torch.Tensor,
+    visible: Callable[[int, int], bool],
+) -> torch.Tensor:
+    """sum_i alpha_i FFN_i(kappa_i head_i W^O_i) of one sentence (Ahmed et al. 2017), `[T, D]`."""
+    kappa, alpha = (on_simplex(w[f"{name}.{each}.simplex_weight"]) for each in ("kappa", "alpha"))
+    rows = []
+    for t, x in enumerate(queries):
+        total, seen = torch.zeros_like(x), [s for s in range(len(memory)) if visible(t, s)]
+        for i in range(heads):
+            wq, bq = block(w, name + ".q_proj", i, heads, 0)
+            wk, bk = block(w, name + ".k_proj", i, heads, 0)
+            wv, bv = block(w, name + ".v_proj", i, heads, 0)
+            wo, _ = block(w, name + ".out_proj", i, heads, 1)
+            q = wq @ x + bq
+            scores = [torch.exp(q @ (wk @ memory[s] + bk) / math.sqrt(len(q))) for s in seen]
+            head = sum(e * (wv @ memory[s] + bv) for e, s in zip(scores, seen, strict=True)) / sum(scores)
+            entering = kappa[i] * (wo @ head)
+            total = total + alpha[i] * branch_feed_forward(w, name, config.activation_function, i, heads, entering)
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def on_simplex(x: torch.Tensor) -> torch.Tensor:
+    """max(x - t, 0) with the t that makes its sum 1, found by halving; to its gradient it is x."""
+    numbers = x.tolist()
+    low, high = min(numbers) - 1, max(numbers)
+    for _ in range(100):
+        t = (low + high) / 2
+        low, high = (t, high) if sum(max(number - t, 0) for number in numbers) > 1 else (low, t)
+    return x + x.new_tensor([max(number - t, 0) - number for number in numbers])
 
 
 def normalised(w: Weights, name: str, xs: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,8 @@ CASES = [
         {"language_aware": True},
         {"decoder_attention": "merged", "initialization": "depth_scaled"},
         {"decoder_attention": "merged", "attention_branches": 3, **PRE_NORM},
+        {"layer_form": "weighted"},
+        {"layer_form": "weighted", **PRE_NORM},
         *({"layer_aggregation": how} for how in ("iterative", "hierarchical", "em_routing")),
         *({"layer_aggregation": "denseformer", "attention_branches": n} for n in (1, 3)),
         *({"encoder_solver": "rk2", "attention_branches": n} for n in (1, 3)),

@@ -28,6 +28,7 @@ WIDE = {
     "hyper": ("vanilla-hyper", {}),
     "mhc": ("vanilla-mhc", {}),
     "denseformer": ("vanilla-denseformer", {}),
+    "weighted": ("vanilla-weighted", {}),
 }
 
 

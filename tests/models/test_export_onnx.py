@@ -26,6 +26,7 @@ CASES = {
     "transparent attention": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "hierarchical aggregation": ("vanilla-hierarchical", SMALL),
     "merged attention": ("vanilla-merged", SMALL),
+    "branched attention": ("vanilla-weighted", SMALL),
     "routing": ("vanilla-em-routing", SMALL),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
 }

@@ -154,14 +154,17 @@ def test_initialisation_is_that_of_the_papers(case):
     assert model.lm_head.weight.std().item() == pytest.approx(d**-0.5, rel=0.05)
     layer = model.model.decoder.layers[0]
     attention = layer.encoder_attn
+    is_branched = getattr(config, "layer_form", "transformer") == "weighted"  # a network behind each head
+    branches = config.decoder_attention_heads if is_branched else 1
     bounds = {
         attention.q_proj: (6 / (4 * d)) ** 0.5,
         attention.k_proj: (6 / (4 * d)) ** 0.5,
         attention.v_proj: (6 / (4 * d)) ** 0.5,
-        attention.out_proj: (6 / (2 * d)) ** 0.5,
+        attention.out_proj: (6 / (d / branches + d)) ** 0.5,
     }
     if family != "depthwise_lstm":  # it has no feed-forward sub-layer; of its LSTM see test_depthwise_lstm.py
-        bounds |= dict.fromkeys((layer.feed_forward.fc1, layer.feed_forward.fc2), (6 / (d + 96)) ** 0.5)
+        network = attention if is_branched else layer.feed_forward
+        bounds |= dict.fromkeys((network.fc1, network.fc2), (6 / (d + 96 / branches)) ** 0.5)
     gains = {module: joined_gain(config, name.rpartition(".")[2]) for name, module in layer.named_modules()}
     for projection, bound in bounds.items():
         bound = bound * gains[projection]

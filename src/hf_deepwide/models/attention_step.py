@@ -169,9 +169,13 @@ class CrossAttentionStep:
         self.head_dim = attention.head_dim
         self.project = joint_product(attention, ["q_proj"], make)
         self.project_source = attention.k_proj, attention.v_proj  # used once, for all tokens of the source
-        self.merge = output_product(attention, make)
+        self.merge = self.merge_of(attention, make)
         self.keys: torch.Tensor | None = None  # [B * heads, S, H]; turned: [B * heads, H, S]
         self.values: torch.Tensor | None = None  # [B * heads, S, H]
+
+    def merge_of(self, attention: nn.Module, make: Make) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What makes the output `[R, 1, D]` of the contexts of all heads, `[R, 1, heads * H]`."""
+        return output_product(attention, make)
 
     def __call__(
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor, **kwargs: Any
@@ -251,6 +255,22 @@ class MergedAttentionStep(CrossAttentionStep):
         """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
         super().keep(kept, sentences)
         self.own.keep(kept, sentences)
+
+
+class BranchedAttentionStep(CrossAttentionStep):
+    """Branched attention of a new token to the source: a feed-forward network is behind each head."""
+
+    def merge_of(self, attention: nn.Module, make: Make) -> Callable[[torch.Tensor], torch.Tensor]:
+        """As the parent's, of a `BranchedAttention`."""
+        outer, activation, heads = make(*attention.outer()), attention.activation, attention.num_heads
+        weight, bias = attention.inner_weight().to(outer.dtype), attention.inner_bias().to(outer.dtype)
+
+        def merge(context: torch.Tensor) -> torch.Tensor:
+            by_head = context.to(outer.dtype).view(len(context), heads, -1).transpose(0, 1)  # [heads, R, H]
+            inner = activation(torch.baddbmm(bias, by_head, weight))
+            return outer(inner.transpose(0, 1).reshape(len(context), 1, -1))
+
+        return merge
 
 
 def keep_sentences(states: torch.Tensor, kept: torch.Tensor, sentences: int) -> torch.Tensor:

@@ -45,7 +45,8 @@ class VanillaTransformerConfig(DeepWideConfig):
         decoder_attention: `"separate"`, or `"merged"` (Zhang et al. 2019): a decoder layer has one attention, to the
             source, and adds the mean of the values of the target so far.
         layer_form: which sub-layers a layer is made of. `"transformer"`: attention and feed-forward. Other forms have
-            plain residual connections.
+            plain residual connections. `"weighted"` (Ahmed et al. 2017): each head has a feed-forward network of its
+            own, and learned weights scale what enters and leaves it. The inner width is that of all heads together.
         language_aware: whether each language has norms of its own, and a matrix behind the encoder (Zhang et al.
             2020, LALN and LALT). Post-norm.
         num_posteriors: N, the languages of such a model; with several, `forward` and `generate` take the index of each
@@ -76,7 +77,7 @@ class VanillaTransformerConfig(DeepWideConfig):
     dynamic_streams: bool = True
     sinkhorn_iterations: int = 20
     decoder_attention: Literal["separate", "merged"] = "separate"
-    layer_form: Literal["transformer"] = "transformer"
+    layer_form: Literal["transformer", "weighted"] = "transformer"
     language_aware: bool = False
     num_posteriors: int = 1
     posterior_names: list[str] | None = None
@@ -128,6 +129,7 @@ class VanillaTransformerConfig(DeepWideConfig):
         self._validate_merged_attention()
         self._validate_languages()
         self._validate_layer_form()
+        self._validate_branched_attention()
         if self.initialization == "lipschitz" and self.init_std is not None:
             raise ValueError(
                 "`initialization='lipschitz'` and `init_std` both say how weights begin; set `init_std=None`, or "
@@ -207,6 +209,22 @@ class VanillaTransformerConfig(DeepWideConfig):
                     f"`{name}` is an option of Transformer layers, and `layer_form` is {self.layer_form!r}; set "
                     f"`{name}={value!r}`, or `layer_form='transformer'`"
                 )
+
+    def _validate_branched_attention(self) -> None:
+        """The networks of the heads share a layer's inner width, and none of them drops."""
+        if self.layer_form != "weighted":
+            return
+        for stack in ("encoder", "decoder"):
+            width, heads = getattr(self, f"{stack}_ffn_dim"), getattr(self, f"{stack}_attention_heads")
+            if width % heads:
+                raise ValueError(
+                    f"`layer_form='weighted'` divides the inner width among the heads: `{stack}_ffn_dim` must be a "
+                    f"multiple of `{stack}_attention_heads`, which is {heads}; got {width}"
+                )
+        if self.ffn_drop_branch:
+            raise ValueError(
+                "`layer_form='weighted'` has no feed-forward branches that drop; set `ffn_drop_branch=None`"
+            )
 
     def _validate_joined_layers(self) -> None:
         """Attention residuals, hyper-connections and mHC are pre-norm, and each has its own sizes."""

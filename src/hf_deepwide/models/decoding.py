@@ -31,12 +31,14 @@ from transformers.generation.configuration_utils import GenerationMode
 from .attention import MultiBranchAttention
 from .attention_step import (
     Ancestors,
+    BranchedAttentionStep,
     CrossAttentionStep,
     MergedAttentionStep,
     SelfAttentionStep,
     keep_sentences,
     scaled,
 )
+from .branched_attention import BranchedAttention
 from .branches import BranchSum
 from .embeddings import Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
@@ -188,6 +190,8 @@ class Twins:
     def _make(self, module: nn.Module) -> Any:
         if isinstance(module, MergedAttention):
             return MergedAttentionStep(module, self.product, self.ancestors)
+        if isinstance(module, BranchedAttention):
+            return BranchedAttentionStep(module, self.product)
         if isinstance(module, MultiBranchAttention):
             if module.is_causal:
                 return SelfAttentionStep(module, self.product, self.ancestors)

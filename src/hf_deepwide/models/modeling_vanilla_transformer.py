@@ -8,7 +8,8 @@ deeper stacks are options, each on its own, and each equation is in the file of 
                           what a stack gives: iterative, hierarchical, EM routing                `layer_aggregation`
     `encoder_solver`      an encoder layer as a step of a Runge-Kutta method                     `runge_kutta`
     `decoder_attention`   a decoder's two attentions as one: merged attention                    `merged_attention`
-    `layer_form`          other sub-layers than attention and feed-forward                       `FORMS`
+    `layer_form`          other sub-layers than attention and feed-forward:                      `FORMS`
+                          heads with networks of their own: the Weighted Transformer             `branched_attention`
     `language_aware`      norms and a matrix of each language: LALN, LALT                        `language_layers`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
     `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
@@ -33,6 +34,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_residuals import AttentionResidualDecoderLayer, AttentionResidualEncoderLayer
+from .branched_attention import SimplexWeights, WeightedDecoderLayer, WeightedEncoderLayer, largest_weights
 from .branches import BranchInput, BranchSum, no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .hyper_connections import (
@@ -90,7 +92,9 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "sdu": (SelfDependentEncoderLayer, SelfDependentDecoderLayer),
 }
 # … and by its `layer_form`, where that is not "transformer".
-FORMS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {}
+FORMS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
+    "weighted": (WeightedEncoderLayer, WeightedDecoderLayer),
+}
 OTHER_LAYERS = (
     *(RungeKuttaEncoderLayer, MergedAttentionDecoderLayer),
     *(LanguageAwareEncoderLayer, LanguageAwareDecoderLayer, LanguageAwareMergedLayer),
@@ -102,7 +106,9 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
     """What the models of this family share beside the rest."""
 
     config_class = VanillaTransformerConfig
-    _no_split_modules = [cls.__name__ for layers in (*LAYERS.values(), *FORMS.values(), OTHER_LAYERS) for cls in layers]
+    _no_split_modules = [
+        cls.__name__ for layers in (*LAYERS.values(), *FORMS.values(), OTHER_LAYERS) for cls in layers
+    ]
     no_weight_decay = (
         "residual_weight",
         "combination_weights",
@@ -120,6 +126,7 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
         "beta_scale",
         "coefficient_bias",
         "coefficient_scale",
+        "simplex_weight",
     )
 
     @torch.no_grad()
@@ -150,6 +157,8 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             bound = math.sqrt(6 / (len(module.solver_weight) + 1))
             init.uniform_(module.solver_weight, -bound, bound)
             init.zeros_(module.solver_bias)
+        elif isinstance(module, SimplexWeights):
+            init.copy_(module.simplex_weight, module.initial_weights())
         elif isinstance(module, Join):
             module.initialise()
 
@@ -186,6 +195,18 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
             for number, layer in enumerate(self.layers, start=1):
                 scale_initial_weights(layer, PROJECTIONS, number**-0.5)
         super().post_init()
+
+    @property
+    def training_step(self) -> int:
+        """Optimizer steps made so far, as a trainer says; each time, weights on a simplex are moved to it."""
+        return getattr(self, "_training_step", 0)
+
+    @training_step.setter
+    def training_step(self, step: int) -> None:
+        self._training_step = step
+        for module in self.modules():
+            if isinstance(module, SimplexWeights):
+                module.project()
 
     def make_combination(self) -> nn.Module | None:
         """What combines the outputs of this stack's layers."""
@@ -358,12 +379,15 @@ class VanillaTransformerForConditionalGeneration(
         - `top_weight/decoder.<layer>`: in transparent attention, the weight of the encoder's last layer there.
         - `query_length/<stack>`, `stream_gain/<stack>` or `coefficient_scale/<stack>`: see `measure` of the joins.
         - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice, the mean of the last forward pass.
+        - `largest_kappa/<stack>`, `largest_alpha/<stack>`: of branched attentions, the mean over the stack.
         """
         logs = {}
         for name in ("encoder", "decoder"):
             combination = getattr(self.model, name).combination
             if joins := [module for module in getattr(self.model, name).modules() if isinstance(module, Join)]:
                 logs |= {f"{number}/{name}": value for number, value in type(joins[0]).measure(joins).items()}
+            largest = largest_weights(getattr(self.model, name).modules())
+            logs |= {f"{weight}/{name}": value for weight, value in largest.items()}
             if isinstance(combination, TransparentAttention):
                 top = combination.mixture_logits.softmax(0)[-1].tolist()
                 logs |= {f"top_weight/decoder.{layer}": weight for layer, weight in enumerate(top, start=1)}

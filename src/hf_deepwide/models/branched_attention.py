@@ -1,0 +1,240 @@
+"""Attention whose heads have feed-forward networks of their own (Ahmed, Keskar and Socher 2017, arXiv 1711.02132).
+
+The Weighted Transformer makes a branch of each of the M heads of an attention. The network behind the attention is cut
+into M networks, each F / M wide. Learned weights scale what enters a network and what leaves it:
+
+    head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i)
+    BranchedAttention(Q, K, V) = sum_i alpha_i FFN_i(kappa_i head_i W^O_i)
+    FFN_i(x) = act(x W1_i + b1_i) W2_i + b2_i
+    kappa_i >= 0, sum_i kappa_i = 1, and the same of alpha
+
+An encoder layer is one such sub-layer. A decoder layer is causal self-attention, then a branched attention to the
+source. Each sub-layer has its residual connection and norm. No norm or residual connection is inside a branch.
+
+Between W^O_i and W1_i there is no activation. So for several positions their product, `[H, F / M]`, is computed first.
+The M vectors of width D that stand between the two are then never made.
+
+Kappa and alpha start at random. Before every training step they are moved to the nearest point of the simplex, as in
+the paper. The paper trains them with a higher learning rate of their own, and freezes them for the last 10,000 steps.
+Here they have the learning rate of all weights, and are never frozen. Weight decay leaves them alone.
+
+What the paper leaves open: it says that both stacks have branched attention, and counts 192 weights more. These are
+two for each of 8 heads, once in each of 12 layers. So one attention of a decoder layer is plain. Here it is the
+self-attention, as in JayParks/transformer, which is the code of others. The authors released none. That code also has
+a residual connection and a norm in each network. W^O has no bias, for b1 would absorb it.
+
+Shapes: B batch, T time, S source length, D model width, M heads, H = D / M head width, F inner width of a layer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+
+from .attention import MultiBranchAttention
+from .branches import BranchInput, BranchSum, branch_outputs
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout import Dropout
+from .layers import DecoderLayer, EncoderLayer, ResidualLayer
+
+
+class SimplexWeights(nn.Module):
+    """Learned weights that are not negative and add up to 1.
+
+    The model uses the nearest point of the simplex to its parameter. The gradient is that of the weights themselves.
+    So a weight of 0 can grow again. `project` moves the parameter to this point. A stack calls it when it learns its
+    `training_step`. A Trainer that is not ours needs the callback `TrainingStep` for it.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.simplex_weight = nn.Parameter(torch.empty(size))
+
+    def forward(self) -> torch.Tensor:
+        """The weights, `[size]`."""
+        weight = self.simplex_weight
+        return weight + (nearest_on_simplex(weight) - weight).detach()
+
+    @torch.no_grad()
+    def initial_weights(self) -> torch.Tensor:
+        """Draw the weights of a new model: uniform numbers, divided by their sum."""
+        drawn = torch.rand(self.simplex_weight.shape)
+        return drawn / drawn.sum()
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Move the parameter to the simplex; a shard of one (FSDP) stays, which changes no weight of the model."""
+        weight = self.simplex_weight
+        if type(weight.data) is torch.Tensor:
+            weight.copy_(nearest_on_simplex(weight))
+
+
+def nearest_on_simplex(x: torch.Tensor) -> torch.Tensor:
+    """The vector of numbers that are not negative and add up to 1 that is nearest to `x`, `[size]`.
+
+    It is max(x - t, 0). If k numbers stay positive, t is 1/k of what the largest k exceed 1 by. Any other k gives
+    less, so t is the largest of these.
+    """
+    full = x.to(torch.promote_types(x.dtype, torch.float32))
+    excess = full.sort(descending=True).values.cumsum(0) - 1
+    threshold = (excess / torch.arange(1, len(full) + 1, device=full.device)).max()
+    return (full - threshold).clamp(min=0).to(x.dtype)
+
+
+class BranchedAttention(MultiBranchAttention):
+    """Attention, self- or to the source, with a feed-forward network behind each head."""
+
+    def __init__(self, config: VanillaTransformerConfig, num_heads: int, ffn_dim: int, **kwargs: Any) -> None:
+        """`ffn_dim` is F, of all heads together; `kwargs` are the parent's."""
+        super().__init__(config, num_heads, **kwargs)
+        self.activation = ACT2FN[config.activation_function]
+        self.activation_dropout = Dropout(config.activation_dropout)
+        self.out_proj = BranchSum(num_heads, self.head_dim, config.d_model, bias=False)
+        self.kappa = SimplexWeights(num_heads)
+        self.fc1 = BranchInput(num_heads, config.d_model, ffn_dim // num_heads)
+        self.fc2 = BranchSum(num_heads, ffn_dim // num_heads, config.d_model)
+        self.alpha = SimplexWeights(num_heads)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As the parent's: the output `[B, T, D]`, and the attention weights `[B, M, T, S]` where there are any."""
+        context, weights = self.attend(
+            hidden_states, attention_mask, encoder_hidden_states, past_key_values, None, **kwargs
+        )
+        heads = context.flatten(0, 1).transpose(0, 1)  # [M, tokens, H]
+        inner = self.activated(heads, many=hidden_states.shape[1] > 1)
+        alpha = self.alpha()
+        inner = inner * alpha[:, None, None].to(inner.dtype)
+        inner = inner.transpose(0, 1).reshape(*hidden_states.shape[:-1], -1)
+        return self.fc2(inner, gates=alpha), weights
+
+    def activated(self, heads: torch.Tensor, many: bool) -> torch.Tensor:
+        """act(kappa_i head_i W^O_i W1_i + b1_i) of heads `[M, tokens, H]`, `[M, tokens, F / M]`.
+
+        With `many` tokens the matrices are multiplied first, unless an adapter wraps one of them.
+        """
+        if many and self._plain():
+            inner = torch.baddbmm(self.inner_bias(), heads, self.inner_weight())
+        elif type(self.fc1) is BranchInput:
+            inner = torch.baddbmm(self.inner_bias(), self.scaled_outputs(heads), self._fc1_blocks())
+        else:
+            outputs = self.scaled_outputs(heads)
+            inner = torch.stack([self.fc1(x).chunk(len(outputs), dim=-1)[i] for i, x in enumerate(outputs)])
+        return self.activation_dropout(self.activation(inner))
+
+    def scaled_outputs(self, heads: torch.Tensor) -> torch.Tensor:
+        """kappa_i head_i W^O_i, `[M, tokens, D]`."""
+        return branch_outputs(self.out_proj, heads, self.kappa())
+
+    def inner_weight(self) -> torch.Tensor:
+        """kappa_i W^O_i W1_i, `[M, H, F / M]`."""
+        output = self.out_proj.weight.unflatten(1, (self.num_heads, -1)).permute(1, 2, 0)
+        return torch.bmm(output * self.kappa()[:, None, None], self._fc1_blocks())
+
+    def inner_bias(self) -> torch.Tensor:
+        """The biases b1, `[M, 1, F / M]`."""
+        return self.fc1.bias.view(self.num_heads, 1, -1)
+
+    def outer(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """alpha_i W2_i side by side, `[D, F]`, and the sum of alpha_i b2_i, `[D]`."""
+        alpha, bias = self.alpha(), self.fc2.bias.view(self.num_heads, -1)
+        weight = self.fc2.weight.unflatten(1, (self.num_heads, -1)) * alpha[:, None]
+        return weight.flatten(1), alpha @ bias
+
+    def _fc1_blocks(self) -> torch.Tensor:
+        """W1 of each branch, `[M, D, F / M]`."""
+        return self.fc1.weight.unflatten(0, (self.num_heads, -1)).transpose(1, 2)
+
+    def _plain(self) -> bool:
+        return super()._plain() and type(self.fc1) is BranchInput
+
+
+class WeightedEncoderLayer(EncoderLayer):
+    """Branched self-attention."""
+
+    joints = ("self_attn",)
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        ResidualLayer.__init__(self, config)
+        self.self_attn = BranchedAttention(config, config.encoder_attention_heads, config.encoder_ffn_dim)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As the parent's, `[B, S, D]` to `[B, S, D]`."""
+        return self.residual(
+            hidden_states,
+            self.self_attn_layer_norm,
+            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
+            gate,
+            "self_attn",
+        )
+
+
+class WeightedDecoderLayer(DecoderLayer):
+    """Causal self-attention, then branched attention to the source."""
+
+    joints = ("self_attn", "encoder_attn")
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        ResidualLayer.__init__(self, config)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.encoder_attn = BranchedAttention(
+            config, heads, config.decoder_ffn_dim, is_cross=True, layer_idx=layer_idx
+        )
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        gate: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As the parent's, `[B, T, D]` to `[B, T, D]`; without a source there is self-attention alone."""
+        kwargs["past_key_values"] = past_key_values
+        hidden_states = self.residual(
+            hidden_states,
+            self.self_attn_layer_norm,
+            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
+            gate,
+            "self_attn",
+        )
+        if encoder_hidden_states is None:
+            return hidden_states
+        return self.residual(
+            hidden_states,
+            self.encoder_attn_layer_norm,
+            lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
+            gate,
+            "encoder_attn",
+        )
+
+
+def largest_weights(modules: Iterable[nn.Module]) -> dict[str, float]:
+    """The largest kappa and alpha of branched attentions, as the mean over them; 1/M where all are equal."""
+    attentions = [module for module in modules if isinstance(module, BranchedAttention)]
+    weights = {
+        "largest_kappa": [attention.kappa().max().item() for attention in attentions],
+        "largest_alpha": [attention.alpha().max().item() for attention in attentions],
+    }
+    return {name: sum(values) / len(values) for name, values in weights.items() if values}
