@@ -31,9 +31,11 @@ def closed_form(config):
     return embeddings * d + layers + config.normalize_before * 2 * 2 * d
 
 
-@pytest.mark.parametrize("row", rows_of("Fan et al. 2020"), ids=lambda row: row.label)
+MAT = [row for row in rows_of("Fan et al. 2020") if row.model_config.model_type == "mat"]  # and no quoted system
+
+
+@pytest.mark.parametrize("row", MAT, ids=lambda row: row.label)
 def test_mat_has_as_many_parameters_as_its_closed_form(row):
-    assert row.model_config.model_type == "mat"
     assert row.parameters == closed_form(row.model_config)
 
 
