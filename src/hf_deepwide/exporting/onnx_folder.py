@@ -136,7 +136,8 @@ def write_graphs(model: PreTrainedModel, folder: Path) -> None:
     ids = torch.full((SENTENCES, SOURCE), config.decoder_start_token_id)
     mask = torch.ones_like(ids)
     cross = EncoderGraph(model)(ids, mask)
-    past = tuple(tensor[:, :, :PAST] for tensor in cross)
+    heads = config.num_key_value_heads  # the source's keys may be of two attentions, and then have twice as many
+    past = tuple(tensor[:, :heads, :PAST] for tensor in cross)
     names = [f"{layer}.{part}" for layer in range(len(cross) // 2) for part in ("key", "value")]
     inputs = [f"{kind}.{name}" for kind in ("past", "cross") for name in names]
     with _quietly():
@@ -190,7 +191,7 @@ def check_logits(model: PreTrainedModel, folder: Path) -> float:
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
     encoder, decoder = (onnxruntime.InferenceSession(folder / name) for name in (ENCODER, DECODER))
     cross = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
-    past = [tensor[:, :, :0] for tensor in cross]
+    past = [tensor[:, : config.num_key_value_heads, :0] for tensor in cross]
     names = [node.name for node in decoder.get_inputs()]
     worst = 0.0
     for step in range(target.shape[1]):
@@ -226,7 +227,7 @@ encoder, decoder = (onnxruntime.InferenceSession(name) for name in ("{ENCODER}",
 batch = AutoTokenizer.from_pretrained(".")(texts, padding=True, return_tensors="np")
 source, mask = batch["input_ids"], batch["attention_mask"]
 cross = encoder.run(None, {{"input_ids": source, "attention_mask": mask}})
-past, tokens = [tensor[:, :, :0] for tensor in cross], np.full((len(texts), 1), {start})
+past, tokens = [tensor[:, :{config.num_key_value_heads}, :0] for tensor in cross], np.full((len(texts), 1), {start})
 for step in range({min(longest, config.max_position_embeddings - 1)}):
     inputs = [tokens[:, -1:], mask, *past, *cross]
     logits, *past = decoder.run(None, {{node.name: x for node, x in zip(decoder.get_inputs(), inputs)}})
