@@ -39,6 +39,7 @@ JOINTS: dict[str, dict[str, Any]] = {
     "em-routing": {"layer_aggregation": "em_routing"},
     "merged": {"decoder_attention": "merged"},
     "weighted": {"layer_form": "weighted"},
+    "luna": {"layer_form": "luna", "luna_length": 4},
     "language": {"language_aware": True},
     "attention": {"residual": "attention", "normalize_before": True},
     "hyper": {"residual": "hyper", "normalize_before": True},
@@ -149,6 +150,19 @@ CASES = {
             "activation_function": "gelu",
         },
     ),
+    "vanilla-luna": Case("vanilla_transformer", {"layer_form": "luna", "luna_length": 3}),
+    "vanilla-luna-prenorm": Case(
+        "vanilla_transformer",
+        {
+            "layer_form": "luna",
+            "luna_length": 9,
+            "luna_tie_kv": True,
+            "luna_activation": "elu",
+            "normalize_before": True,
+            "position_embedding_type": "learned",
+            "layernorm_embedding": True,
+        },
+    ),
     "vanilla-rk2": Case("vanilla_transformer", {"encoder_solver": "rk2", "layer_aggregation": "dlcl"}),
     "vanilla-rk2-prenorm": Case(
         "vanilla_transformer", {"encoder_solver": "rk2", "normalize_before": True, "attention_branches": 2}
@@ -236,6 +250,10 @@ CASES = {
 }
 
 
+# The cases whose decoder has a twin that reads single tokens.
+WITH_TWIN = [case for case in CASES if "luna" not in case]
+
+
 def config_of(case: str, **changes: Any) -> Any:
     """The config of a case."""
     family, fields = CASES[case]
@@ -254,7 +272,8 @@ def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
             if parameter.dim() == 1 or name.endswith(NEAR_ONE_OR_ZERO):  # many random ones: ill-conditioned
                 parameter.add_(0.2 * noise)
             else:
-                spread = 3 if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention
+                sharp = 1.8 if "pack." in name else 3  # Luna nests two attentions
+                spread = sharp if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention
                 sublayer, _, projection = name.removesuffix(".weight").rpartition(".")
                 if f"{sublayer}.kappa.simplex_weight" in parameters and projection in ("out_proj", "fc1", "fc2"):
                     spread = 3  # kappa and alpha make branches smaller

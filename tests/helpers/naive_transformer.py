@@ -16,6 +16,7 @@ from naive_depthwise_lstm import step_in_depth
 from naive_dropout import drop
 from naive_joined_layers import JOINED, join, read
 from naive_layer_aggregation import AGGREGATIONS
+from naive_luna import luna_logits
 
 Uniform = Callable[[str], Any] | None
 Weights = dict[str, torch.Tensor]
@@ -593,6 +594,9 @@ def logits(
     """
     if config.model_type == "depthwise_lstm":
         return depthwise_lstm_logits(w, config, source, target, uniform)
+    if getattr(config, "layer_form", "transformer") == "luna":
+        xs, ys = list(embed(w, "encoder", config, source)), list(embed(w, "decoder", config, target))
+        return luna_logits(w, config, xs, ys, layer_norm, lambda name, x: feed_forward(w, name, config, x))
     w = of_language(selections(w, config) | w, config, language)
     outputs = [embed(w, "encoder", config, source)]
     for layer in range(config.encoder_layers):

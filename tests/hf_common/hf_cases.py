@@ -89,6 +89,8 @@ CASES = [
         {"decoder_attention": "merged", "attention_branches": 3, **PRE_NORM},
         {"layer_form": "weighted"},
         {"layer_form": "weighted", **PRE_NORM},
+        {"layer_form": "luna", "luna_length": 3},
+        {"layer_form": "luna", "luna_length": 3, "luna_tie_kv": True, **PRE_NORM},
         *({"layer_aggregation": how} for how in ("iterative", "hierarchical", "em_routing")),
         *({"layer_aggregation": "denseformer", "attention_branches": n} for n in (1, 3)),
         *({"encoder_solver": "rk2", "attention_branches": n} for n in (1, 3)),

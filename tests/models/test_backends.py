@@ -135,10 +135,13 @@ def test_half_precision_is_finite_and_near(case, dtype):
 @EVERY
 def test_every_parameter_learns(case):
     """A gradient that is not zero, where there is one at all to expect: keys' biases never matter to a softmax."""
-    _, _, grads = results(build(case).train(), **pair())
+    model = build(case).train()
+    is_luna = getattr(model.config, "layer_form", "") == "luna"  # its causal attention has a softmax of sums
+    tied = is_luna and model.config.luna_tie_kv
+    _, _, grads = results(model, **pair())
     for name, grad in grads.items():
         largest = grad.abs().max()
-        if name.endswith("k_proj.bias"):
+        if name.endswith("k_proj.bias") and not tied and not (is_luna and ".decoder." in name and "self_attn" in name):
             assert largest < 1e-5, name
         else:
             assert largest > 1e-4, name

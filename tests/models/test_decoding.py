@@ -6,7 +6,7 @@ from types import MethodType
 import model_cases
 import pytest
 import torch
-from model_cases import CASES, needs_transformers, source
+from model_cases import WITH_TWIN, needs_transformers, source
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EncoderDecoderCache
@@ -73,7 +73,7 @@ def assert_same(got, expected):
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", WITH_TWIN)
 def test_fast_decoder_generates_the_same_tokens(case, search, caches, monkeypatch):
     """Three sentences of different lengths, and one alone."""
     options = SEARCHES[search]

@@ -27,6 +27,7 @@ CASES = {
     "hierarchical aggregation": ("vanilla-hierarchical", SMALL),
     "merged attention": ("vanilla-merged", SMALL),
     "branched attention": ("vanilla-weighted", SMALL),
+    "luna": ("vanilla-luna", SMALL),
     "routing": ("vanilla-em-routing", SMALL),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
 }

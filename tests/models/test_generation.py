@@ -292,14 +292,18 @@ def test_shapes_of_what_generate_returns(case, beams, use_cache):
         assert out.past_key_values is None
         return
     # one slot a layer, with the heads of all branches, which the config tells as `num_key_value_heads`
+    is_luna = getattr(config, "layer_form", "") == "luna"  # two keys a head, and of the source what is packed
+    kept = heads * (2 if is_luna else config.attention_branches)
     for asked in (decoder, decoder.get_text_config(decoder=True)):
         assert asked.num_hidden_layers == 3
-        assert asked.num_key_value_heads == config.num_key_value_heads == config.attention_branches * heads
+        assert asked.num_key_value_heads == config.num_key_value_heads == kept
         assert asked.num_attention_heads == heads
-    shape = (rows, config.attention_branches * heads, NEW, 16 // heads)
+    shape = (rows, kept, NEW, 16 // heads)
     own, cross = out.past_key_values.self_attention_cache, out.past_key_values.cross_attention_cache
     assert [layer.keys.shape for layer in own.layers] == [layer.values.shape for layer in own.layers] == [shape] * 3
-    assert [layer.keys.shape for layer in cross.layers] == [(*shape[:2], 7, shape[3])] * 3
+    assert [layer.keys.shape for layer in cross.layers] == [
+        (*shape[:2], config.luna_length if is_luna else 7, shape[3])
+    ] * 3
 
 
 @pytest.mark.parametrize("case", ["mat-1", "mat-3", "latent-decoder-hard", "lstm-two"])

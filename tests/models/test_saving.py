@@ -156,12 +156,10 @@ def test_initialisation_is_that_of_the_papers(case):
     attention = layer.encoder_attn
     is_branched = getattr(config, "layer_form", "transformer") == "weighted"  # a network behind each head
     branches = config.decoder_attention_heads if is_branched else 1
-    bounds = {
-        attention.q_proj: (6 / (4 * d)) ** 0.5,
-        attention.k_proj: (6 / (4 * d)) ** 0.5,
-        attention.v_proj: (6 / (4 * d)) ** 0.5,
-        attention.out_proj: (6 / (d / branches + d)) ** 0.5,
-    }
+    inputs = getattr(attention, "unpack", attention)
+    inputs = [projection for projection in (inputs.q_proj, inputs.k_proj, inputs.v_proj) if projection is not None]
+    output_bound = (6 / (d / branches + d)) ** 0.5
+    bounds = {**dict.fromkeys(inputs, (6 / (4 * d)) ** 0.5), attention.out_proj: output_bound}
     if family != "depthwise_lstm":  # it has no feed-forward sub-layer; of its LSTM see test_depthwise_lstm.py
         network = attention if is_branched else layer.feed_forward
         bounds |= dict.fromkeys((network.fc1, network.fc2), (6 / (d + 96 / branches)) ** 0.5)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model_cases import CASES, build, needs_transformers
+from model_cases import WITH_TWIN, build, needs_transformers
 from transformers import LogitsProcessor, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
@@ -83,7 +83,7 @@ OF_THREE = "latent-both of three posteriors"
 
 @pytest.mark.parametrize(
     ("case", "options"),
-    [(case, SEARCHES[name]) for case in CASES for name in ("greedy", "beams until the best")]
+    [(case, SEARCHES[name]) for case in WITH_TWIN for name in ("greedy", "beams until the best")]
     + [(case, options) for case in ("vanilla", OF_THREE) for options in SEARCHES.values()],
 )
 def test_sentences_leave_without_a_change_of_any_token(case, options, caches, theirs):

@@ -65,7 +65,8 @@ class DecoderGraph(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """`past` and `cross` hold a key and a value of each layer; `attention_mask` is the source's."""
         cache = EncoderDecoderCache(cache_of(past), cache_of(cross))
-        states = cross[0].new_zeros(*attention_mask.shape, self.model.config.memory_width)  # nothing reads them again
+        config, (sentences, source) = self.model.config, attention_mask.shape  # nothing reads the states again
+        states = cross[0].new_zeros(sentences, source + config.memory_rest, config.memory_width)
         output = self.model(
             encoder_outputs=BaseModelOutput(states), attention_mask=attention_mask, decoder_input_ids=input_ids,
             past_key_values=cache, use_cache=True,
@@ -131,13 +132,12 @@ def write_graphs(model: PreTrainedModel, folder: Path) -> None:
     """Trace and write the encoder and the decoder of a model in evaluation mode."""
     config = model.config
     source = {0: Dim("batch", max=MOST_SENTENCES), 1: Dim("source", max=config.max_position_embeddings)}
-    cached = {0: source[0], 2: source[1]}
+    cached = {0: source[0]} if config.memory_rest else {0: source[0], 2: source[1]}  # what is packed has one length
     past_shape = {0: source[0], 2: Dim("past", max=config.max_position_embeddings - 1)}
     ids = torch.full((SENTENCES, SOURCE), config.decoder_start_token_id)
     mask = torch.ones_like(ids)
     cross = EncoderGraph(model)(ids, mask)
-    heads = config.num_key_value_heads  # the source's keys may be of two attentions, and then have twice as many
-    past = tuple(tensor[:, :heads, :PAST] for tensor in cross)
+    past = tuple(tensor.new_zeros(*tensor.shape[:2], PAST, tensor.shape[3]) for tensor in cross)
     names = [f"{layer}.{part}" for layer in range(len(cross) // 2) for part in ("key", "value")]
     inputs = [f"{kind}.{name}" for kind in ("past", "cross") for name in names]
     with _quietly():

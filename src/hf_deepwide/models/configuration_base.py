@@ -217,6 +217,11 @@ class DeepWideConfig(PreTrainedConfig):
         return self.d_model
 
     @property
+    def memory_rest(self) -> int:
+        """How many positions the encoder's output has behind those of the source."""
+        return 0
+
+    @property
     def least_parameters(self) -> int:
         """Numbers in the weights and tables of a model, at least: what can never fit is known before it is made."""
         vocabularies = self.vocab_size + (0 if self.share_encoder_decoder_embeddings else self.decoder_vocab_size)

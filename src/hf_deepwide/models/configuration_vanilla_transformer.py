@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from .configuration_base import LAYERS, WEIGHT, WIDTH, DeepWideConfig, check_bounds, check_rates, validated
+from .configuration_base import ENTRIES, LAYERS, WEIGHT, WIDTH, DeepWideConfig, check_bounds, check_rates, validated
 from .quoting import quote
 
 
@@ -47,6 +47,12 @@ class VanillaTransformerConfig(DeepWideConfig):
         layer_form: which sub-layers a layer is made of. `"transformer"`: attention and feed-forward. Other forms have
             plain residual connections. `"weighted"` (Ahmed et al. 2017): each head has a feed-forward network of its
             own, and learned weights scale what enters and leaves it. The inner width is that of all heads together.
+            `"luna"` (Ma et al. 2021): each attention packs what it attends to into a short sequence of fixed length,
+            and reads this sequence.
+        luna_length: l, the length of that sequence.
+        luna_tie_kv: whether the values of Luna's attentions are their keys.
+        luna_activation: of Luna's causal attention, what stands where a softmax would see later tokens. `"softplus"`:
+            log2(1 + 2^x), as in the released code; or `"elu"`: elu(x) + 1.
         language_aware: whether each language has norms of its own, and a matrix behind the encoder (Zhang et al.
             2020, LALN and LALT). Post-norm.
         num_posteriors: N, the languages of such a model; with several, `forward` and `generate` take the index of each
@@ -77,7 +83,10 @@ class VanillaTransformerConfig(DeepWideConfig):
     dynamic_streams: bool = True
     sinkhorn_iterations: int = 20
     decoder_attention: Literal["separate", "merged"] = "separate"
-    layer_form: Literal["transformer", "weighted"] = "transformer"
+    layer_form: Literal["transformer", "weighted", "luna"] = "transformer"
+    luna_length: int = 32
+    luna_tie_kv: bool = False
+    luna_activation: Literal["softplus", "elu"] = "softplus"
     language_aware: bool = False
     num_posteriors: int = 1
     posterior_names: list[str] | None = None
@@ -89,12 +98,27 @@ class VanillaTransformerConfig(DeepWideConfig):
         return self.d_model * (self.decoder_layers if self.layer_aggregation == "transparent" else 1)
 
     @property
+    def packed_length(self) -> int:
+        """Luna's l, or 0 where no sequence is packed."""
+        return self.luna_length if self.layer_form == "luna" else 0
+
+    @property
+    def memory_rest(self) -> int:
+        """As for all families; Luna's packed sequence stands behind the states of the source."""
+        return self.packed_length
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """As for all families; Luna keeps two keys for each token and head."""
+        return super().num_key_value_heads * (2 if self.layer_form == "luna" else 1)
+
+    @property
     def least_parameters(self) -> int:
         """As for all families, languages' matrices, and mHC's maps, which grow with the third power of the streams."""
         joints = 2 * self.encoder_layers + 3 * self.decoder_layers
         maps = joints * self.residual_streams**3 * self.d_model if self.residual == "mhc" else 0
         matrices = self.num_posteriors * self.d_model**2 if self.language_aware else 0
-        return super().least_parameters + maps + matrices
+        return super().least_parameters + maps + matrices + self.packed_length * self.d_model
 
     def validate_depth(self) -> None:
         """LayerDrop has a rate in [0, 1), and ways to join layers fit each other and the norms."""
@@ -191,8 +215,19 @@ class VanillaTransformerConfig(DeepWideConfig):
 
     def _validate_layer_form(self) -> None:
         """A form of its own is joined by plain residual connections, and has no options of attention."""
+        check_bounds(self, 1, ENTRIES, "luna_length")
+        if self.layer_form != "luna" and (self.luna_tie_kv or self.luna_activation != "softplus"):
+            raise ValueError(
+                f"`luna_tie_kv` and `luna_activation` belong to `layer_form='luna'`, and `layer_form` is "
+                f"{self.layer_form!r}; set `layer_form='luna'`, or leave them out"
+            )
         if self.layer_form == "transformer":
             return
+        if self.layer_form == "luna" and self.layer_aggregation == "transparent":
+            raise ValueError(
+                "`layer_aggregation='transparent'` gives each decoder layer states of its own, and "
+                "`layer_form='luna'` packs the states of the last layer; choose one of them"
+            )
         plain = {
             "residual": "add",
             "encoder_solver": None,

@@ -308,8 +308,9 @@ def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode,
     is_recorded = any((config.output_attentions, config.output_hidden_states)) or any(
         (model.config.output_attentions, model.config.output_hidden_states)
     )
+    has_twin = model.model.decoder.has_twin
     others = [value for name, value in arguments.items() if name not in ARGUMENTS]
-    if not is_usual or is_recorded or any(value is not None and value is not False for value in others):
+    if not (is_usual and has_twin) or is_recorded or any(value is not None and value is not False for value in others):
         return False
     if arguments.get("past_key_values") is not None or model.config._attn_implementation not in ("eager", "sdpa"):
         return False

@@ -215,6 +215,7 @@ class Decoder(Stack):
     """Embeddings and a stack of decoder layers."""
 
     layer_class = DecoderLayer
+    has_twin: bool = True  # whether `decoding` can read single tokens as this decoder does
     _can_record_outputs = {
         "hidden_states": DecoderLayer,
         "attentions": OutputRecorder(MultiBranchAttention, index=1, layer_name="self_attn"),
@@ -272,7 +273,7 @@ class Decoder(Stack):
                 config=self.config,
                 inputs_embeds=hidden_states,
                 attention_mask=encoder_attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
+                encoder_hidden_states=self.source_states(encoder_hidden_states),
             )
         hidden_states = self.run_layers(
             hidden_states,
@@ -285,6 +286,10 @@ class Decoder(Stack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
         )
+
+    def source_states(self, memory: torch.Tensor) -> torch.Tensor:
+        """The states of the source's tokens `[B, S, D]`, among what the encoder gives."""
+        return memory
 
     def step(
         self,

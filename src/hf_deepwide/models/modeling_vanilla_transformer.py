@@ -10,6 +10,7 @@ deeper stacks are options, each on its own, and each equation is in the file of 
     `decoder_attention`   a decoder's two attentions as one: merged attention                    `merged_attention`
     `layer_form`          other sub-layers than attention and feed-forward:                      `FORMS`
                           heads with networks of their own: the Weighted Transformer             `branched_attention`
+                          nested linear attentions: Luna                                         `luna`
     `language_aware`      norms and a matrix of each language: LALN, LALT                        `language_layers`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
     `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
@@ -56,6 +57,15 @@ from .layer_combination import COMBINATIONS, LayerNormEach, LayerSum, Transparen
 from .layer_combination import LayerCombination as LayerCombination
 from .layer_selection import check_posteriors
 from .layers import DecoderLayer, EncoderLayer
+from .luna import (
+    CausalLunaAttention,
+    LunaAttention,
+    LunaDecoderLayer,
+    LunaEncoderLayer,
+    LunaLayerNorm,
+    PackedEmbeddings,
+    split_memory,
+)
 from .merged_attention import MeanOfValues, MergedAttentionDecoderLayer
 from .modeling_base import (
     Decoder,
@@ -94,7 +104,9 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
 # … and by its `layer_form`, where that is not "transformer".
 FORMS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "weighted": (WeightedEncoderLayer, WeightedDecoderLayer),
+    "luna": (LunaEncoderLayer, LunaDecoderLayer),
 }
+WITHOUT_TWIN = ("luna",)  # forms that `decoding` does not know
 OTHER_LAYERS = (
     *(RungeKuttaEncoderLayer, MergedAttentionDecoderLayer),
     *(LanguageAwareEncoderLayer, LanguageAwareDecoderLayer, LanguageAwareMergedLayer),
@@ -159,6 +171,9 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             init.zeros_(module.solver_bias)
         elif isinstance(module, SimplexWeights):
             init.copy_(module.simplex_weight, module.initial_weights())
+        elif isinstance(module, PackedEmbeddings) and self.config.initialization != "lipschitz":
+            std = self.config.init_std
+            init.normal_(module.packed_embeddings, std=self.config.d_model**-0.5 if std is None else std)
         elif isinstance(module, Join):
             module.initialise()
 
@@ -173,6 +188,9 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             init.uniform_(module.weight, -bound, bound)
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, PackedEmbeddings):
+            bound = math.sqrt(2 / sum(module.packed_embeddings.shape))
+            init.uniform_(module.packed_embeddings, -bound, bound)
         elif isinstance(module, nn.Linear):
             inputs = module.in_features // (module.branches if isinstance(module, BranchSum) else 1)
             bound = math.sqrt(1 / inputs) * (module.gain if isinstance(module, BranchInput | BranchSum) else 1)
@@ -235,7 +253,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
             check_posteriors(posteriors, hidden_states.shape[0], self.config)
             kwargs["languages"] = posteriors
         history: list[torch.Tensor] = []
-        state: Sequence[torch.Tensor] = ()  # what joined layers hand on beside their output
+        state = self.first_state(hidden_states, inputs)  # what layers hand on beside their output
         skips = self.draw_skipped(kwargs.get("past_key_values"))
         for index, (layer, skipped) in enumerate(zip(self.layers, skips, strict=True)):
             own = self.inputs_of(index, inputs)
@@ -247,11 +265,24 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
                 hidden_states, *state = (x + nothing for x in (hidden_states, *state))
             else:
                 hidden_states, *state = as_state(layer(hidden_states, *own, *state, **kwargs))
-        return hidden_states if self.combination is None else self.combination(history, hidden_states)
+        hidden_states = hidden_states if self.combination is None else self.combination(history, hidden_states)
+        return self.with_state(hidden_states, state)
+
+    def first_state(self, hidden_states: torch.Tensor, inputs: tuple[Any, ...]) -> Sequence[torch.Tensor]:
+        """What the first layer takes beside the embeddings and the `inputs`: nothing, but for Luna's P."""
+        return ()
+
+    def with_state(self, hidden_states: torch.Tensor, state: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the stack gives, of the last layer's output and state."""
+        return hidden_states
 
 
 class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     """Embeddings and a stack of encoder layers."""
+
+    _can_record_outputs = Encoder._can_record_outputs | {
+        "attentions": [Encoder._can_record_outputs["attentions"], OutputRecorder(LunaAttention, index=1)]
+    }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -260,6 +291,10 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
         self.language_transform = LanguageTransform(config.d_model, languages) if config.language_aware else None
         if config.layer_aggregation == "transparent" and config.normalize_before:
             self.layer_norm = LayerNormEach(config.d_model)
+        is_luna = config.layer_form == "luna"
+        self.packed = PackedEmbeddings(config) if is_luna else None
+        if is_luna and config.normalize_before:
+            self.layer_norm = LunaLayerNorm(config)
         self.post_init()
 
     def make_combination(self) -> nn.Module | None:
@@ -293,13 +328,22 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
         may_skip_all = self.training and self.config.layer_drop > 0
         return hidden_states + no_gradient(self.solver) if may_skip_all else hidden_states
 
+    def first_state(self, hidden_states: torch.Tensor, inputs: tuple[Any, ...]) -> Sequence[torch.Tensor]:
+        """Luna's P, for each sentence."""
+        return () if self.packed is None else (self.packed(hidden_states),)
+
+    def with_state(self, hidden_states: torch.Tensor, state: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The last layer's output, and behind it Luna's P."""
+        return hidden_states if self.packed is None else torch.cat([hidden_states, *state], dim=1)
+
     @can_return_tuple
     @functools.wraps(Encoder.forward)
     def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutput:
         """As the parent's, but for what is recorded beside the output.
 
         Attention weights of a layer that is evaluated twice are those of the second time. With transparent attention,
-        the last of the hidden states is the mean of what the decoder's layers read, `[B, S, D]`.
+        the last of the hidden states is the mean of what the decoder's layers read, `[B, S, D]`. Luna's P, behind
+        the output, is not among the hidden states.
         """
         outputs = super().forward(*args, return_dict=True, **kwargs)
         if self.solver is not None and outputs.attentions is not None:
@@ -307,6 +351,9 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
         if isinstance(self.combination, TransparentAttention) and outputs.hidden_states is not None:
             mean = outputs.last_hidden_state.unflatten(-1, (-1, self.config.d_model)).mean(-2)
             outputs.hidden_states = (*outputs.hidden_states[:-1], mean)
+        if self.packed is not None and outputs.hidden_states is not None:
+            states, _ = split_memory(outputs.last_hidden_state, self.config)
+            outputs.hidden_states = (*outputs.hidden_states[:-1], states)
         return outputs
 
 
@@ -314,8 +361,21 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
     """Embeddings and a stack of decoder layers."""
 
     _can_record_outputs = Decoder._can_record_outputs | {
-        "attentions": [Decoder._can_record_outputs["attentions"], OutputRecorder(MeanOfValues, index=1)]
+        "attentions": [
+            Decoder._can_record_outputs["attentions"],
+            OutputRecorder(MeanOfValues, index=1),
+            OutputRecorder(CausalLunaAttention, index=1),
+        ],
+        "cross_attentions": [
+            Decoder._can_record_outputs["cross_attentions"],
+            OutputRecorder(LunaAttention, index=1),
+        ],
     }
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether `decoding` can read single tokens as this decoder does."""
+        return self.config.layer_form not in WITHOUT_TWIN
 
     @property
     def layer_class(self) -> type[DecoderLayer]:
@@ -334,17 +394,34 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
 
     def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a layer takes of the masks and the encoder's states: in transparent attention, its own part of them."""
+        if self.config.layer_form == "luna":
+            causal_mask, memory, *others = inputs
+            return causal_mask, self.source_states(memory), *others
         if not self.is_transparent or inputs[1] is None:
             return inputs
         causal_mask, memory, *others = inputs
         width = self.config.d_model
         return causal_mask, memory.narrow(-1, layer * width, width), *others
 
+    def source_states(self, memory: torch.Tensor) -> torch.Tensor:
+        """The states of the source's tokens, before Luna's P."""
+        return split_memory(memory, self.config)[0] if self.config.layer_form == "luna" else memory
+
+    def first_state(self, hidden_states: torch.Tensor, inputs: tuple[Any, ...]) -> Sequence[torch.Tensor]:
+        """Luna's P as the encoder gives it."""
+        return (split_memory(inputs[1], self.config)[1],) if self.config.layer_form == "luna" else ()
+
+    def with_state(self, hidden_states: torch.Tensor, state: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The last layer's output; P, which nobody reads, gives gradients of zero to what made it."""
+        is_luna = self.config.layer_form == "luna" and self.training
+        return hidden_states + state[0][:0].sum() if is_luna else hidden_states
+
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel, DeepWideModel):
     """Encoder and decoder without a head.
 
     With transparent attention the encoder gives `[B, S, M * D]`: what each of M decoder layers reads, side by side.
+    With Luna it gives `[B, S + l, D]`: the states of the source, and behind them P.
     """
 
     encoder_class = VanillaTransformerEncoder

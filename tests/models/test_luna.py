@@ -1,0 +1,215 @@
+"""Luna's nested attentions (Ma et al. 2021).
+
+That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+"""
+
+import math
+
+import pytest
+import torch
+from model_cases import SIZES, build, leaves, pair, sentences, source
+from naive_transformer import logits as naive_logits
+from transformers.cache_utils import EncoderDecoderCache, StaticCache
+
+from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide.errors import UserError
+from hf_deepwide.exporting.ctranslate2_spec import check_expressible
+from hf_deepwide.exporting.stock import check_fit
+from hf_deepwide.models.decoding import DecodingCache
+
+CASES = ["vanilla-luna", "vanilla-luna-prenorm"]
+
+
+def new(**fields):
+    torch.manual_seed(0)
+    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_equations(case):
+    model = build(case, attn_implementation="sdpa").double().train()
+    batch = pair((4, 3), (3, 2))
+    weights, got = leaves(model), model(**batch).logits
+    loss = expected_loss = 0
+    for row, (ids, target) in enumerate(sentences(batch)):
+        loss = loss + got[row, : len(target)].square().sum()
+        expected_loss = expected_loss + naive_logits(weights, model.config, ids, target).square().sum()
+    loss.backward()
+    expected_loss.backward()
+    for name, parameter in model.named_parameters():
+        expected = weights[name.removeprefix("model.")].grad
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_parameters_are_as_many_as_the_sub_layers_have(ties, pre_norm):
+    """An attention has 7 projections, causal attention 6; tied, each has 5. And P, and its norms."""
+    d, encoder, decoder, length = 16, 2, 3, 5
+    fields = {"layer_form": "luna", "luna_length": length, "luna_tie_kv": ties, "normalize_before": pre_norm}
+    projection, norm = d * d + d, 2 * d
+    attention, causal = (5, 5) if ties else (7, 6)
+    layers = encoder * (attention * projection + 24 * (2 * d + 1) + d + 3 * norm)
+    layers += decoder * ((attention + causal) * projection + 20 * (2 * d + 1) + d + 4 * norm)
+    layers += 3 * norm if pre_norm else -norm  # norms behind the stacks; or none of the last P
+    assert new(**fields).num_parameters() == layers + (41 + length) * d
+
+
+def test_the_printed_count_leaves_a_vocabulary_of_40_700():
+    """Table 6 (Xu et al. 2024) prints 77.60 M, with untied keys and values; their own models have 35,627 entries."""
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(
+            VanillaTransformerConfig(layer_form="luna", luna_length=16, vocab_size=3)
+        )
+    assert (77.60e6 - model.num_parameters()) / 512 == pytest.approx(40_700, abs=30)
+
+
+def test_the_packed_sequence_stands_behind_the_states_of_the_source():
+    model = build("vanilla-luna")
+    with torch.no_grad():
+        memory = model.get_encoder()(**source(), output_hidden_states=True)
+    assert memory.last_hidden_state.shape == (3, 7 + 3, 16)
+    assert torch.equal(memory.hidden_states[-1], memory.last_hidden_state[:, :7])
+    assert not torch.allclose(memory.last_hidden_state[0, 7:], memory.last_hidden_state[1, 7:], atol=1e-2)
+    for states in (None, memory.last_hidden_state[:, :3]):
+        with pytest.raises(ValueError, match="3 packed positions"):
+            model.get_decoder()(input_ids=torch.tensor([[2]] * 3), encoder_hidden_states=states)
+
+
+def test_first_weights_of_the_packed_sequence():
+    """N(0, 1/D) as embeddings; scaled, and with the positions of tokens."""
+    packed = new(d_model=64, layer_form="luna", luna_length=40).model.encoder.packed
+    assert packed.packed_embeddings.std().item() == pytest.approx(1 / 8, rel=0.05)
+    expected = 8 * packed.packed_embeddings[39, 0] + math.sin(41)
+    assert packed(torch.zeros(2, 1, 64))[1, 39, 0].item() == pytest.approx(expected.item(), abs=1e-5)
+    assert new(layer_form="luna", init_std=0.5).model.encoder.packed.packed_embeddings.std() > 0.4
+    bound = math.sqrt(2 / (32 + 16))
+    largest = new(layer_form="luna", initialization="lipschitz").model.encoder.packed.packed_embeddings.abs().max()
+    assert 0.95 * bound < largest <= bound
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("case", CASES)
+def test_padding_on_the_left_changes_nothing(case, attention):
+    """Neither of the source nor of the target: means are over tokens that are no padding."""
+    model = build(case, attn_implementation=attention, position_embedding_type="sinusoidal")
+    ids, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[2, 7, 9]])
+    padded, padded_target = torch.tensor([[1, 1, 9, 8, 7, 2]]), torch.tensor([[1, 1, 2, 7, 9]])
+    masks = {"attention_mask": (padded != 1).long(), "decoder_attention_mask": (padded_target != 1).long()}
+    with torch.no_grad():
+        alone = model(input_ids=ids, decoder_input_ids=target).logits
+        behind = model(input_ids=padded, decoder_input_ids=padded_target, **masks).logits
+        unmasked = model(input_ids=ids, decoder_input_ids=padded_target).logits
+    torch.testing.assert_close(behind[:, 2:], alone, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(unmasked[:, 2:], alone, atol=1e-2)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_every_cache_decodes_the_same_tokens(case, options):
+    """Also with sources that are shorter than P. The cache is one of Transformers', as the twin does not know Luna."""
+    model = build(case).double()
+    for inputs in (source((7, 4, 5)), source((1, 2))):
+        fields = {**inputs, "max_new_tokens": 7, "no_repeat_ngram_size": 1, "return_dict_in_generate": True}
+        got = model.generate(**fields, **options)
+        plain = {name: value for name, value in options.items() if name == "num_beams"}
+        assert torch.equal(got.sequences, model.generate(**fields, **plain, use_cache=False).sequences)
+        assert isinstance(got.past_key_values, EncoderDecoderCache)
+        assert not isinstance(got.past_key_values, DecodingCache)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_static_cache_takes_the_target_in_chunks(case):
+    """Its slots are more than there are tokens, and the first chunk has no mask."""
+    model, target = build(case, attn_implementation="sdpa"), torch.randint(4, 37, (3, 5))
+    config = model.config.get_text_config(decoder=True)
+    cache = EncoderDecoderCache(*(StaticCache(config=config, max_cache_len=length) for length in (8, 20)))
+    with torch.no_grad():
+        whole = model(**source(), decoder_input_ids=target).logits
+        chunks = [model(**source(), decoder_input_ids=ids, past_key_values=cache).logits for ids in target.split(3, 1)]
+    torch.testing.assert_close(torch.cat(chunks, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_source_is_packed_once(case, monkeypatch):
+    """For each sentence, however many tokens are decoded."""
+    model, calls = build(case), []
+    attentions = [layer.encoder_attn for layer in model.model.decoder.layers]
+    for attention in attentions:
+        pack = attention.pack_source
+        monkeypatch.setattr(attention, "pack_source", lambda *x, pack=pack, **y: calls.append(1) or pack(*x, **y))
+    model.generate(**source(), max_new_tokens=5)
+    assert len(calls) == len(attentions)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_in_generation_are_those_of_the_whole_target(case):
+    """What is reported while a cache is used, step by step."""
+    model = build(case, attn_implementation="eager")
+    out = model.generate(**source(), max_new_tokens=4, output_attentions=True, return_dict_in_generate=True)
+    with torch.no_grad():
+        whole = model(**source(), decoder_input_ids=out.sequences[:, :-1], output_attentions=True)
+    for step in range(4):
+        for got, expected in zip(out.cross_attentions[step], whole.cross_attentions, strict=True):
+            torch.testing.assert_close(got[:, :, 0], expected[:, :, step])
+        for got, expected in zip(out.decoder_attentions[step], whole.decoder_attentions, strict=True):
+            torch.testing.assert_close(got[:, :, 0], expected[:, :, step, : step + 1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layer_form": "moon"}, ["`layer_form`", "luna", "'moon'"]),
+        ({"layer_form": "luna", "luna_length": 0}, ["`luna_length`", "at least 1", "0"]),
+        ({"luna_tie_kv": True}, ["`luna_tie_kv`", "`layer_form='luna'`"]),
+        ({"luna_activation": "elu"}, ["`luna_activation`", "`layer_form='luna'`"]),
+        ({"layer_form": "luna", "luna_activation": "relu"}, ["`luna_activation`", "softplus, elu", "'relu'"]),
+        ({"layer_form": "luna", "layer_aggregation": "transparent"}, ["transparent", "'luna'", "choose one"]),
+        ({"layer_form": "luna", "residual": "sdu"}, ["`residual`", "'luna'", "`residual='add'`"]),
+        ({"layer_form": "luna", "attention_branches": 3}, ["`attention_branches`", "'luna'"]),
+    ],
+)
+def test_names_what_does_not_fit(fields, words):
+    with pytest.raises(ValueError, match=r".") as error:
+        VanillaTransformerConfig(**fields)
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_doors_to_other_models_refuse_luna():
+    model = build("vanilla-luna")
+    with pytest.raises(UserError, match="`layer_form` cannot be"):
+        VanillaTransformerForConditionalGeneration.from_base(build("vanilla"), layer_form="luna")
+    with pytest.raises(UserError, match=r"cannot start from .*`layer_form` is"):
+        VanillaTransformerForConditionalGeneration.from_base(model)
+    with pytest.raises(UserError, match="`layer_form` is 'luna'"):
+        check_expressible(model)
+    with pytest.raises(UserError, match="`layer_form` is 'luna'"):
+        check_fit(model.config, "marian")
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="accepted: eager, sdpa"):
+        model(**pair())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("options", [{"use_reentrant": True}, {"use_reentrant": False}], ids=str)
+def test_checkpointing_and_layer_drop_keep_every_gradient(case, options):
+    gradients = []
+    for checkpointing in (False, True):
+        model = build(case, layer_drop=0.4).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable(options)
+        torch.manual_seed(3)
+        model(**pair()).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain)
+
+
+@pytest.mark.parametrize("how", ["dlcl", "hierarchical"])
+def test_layers_can_be_combined(how):
+    """The combination is of the states; P goes from layer to layer."""
+    model = new(layer_form="luna", layer_aggregation=how).train()
+    loss = model(**pair()).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
