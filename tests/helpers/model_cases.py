@@ -41,6 +41,7 @@ JOINTS: dict[str, dict[str, Any]] = {
     "weighted": {"layer_form": "weighted"},
     "luna": {"layer_form": "luna", "luna_length": 4},
     "language": {"language_aware": True},
+    "dynamic-convolution": {"layer_form": "dynamic_convolution", "encoder_kernel_sizes": [3]},
     "attention": {"residual": "attention", "normalize_before": True},
     "hyper": {"residual": "hyper", "normalize_before": True},
     "mhc": {"residual": "mhc", "normalize_before": True},
@@ -163,6 +164,26 @@ CASES = {
             "layernorm_embedding": True,
         },
     ),
+    "vanilla-dynamic": Case(
+        "vanilla_transformer",
+        {
+            "layer_form": "dynamic_convolution",
+            "encoder_kernel_sizes": [5, 4],
+            "decoder_kernel_sizes": [2, 3],
+            "activation_function": "gelu",
+        },
+    ),
+    "vanilla-dynamic-prenorm": Case(
+        "vanilla_transformer",
+        {
+            "layer_form": "dynamic_convolution",
+            "normalize_before": True,
+            "attention_bias": False,
+            "layer_aggregation": "transparent",
+            "initialization": "depth_scaled",
+        },
+    ),
+    "vanilla-evolved": Case("vanilla_transformer", {"layer_form": "evolved", "normalize_before": True}),
     "vanilla-rk2": Case("vanilla_transformer", {"encoder_solver": "rk2", "layer_aggregation": "dlcl"}),
     "vanilla-rk2-prenorm": Case(
         "vanilla_transformer", {"encoder_solver": "rk2", "normalize_before": True, "attention_branches": 2}
@@ -249,9 +270,8 @@ CASES = {
     ),
 }
 
-
 # The cases whose decoder has a twin that reads single tokens.
-WITH_TWIN = [case for case in CASES if "luna" not in case]
+WITH_TWIN = [case for case in CASES if "luna" not in case and "evolved" not in case]
 
 
 def config_of(case: str, **changes: Any) -> Any:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from naive_convolution import dynamic_convolution
 from naive_depthwise_lstm import step_in_depth
 from naive_dropout import drop
+from naive_evolved import evolved_decoder_cell, evolved_encoder_cell
 from naive_joined_layers import JOINED, join, read
 from naive_layer_aggregation import AGGREGATIONS
 from naive_luna import luna_logits
@@ -121,7 +123,12 @@ def attention(
     visible: Callable[[int, int], bool],
     uniform: Uniform = None,
 ) -> torch.Tensor:
-    """(1/N) sum_i beta_i attn_M(Q, K, V; theta_i) of one sentence (Eq. 1, 2, 4, 5, 9, 10), `[T, D]`."""
+    """(1/N) sum_i beta_i attn_M(Q, K, V; theta_i) of one sentence (Eq. 1, 2, 4, 5, 9, 10), `[T, D]`.
+
+    Or in the place of self-attention a dynamic convolution.
+    """
+    if getattr(config, "layer_form", "transformer") == "dynamic_convolution" and name.endswith(".self_attn"):
+        return dynamic_convolution(w, name, config, queries)
     branches, rho = config.attention_branches, config.drop_branch
     merged = []
     for t, x in enumerate(queries):
@@ -367,6 +374,8 @@ def multipath_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor
 def encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: Uniform = None) -> torch.Tensor:
     if config.model_type == "multipath_transformer":
         return multipath_encoder_layer(w, name, config, xs)
+    if getattr(config, "layer_form", "transformer") == "evolved":
+        return evolved_cell(w, name, config, xs)
     if getattr(config, "encoder_solver", None) == "rk2":
         return runge_kutta(w, lambda ys: plain_encoder_layer(w, name, config, ys, uniform), xs)
     return plain_encoder_layer(w, name, config, xs, uniform)
@@ -414,6 +423,8 @@ def decoder_layer(
     w: Weights, name: str, config: Any, xs: torch.Tensor, memory: torch.Tensor, uniform: Uniform = None
 ) -> torch.Tensor:
     heads, bottom = config.decoder_attention_heads, xs
+    if getattr(config, "layer_form", "transformer") == "evolved":
+        return evolved_cell(w, name, config, xs, memory)
     if getattr(config, "decoder_attention", "separate") == "merged":
         return merged_decoder_layer(w, name, config, xs, memory, uniform)
     xs = residual(
@@ -442,6 +453,37 @@ def decoder_layer(
         xs,
         lambda y: feed_forward(w, name + ".feed_forward", config, y, uniform),
         bottom,
+    )
+
+
+def evolved_cell(
+    w: Weights, name: str, config: Any, xs: torch.Tensor, memory: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A cell of the encoder, or, with a memory, of the decoder (So et al. 2019)."""
+
+    def norm(part: str, ys: torch.Tensor) -> torch.Tensor:
+        return torch.stack([layer_norm(y, w, f"{name}.{part}") for y in ys])
+
+    def attend(part: str, heads: int, ys: torch.Tensor, keys: Any, is_causal: bool = False) -> torch.Tensor:
+        return attention(w, f"{name}.{part}", config, heads, ys, keys, lambda t, s: s <= t or not is_causal)
+
+    if memory is None:
+        return evolved_encoder_cell(
+            w,
+            name,
+            xs,
+            norm,
+            lambda ys: attend("self_attn", config.encoder_attention_heads, ys, ys),
+            lambda ys: feed_forward(w, f"{name}.feed_forward", config, ys),
+        )
+    return evolved_decoder_cell(
+        w,
+        name,
+        config,
+        xs,
+        norm,
+        lambda part, heads, ys: attend(part, heads, ys, ys, is_causal=True),
+        lambda part, heads, ys: attend(part, heads, ys, memory),
     )
 
 

@@ -85,6 +85,8 @@ CASES = [
         {"layer_aggregation": "transparent"},
         {"layer_aggregation": "transparent", "attention_branches": 3, **PRE_NORM},
         {"language_aware": True},
+        {"layer_form": "dynamic_convolution"},
+        {"layer_form": "evolved", **PRE_NORM},
         {"decoder_attention": "merged", "initialization": "depth_scaled"},
         {"decoder_attention": "merged", "attention_branches": 3, **PRE_NORM},
         {"layer_form": "weighted"},

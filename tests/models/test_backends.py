@@ -149,7 +149,10 @@ def test_every_parameter_learns(case):
 
 @EVERY
 def test_reported_attentions_and_hidden_states(case):
-    """Averages over branches of distributions over visible keys; nothing else changes for being watched."""
+    """Averages over branches of distributions over visible keys; nothing else changes for being watched.
+
+    The weights of a window that reaches past its sentence add up to less than 1.
+    """
     model, batch = build(case, attn_implementation="eager"), pair()
     with torch.no_grad():
         plain = model(**batch)
@@ -164,7 +167,9 @@ def test_reported_attentions_and_hidden_states(case):
     assert [a.shape for a in out.decoder_attentions] == [(3, config.decoder_attention_heads, 6, 6)] * 3
     assert [a.shape for a in out.cross_attentions] == [(3, config.decoder_attention_heads, 6, 7)] * 3
     for weights in (*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions):
-        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        sums = weights.sum(-1)
+        is_window = "dynamic" in case and not any(weights is other for other in out.cross_attentions)
+        torch.testing.assert_close(sums, sums.clamp(max=1) if is_window else torch.ones_like(sums))
     hidden = batch["attention_mask"][:, None, None] == 0
     for weights in (*out.encoder_attentions, *out.cross_attentions):
         assert (weights.masked_select(hidden.expand_as(weights)) == 0).all()

@@ -25,6 +25,7 @@ CASES = {
     "attention residuals": ("vanilla-attention", SMALL),
     "transparent attention": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "hierarchical aggregation": ("vanilla-hierarchical", SMALL),
+    "dynamic convolution": ("vanilla-dynamic", SMALL | {"encoder_layers": 2, "decoder_layers": 2}),
     "merged attention": ("vanilla-merged", SMALL),
     "branched attention": ("vanilla-weighted", SMALL),
     "luna": ("vanilla-luna", SMALL),

@@ -172,7 +172,8 @@ def test_initialisation_is_that_of_the_papers(case):
     assert all((norm.weight == 1).all() for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))
     normal = FAMILIES[family].lm(config_of(case, d_model=d, encoder_ffn_dim=96, decoder_ffn_dim=96, init_std=0.02))
     for name, parameter in normal.model.decoder.layers[0].named_parameters():
-        if parameter.dim() > 1 and not re.search("^joins|relative_keys|language_", name):  # too few numbers, or norms
+        few = "^joins|relative_keys|kernel_proj|depthwise|language_"  # numbers too few for a deviation, or norms
+        if parameter.dim() > 1 and not re.search(few, name):
             assert parameter.std().item() == pytest.approx(0.02 * joined_gain(config, name.split(".")[-2]), rel=0.05)
 
 

@@ -51,7 +51,8 @@ def check_expressible(model: PreTrainedModel) -> None:
         UserError: it lacks one; the message says which, and what to do instead.
     """
     if reasons := list(_inexpressible(model)):
-        raise UserError(f"CTranslate2 cannot run this {model.config.model_type}: {'; '.join(reasons)}; {INSTEAD}")
+        instead = "use `generate`" if model.config.slots_per_layer > 1 else INSTEAD
+        raise UserError(f"CTranslate2 cannot run this {model.config.model_type}: {'; '.join(reasons)}; {instead}")
 
 
 def _inexpressible(model: PreTrainedModel) -> Iterator[str]:

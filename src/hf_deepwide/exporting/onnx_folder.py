@@ -1,4 +1,4 @@
-"""Export to ONNX, which onnxruntime and other engines run: all families, encoder and decoder with cache.
+"""Export to ONNX, which onnxruntime and other engines run: encoder and decoder with cache, of all families.
 
     export_onnx("runs/mat", "exported")
 
@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..durable import check_output, saving, whole_folder
+from ..errors import UserError
 from .opening import open_model, require
 
 logger = logging.getLogger(__name__)
@@ -109,13 +110,15 @@ def export_onnx(
         The folder.
 
     Raises:
-        UserError: a package is not installed; the folder is in use; and what loading a model can raise.
+        UserError: a package is not installed; the folder is in use; layers keep more than keys and values; and what
+            loading a model can raise.
         RuntimeError: the graphs compute something else; nothing is left in `folder` then.
     """
     require("onnx", "onnx", "onnxscript", "onnxruntime")
     target = Path(folder)
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)
+    check_cache(opened.model)
     plain = copy.deepcopy(opened.model).to("cpu", torch.float32).eval()
     plain.set_attn_implementation("sdpa")
     with saving(target), whole_folder(target) as draft:
@@ -125,6 +128,15 @@ def export_onnx(
         (draft / "README.md").write_text(readme(plain, opened.tokenizer), encoding="utf-8")
     logger.info("%s: its logits differ from the model's by up to %.2g", target, difference)
     return str(target)
+
+
+def check_cache(model: PreTrainedModel) -> None:
+    """Refuse a model whose layers keep more for each token than the keys and values that the graphs hand on."""
+    if model.config.slots_per_layer > 1:
+        raise UserError(
+            f"the model cannot become ONNX: `layer_form` is {model.config.layer_form!r}, and its layers keep more for "
+            "each token than keys and values; use `generate`"
+        )
 
 
 @torch.no_grad()

@@ -89,9 +89,13 @@ class SelfAttentionStep:
         self.merge = output_product(attention, make)
         relative = attention.relative_keys
         self.relative = None if relative is None else relative.table().contiguous()  # [N, H, vectors]
+        self.turned = ancestors.beams > 1
+        self.begin(ancestors)
+
+    def begin(self, ancestors: Ancestors) -> None:
+        """Be without any token."""
         self.ancestors, self.beams = ancestors, ancestors.beams
         self.slots = self.room = 0
-        self.turned = self.beams > 1
         self.keys: torch.Tensor | None = None  # [R / beams * heads, room, H]; turned: [R / beams * heads, H, room]
         self.values: torch.Tensor | None = None  # [R / beams * heads, room, H]
 
@@ -271,6 +275,49 @@ class BranchedAttentionStep(CrossAttentionStep):
             return outer(inner.transpose(0, 1).reshape(len(context), 1, -1))
 
         return merge
+
+
+class DynamicConvolutionStep(SelfAttentionStep):
+    """Dynamic convolution of a new token; owns the gated inputs of all rows, and reads as many as a window holds."""
+
+    turned = False
+
+    def __init__(self, convolution: nn.Module, make: Make, ancestors: Ancestors) -> None:
+        """Take the weights of a `DynamicConvolution`; `make` makes a product of a matrix and a bias."""
+        self.head_dim, self.heads, self.width = convolution.head_dim, convolution.heads, convolution.width
+        self.project = make(convolution.in_proj.weight, convolution.in_proj.bias)
+        self.predict = make(convolution.kernel_proj.weight, None)
+        self.merge = make(convolution.out_proj.weight, convolution.out_proj.bias)
+        self.begin(ancestors)
+
+    def context(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """What W_I gives of a new token, `[R, 1, 2 * D]`, to the sums of all heads, `[R, 1, D]`."""
+        rows, beams = states.shape[0], self.beams
+        gated = nn.functional.glu(states)
+        value = gated.view(rows // beams, beams, self.heads, -1).transpose(1, 2).reshape(-1, beams, self.head_dim)
+        if self.slots == self.room:
+            self.grow(value)
+        self.values.narrow(1, self.slots, beams).copy_(value)
+        self.slots += beams
+        scores = self.predict(gated).view(rows // beams, beams, self.heads, self.width).transpose(1, 2)
+        kernel = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(gated.dtype)
+        seen = min(self.width, self.slots // beams)
+        weights = kernel.narrow(3, self.width - seen, seen).repeat_interleave(beams, 3)
+        if mask is not None:
+            weights = weights * (mask.narrow(3, self.slots - seen * beams, seen * beams) == 0)
+        values = self.values.narrow(1, self.slots - seen * beams, seen * beams)
+        sums = torch.bmm(weights.flatten(0, 1), values)
+        return sums.view(rows // beams, self.heads, beams, -1).transpose(1, 2).reshape(rows, 1, -1)
+
+    def grow(self, key: torch.Tensor) -> None:
+        """As the parent's; keys are the values."""
+        super().grow(key)
+        self.keys = self.values
+
+    def keep(self, kept: torch.Tensor, sentences: int) -> None:
+        """As the parent's; keys are the values."""
+        super().keep(kept, sentences)
+        self.keys = self.values
 
 
 def keep_sentences(states: torch.Tensor, kept: torch.Tensor, sentences: int) -> torch.Tensor:

@@ -217,6 +217,11 @@ class DeepWideConfig(PreTrainedConfig):
         return self.d_model
 
     @property
+    def slots_per_layer(self) -> int:
+        """How many slots of a cache a decoder layer fills with what it keeps of the target."""
+        return 1
+
+    @property
     def memory_rest(self) -> int:
         """How many positions the encoder's output has behind those of the source."""
         return 0

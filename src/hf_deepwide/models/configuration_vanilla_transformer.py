@@ -5,6 +5,9 @@ from typing import Literal
 from .configuration_base import ENTRIES, LAYERS, WEIGHT, WIDTH, DeepWideConfig, check_bounds, check_rates, validated
 from .quoting import quote
 
+KERNEL = 10_000  # the widest kernel that is taken for no mistake
+KERNEL_SIZES = [3, 7, 15, 31]  # of dynamic convolutions, as in their paper
+
 
 @validated
 class VanillaTransformerConfig(DeepWideConfig):
@@ -49,10 +52,15 @@ class VanillaTransformerConfig(DeepWideConfig):
             own, and learned weights scale what enters and leaves it. The inner width is that of all heads together.
             `"luna"` (Ma et al. 2021): each attention packs what it attends to into a short sequence of fixed length,
             and reads this sequence.
+            `"dynamic_convolution"` (Wu et al. 2019): convolutions in the place of self-attention, whose kernels each
+            token predicts. `"evolved"` (So et al. 2019), pre-norm: a layer is a cell of the Evolved Transformer, with
+            convolutions and up to four attentions.
         luna_length: l, the length of that sequence.
         luna_tie_kv: whether the values of Luna's attentions are their keys.
         luna_activation: of Luna's causal attention, what stands where a softmax would see later tokens. `"softplus"`:
             log2(1 + 2^x), as in the released code; or `"elu"`: elu(x) + 1.
+        encoder_kernel_sizes, decoder_kernel_sizes: the widths of the kernels of dynamic convolutions, from the first
+            layer up; the last one is that of all further layers. None: 3, 7, 15 and 31.
         language_aware: whether each language has norms of its own, and a matrix behind the encoder (Zhang et al.
             2020, LALN and LALT). Post-norm.
         num_posteriors: N, the languages of such a model; with several, `forward` and `generate` take the index of each
@@ -83,10 +91,12 @@ class VanillaTransformerConfig(DeepWideConfig):
     dynamic_streams: bool = True
     sinkhorn_iterations: int = 20
     decoder_attention: Literal["separate", "merged"] = "separate"
-    layer_form: Literal["transformer", "weighted", "luna"] = "transformer"
+    layer_form: Literal["transformer", "weighted", "luna", "dynamic_convolution", "evolved"] = "transformer"
     luna_length: int = 32
     luna_tie_kv: bool = False
     luna_activation: Literal["softplus", "elu"] = "softplus"
+    encoder_kernel_sizes: list[int] | None = None
+    decoder_kernel_sizes: list[int] | None = None
     language_aware: bool = False
     num_posteriors: int = 1
     posterior_names: list[str] | None = None
@@ -97,10 +107,28 @@ class VanillaTransformerConfig(DeepWideConfig):
         """As for all families; with transparent attention each decoder layer reads its own part."""
         return self.d_model * (self.decoder_layers if self.layer_aggregation == "transparent" else 1)
 
+    def kernel_sizes(self, is_decoder: bool) -> list[int]:
+        """The width of the dynamic convolution of each layer of a stack."""
+        given, layers = self.encoder_kernel_sizes, self.encoder_layers
+        if is_decoder:
+            given, layers = self.decoder_kernel_sizes, self.decoder_layers
+        sizes = given or KERNEL_SIZES
+        return [sizes[min(layer, len(sizes) - 1)] for layer in range(layers)]
+
+    @property
+    def wide_heads(self) -> int:
+        """Heads of the first self-attention in a decoder cell of the Evolved Transformer: twice as many, up to 16."""
+        return max(self.decoder_attention_heads, min(2 * self.decoder_attention_heads, 16))
+
     @property
     def packed_length(self) -> int:
         """Luna's l, or 0 where no sequence is packed."""
         return self.luna_length if self.layer_form == "luna" else 0
+
+    @property
+    def slots_per_layer(self) -> int:
+        """As for all families; a cell of the Evolved Transformer has two attentions and two convolutions."""
+        return 4 if self.layer_form == "evolved" else 1
 
     @property
     def memory_rest(self) -> int:
@@ -154,6 +182,8 @@ class VanillaTransformerConfig(DeepWideConfig):
         self._validate_languages()
         self._validate_layer_form()
         self._validate_branched_attention()
+        self._validate_kernels()
+        self._validate_cells()
         if self.initialization == "lipschitz" and self.init_std is not None:
             raise ValueError(
                 "`initialization='lipschitz'` and `init_std` both say how weights begin; set `init_std=None`, or "
@@ -228,6 +258,8 @@ class VanillaTransformerConfig(DeepWideConfig):
                 "`layer_aggregation='transparent'` gives each decoder layer states of its own, and "
                 "`layer_form='luna'` packs the states of the last layer; choose one of them"
             )
+        if self.layer_form == "transformer":
+            return
         plain = {
             "residual": "add",
             "encoder_solver": None,
@@ -259,6 +291,41 @@ class VanillaTransformerConfig(DeepWideConfig):
         if self.ffn_drop_branch:
             raise ValueError(
                 "`layer_form='weighted'` has no feed-forward branches that drop; set `ffn_drop_branch=None`"
+            )
+
+    def _validate_kernels(self) -> None:
+        """Only dynamic convolutions have kernels, each at least one place wide, and at most one for each layer."""
+        for stack in ("encoder", "decoder"):
+            name, layers = f"{stack}_kernel_sizes", getattr(self, f"{stack}_layers")
+            sizes = getattr(self, name)
+            if sizes is None:
+                continue
+            if self.layer_form != "dynamic_convolution":
+                raise ValueError(f"`{name}` belongs to `layer_form='dynamic_convolution'`; set it, or None")
+            if not 1 <= len(sizes) <= layers:
+                raise ValueError(f"`{name}` must have 1 to {layers} widths, for as many layers, got {quote(sizes)}")
+            if not all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= KERNEL for size in sizes):
+                raise ValueError(f"`{name}` must hold whole numbers from 1 to {KERNEL:,}, got {quote(sizes)}")
+
+    def _validate_cells(self) -> None:
+        """A cell of the Evolved Transformer is pre-norm, starts in its own way, and can double its heads."""
+        if self.layer_form != "evolved":
+            return
+        for name, value in {"normalize_before": True, "initialization": "xavier"}.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"`layer_form='evolved'` is of cells with `{name}={value!r}`, and it is {getattr(self, name)!r}; "
+                    f"set `{name}={value!r}`"
+                )
+        if self.encoder_ffn_dim < self.d_model // 2:
+            raise ValueError(
+                f"`layer_form='evolved'` adds a branch of {self.d_model // 2} features, half of `d_model`, to one of "
+                f"`encoder_ffn_dim`, which must be at least as many; got {self.encoder_ffn_dim}"
+            )
+        if self.d_model % self.wide_heads:
+            raise ValueError(
+                f"`layer_form='evolved'` has {self.wide_heads} heads in the first attention of a decoder's cell, and "
+                f"they do not divide `d_model` ({self.d_model}); change `decoder_attention_heads` or `d_model`"
             )
 
     def _validate_joined_layers(self) -> None:

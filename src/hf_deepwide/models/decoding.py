@@ -33,6 +33,7 @@ from .attention_step import (
     Ancestors,
     BranchedAttentionStep,
     CrossAttentionStep,
+    DynamicConvolutionStep,
     MergedAttentionStep,
     SelfAttentionStep,
     keep_sentences,
@@ -40,6 +41,7 @@ from .attention_step import (
 )
 from .branched_attention import BranchedAttention
 from .branches import BranchSum
+from .dynamic_convolution import DynamicConvolution
 from .embeddings import Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
 from .layer_selection import LayerSelection
@@ -196,6 +198,8 @@ class Twins:
             if module.is_causal:
                 return SelfAttentionStep(module, self.product, self.ancestors)
             return CrossAttentionStep(module, self.product)
+        if isinstance(module, DynamicConvolution):
+            return DynamicConvolutionStep(module, self.product, self.ancestors)
         if isinstance(module, MultiBranchFeedForward):
             return FeedForwardStep(module, self.product)
         if isinstance(module, BranchSum):

@@ -11,6 +11,8 @@ deeper stacks are options, each on its own, and each equation is in the file of 
     `layer_form`          other sub-layers than attention and feed-forward:                      `FORMS`
                           heads with networks of their own: the Weighted Transformer             `branched_attention`
                           nested linear attentions: Luna                                         `luna`
+                          convolutions in the place of self-attention: DynamicConv               `dynamic_convolution`
+                          cells with convolutions: the Evolved Transformer                       `evolved_layers`
     `language_aware`      norms and a matrix of each language: LALN, LALT                        `language_layers`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
     `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
@@ -38,6 +40,8 @@ from .attention_residuals import AttentionResidualDecoderLayer, AttentionResidua
 from .branched_attention import SimplexWeights, WeightedDecoderLayer, WeightedEncoderLayer, largest_weights
 from .branches import BranchInput, BranchSum, no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dynamic_convolution import DynamicConvolution, KernelPrediction, convolve
+from .evolved_layers import Convolution, EvolvedDecoderLayer, EvolvedEncoderLayer
 from .hyper_connections import (
     HyperDecoderLayer,
     HyperEncoderLayer,
@@ -105,13 +109,16 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
 FORMS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "weighted": (WeightedEncoderLayer, WeightedDecoderLayer),
     "luna": (LunaEncoderLayer, LunaDecoderLayer),
+    "dynamic_convolution": (EncoderLayer, DecoderLayer),  # in which a convolution takes the place of self-attention
+    "evolved": (EvolvedEncoderLayer, EvolvedDecoderLayer),
 }
-WITHOUT_TWIN = ("luna",)  # forms that `decoding` does not know
+WITHOUT_TWIN = ("luna", "evolved")  # forms that `decoding` does not know
 OTHER_LAYERS = (
     *(RungeKuttaEncoderLayer, MergedAttentionDecoderLayer),
     *(LanguageAwareEncoderLayer, LanguageAwareDecoderLayer, LanguageAwareMergedLayer),
 )
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")  # of a layer, whichever way it is joined
+# Of a layer, whichever way it is joined.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "in_proj", "kernel_proj", "out_proj", "fc1", "fc2")
 
 
 class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
@@ -143,10 +150,12 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As everywhere; ReZero starts as the identity, a sum of layers as it says, a solver's gate by Xavier."""
+        """As everywhere; ReZero starts as the identity, sums of layers and kernels as they say, a gate by Xavier."""
         super()._init_weights(module)
         if self.config.initialization == "lipschitz":
             self._constrain(module)
+        if isinstance(module, KernelPrediction) and self.config.init_std is None:
+            module.initialise()
         if isinstance(module, ReZero):
             init.zeros_(module.residual_weight)
         elif isinstance(module, LayerSum):
@@ -176,6 +185,8 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             init.normal_(module.packed_embeddings, std=self.config.d_model**-0.5 if std is None else std)
         elif isinstance(module, Join):
             module.initialise()
+        elif isinstance(module, Convolution):
+            module.initialise(self.config.init_std)
 
     def _constrain(self, module: nn.Module) -> None:
         """Draw first weights so that a sub-layer hardly shrinks what a residual connection adds to it.
@@ -205,6 +216,8 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         self.combination = self.make_combination()
         self.is_transparent = config.layer_aggregation == "transparent"
         add_joins(self.layers, config)
+        if config.layer_form == "dynamic_convolution":
+            convolve(self.layers, config, isinstance(self, Decoder))
         self.post_init()
 
     def post_init(self) -> None:
@@ -281,7 +294,10 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
     """Embeddings and a stack of encoder layers."""
 
     _can_record_outputs = Encoder._can_record_outputs | {
-        "attentions": [Encoder._can_record_outputs["attentions"], OutputRecorder(LunaAttention, index=1)]
+        "attentions": [
+            Encoder._can_record_outputs["attentions"],
+            *(OutputRecorder(part, index=1) for part in (LunaAttention, DynamicConvolution)),
+        ]
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -363,8 +379,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
     _can_record_outputs = Decoder._can_record_outputs | {
         "attentions": [
             Decoder._can_record_outputs["attentions"],
-            OutputRecorder(MeanOfValues, index=1),
-            OutputRecorder(CausalLunaAttention, index=1),
+            *(OutputRecorder(part, index=1) for part in (MeanOfValues, CausalLunaAttention, DynamicConvolution)),
         ],
         "cross_attentions": [
             Decoder._can_record_outputs["cross_attentions"],

@@ -1,0 +1,286 @@
+"""The cell of the Evolved Transformer (So et al. 2019, arXiv 1901.11117), which a search has found.
+
+One layer here is one cell, which stands for two layers of a Transformer. With LN before each step, and a dropout of
+what each step adds, the encoder's cell is
+
+    x <- x + a * sigmoid(b),  [a; b] = W LN(x)                          a gated linear unit
+    x <- x + [S9(LN(relu(W h) + [relu(C3 h); 0])); 0],  h = LN(x)       two branches, F and D/2 wide
+    x <- x + attention(LN(x))
+    x <- x + FFN(LN(x))
+
+and the decoder's cell is
+
+    x <- x + attention(h) + attention(h, memory),  h = LN(x)            of twice as many heads, and of as many
+    x <- x + S7(LN(relu(S11 h) + [S7 h; 0])),  h = LN(x)                two branches, 2D and D/2 wide
+    x <- x + attention(LN(x))
+    x <- x + attention(LN(x), memory)
+    x <- x + W_2 LN(swish(W_1 LN(x)))
+
+C3 is a convolution over 3 positions, and S9 a separable one over 9: first each feature by itself, then a projection.
+[…; 0] fills up with zeros to the width of the sum. The encoder's convolutions are centred. The decoder's end at the
+position itself. Padding counts as zeros. The first attention of the decoder has twice the heads up to 16, and never
+fewer than the others.
+
+These are the equations of the released code (tensor2tensor, `evolved_transformer`). There F is 4D, and one rate drops
+all but attention weights. Here F is the inner width of the stack, and `activation_dropout` is the rate inside branches
+and networks. Attentions of tensor2tensor have no biases, as here with `attention_bias=False`. Convolutions start as
+there: uniform within the square root of 6/(inputs + outputs), both counted for each position of the filter. Filters of
+single features count with all features as inputs and one output, so their weights are small.
+
+A cell keeps more for each token than an attention does. So it has several slots of a cache. Of N cells, cell i has the
+slot i for its plain self-attention, and N + i for its wide one. The slots 2N + i and 3N + i hold inputs of its
+convolutions: of the two branches, and of the convolution behind them. In the cache of the source, slot i is the last
+attention's, and N + i the first one's. `decoding` has no twin of a cell, and such a model decodes by Transformers' own
+caches.
+
+Reported attention weights are those of the plain self-attention and of the last attention to the source.
+
+Shapes: B batch, T time, S source length, D model width, F inner width, C features, K kernel width.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, EncoderDecoderCache
+
+from .attention import MultiBranchAttention
+from .branches import BranchInput, BranchSum
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout import Dropout
+from .dynamic_convolution import check_masks, is_seen
+from .feed_forward import MultiBranchFeedForward
+from .layers import DecoderLayer, EncoderLayer, ResidualLayer
+
+SLOTS, SOURCE_SLOTS = 4, 2  # of a cell of the decoder, in the two caches
+
+
+class Convolution(nn.Conv1d):
+    """A convolution over time, of positions that are padded already: `[B, T + K - 1, C]` to `[B, T, out]`."""
+
+    def initialise(self, std: float | None) -> None:
+        """Start as in tensor2tensor, or from N(0, std)."""
+        if std is None:
+            outputs = 1 if self.groups > 1 else self.out_channels
+            bound = math.sqrt(6 / (self.kernel_size[0] * (self.in_channels + outputs)))
+            init.uniform_(self.weight, -bound, bound)
+        else:
+            init.normal_(self.weight, std=std)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve along the second axis."""
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class SeparableConvolution(nn.Module):
+    """A filter over time for each feature, then a projection: `[B, T + K - 1, C]` to `[B, T, out]`."""
+
+    def __init__(self, features: int, outputs: int, width: int) -> None:
+        super().__init__()
+        self.depthwise = Convolution(features, features, width, groups=features, bias=False)
+        self.pointwise = nn.Linear(features, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve, then project."""
+        return self.pointwise(self.depthwise(x))
+
+
+def add_narrow(wide: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
+    """The sum, in which zeros stand behind the features of `narrow`."""
+    return wide + nn.functional.pad(narrow, (0, wide.shape[-1] - narrow.shape[-1]))
+
+
+class EncoderConvolutions(nn.Module):
+    """[S9(LN(relu(W h) + [relu(C3 h); 0])); 0]."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__()
+        d, inner = config.d_model, config.encoder_ffn_dim
+        self.wide, self.narrow = nn.Linear(d, inner), Convolution(d, d // 2, 3)
+        self.layer_norm = nn.LayerNorm(inner)
+        self.output = SeparableConvolution(inner, d // 2, 9)
+        self.dropout = Dropout(config.activation_dropout)
+
+    def forward(self, x: torch.Tensor, is_token: torch.Tensor | None) -> torch.Tensor:
+        """`[B, S, D]` to `[B, S, D]`; `is_token` `[B, S, 1]` is False at padding. None: there is none."""
+        x = without_padding(x, is_token)
+        wide = self.dropout(self.wide(x).relu())
+        narrow = self.dropout(self.narrow(nn.functional.pad(x, (0, 0, 1, 1))).relu())
+        inner = without_padding(self.layer_norm(add_narrow(wide, narrow)), is_token)
+        output = self.output(nn.functional.pad(inner, (0, 0, 4, 4)))
+        return nn.functional.pad(output, (0, x.shape[-1] - output.shape[-1]))
+
+
+class DecoderConvolutions(nn.Module):
+    """S7(LN(relu(S11 h) + [S7 h; 0])), of positions so far."""
+
+    def __init__(self, config: VanillaTransformerConfig, slots: tuple[int, int]) -> None:
+        """`slots` are those of a cache for the inputs of the branches, and of the last convolution."""
+        super().__init__()
+        d, self.slots = config.d_model, slots
+        self.wide, self.narrow = SeparableConvolution(d, 2 * d, 11), SeparableConvolution(d, d // 2, 7)
+        self.layer_norm = nn.LayerNorm(2 * d)
+        self.output = SeparableConvolution(2 * d, d, 7)
+        self.dropout = Dropout(config.activation_dropout)
+
+    def forward(self, x: torch.Tensor, is_token: torch.Tensor | None, cache: Cache | None) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`; `is_token` `[B, T, 1]` is False at padding. None: there is none."""
+        x = with_past(without_padding(x, is_token), 10, cache, self.slots[0])
+        wide = self.dropout(self.wide(x).relu())
+        narrow = self.dropout(self.narrow(x[:, 4:]))
+        inner = without_padding(self.layer_norm(add_narrow(wide, narrow)), is_token)
+        return self.output(with_past(inner, 6, cache, self.slots[1]))
+
+
+def without_padding(x: torch.Tensor, is_token: torch.Tensor | None) -> torch.Tensor:
+    """Zeros in the place of padding."""
+    return x if is_token is None else x.masked_fill(~is_token, 0)
+
+
+def with_past(x: torch.Tensor, before: int, cache: Cache | None, slot: int) -> torch.Tensor:
+    """New positions `[B, T, C]` behind the last `before` ones of a cache's slot, or zeros: `[B, before + T, C]`.
+
+    The cache keeps the new positions.
+    """
+    if cache is None:
+        return nn.functional.pad(x, (0, 0, before, 0))
+    past = cache.get_seq_length(slot) + 0  # a copy: a static cache counts in place
+    kept, _ = cache.update(x[:, None], x[:, None, :, :0], slot)
+    places = torch.arange(-before, x.shape[1], device=x.device) + past
+    return kept[:, 0].index_select(1, places.clamp(min=0)).masked_fill((places < 0)[:, None], 0)
+
+
+class NormalisedFeedForward(nn.Module):
+    """W_2 LN(swish(W_1 x + b_1)) + b_2."""
+
+    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
+        super().__init__()
+        self.fc1 = BranchInput(1, config.d_model, ffn_dim)
+        self.activation, self.activation_dropout = nn.SiLU(), Dropout(config.activation_dropout)
+        self.layer_norm = nn.LayerNorm(ffn_dim)
+        self.fc2 = BranchSum(1, ffn_dim, config.d_model)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`."""
+        return self.fc2(self.layer_norm(self.activation_dropout(self.activation(self.fc1(x)))))
+
+
+class EvolvedEncoderLayer(EncoderLayer):
+    """Gated linear unit, convolutions, self-attention and feed-forward."""
+
+    joints = ("gated_unit", "convolutions", "self_attn", "feed_forward")
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        ResidualLayer.__init__(self, config)
+        self.config = config
+        self.gated_unit = BranchInput(2, config.d_model, config.d_model)  # values and gates
+        self.convolutions = EncoderConvolutions(config)
+        self.self_attn = MultiBranchAttention(config, config.encoder_attention_heads)
+        self.feed_forward = MultiBranchFeedForward(config, config.encoder_ffn_dim)
+        self.gated_unit_layer_norm, self.convolutions_layer_norm, self.self_attn_layer_norm, self.final_layer_norm = (
+            nn.LayerNorm(config.d_model) for _ in self.joints
+        )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As the parent's, `[B, S, D]` to `[B, S, D]`."""
+        check_masks(self.config)
+        is_token = None if attention_mask is None else is_seen(attention_mask)[:, 0, 0, :, None]
+        x = self.residual(
+            hidden_states, self.gated_unit_layer_norm, lambda h: nn.functional.glu(self.gated_unit(h)), gate
+        )
+        x = self.residual(x, self.convolutions_layer_norm, lambda h: self.convolutions(h, is_token), gate)
+        x = self.residual(x, self.self_attn_layer_norm, lambda h: self.self_attn(h, attention_mask, **kwargs)[0], gate)
+        return self.residual(x, self.final_layer_norm, self.feed_forward, gate)
+
+
+class EvolvedDecoderLayer(DecoderLayer):
+    """Two attentions side by side, convolutions, self-attention, attention to the source and feed-forward."""
+
+    joints = ("wide_self_attn", "convolutions", "self_attn", "encoder_attn", "feed_forward")
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        ResidualLayer.__init__(self, config)
+        self.config = config
+        heads, slots = config.decoder_attention_heads, [n * config.decoder_layers + layer_idx for n in range(SLOTS)]
+        self.wide_self_attn = MultiBranchAttention(config, config.wide_heads, is_causal=True, layer_idx=slots[1])
+        self.first_encoder_attn = MultiBranchAttention(config, heads, is_cross=True, layer_idx=slots[1])
+        self.convolutions = DecoderConvolutions(config, (slots[2], slots[3]))
+        self.self_attn = MultiBranchAttention(config, heads, is_causal=True, layer_idx=slots[0])
+        self.encoder_attn = MultiBranchAttention(config, heads, is_cross=True, layer_idx=slots[0])
+        self.feed_forward = NormalisedFeedForward(config, config.decoder_ffn_dim)
+        self.wide_self_attn_layer_norm, self.convolutions_layer_norm = (nn.LayerNorm(config.d_model) for _ in range(2))
+        self.self_attn_layer_norm, self.encoder_attn_layer_norm = (nn.LayerNorm(config.d_model) for _ in range(2))
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As the parent's, `[B, T, D]` to `[B, T, D]`."""
+        check_masks(self.config)
+        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        make_room(past_key_values, self.config.decoder_layers)
+        past = 0 if cache is None else cache.get_seq_length(self.self_attn.layer_idx) + 0
+        is_token = None if attention_mask is None else own_positions(attention_mask, past)
+        kwargs["past_key_values"] = past_key_values
+
+        def to_target(attention: nn.Module, h: torch.Tensor) -> torch.Tensor:
+            return attention(h, attention_mask, **kwargs)[0]
+
+        def to_source(attention: nn.Module, h: torch.Tensor) -> torch.Tensor:
+            return attention(h, encoder_attention_mask, encoder_hidden_states, **kwargs)[0]
+
+        h = self.wide_self_attn_layer_norm(hidden_states)
+        x = hidden_states + self.addend(h, lambda h: to_target(self.wide_self_attn, h), gate)
+        if encoder_hidden_states is not None:
+            x = x + self.addend(h, lambda h: to_source(self.first_encoder_attn, h), gate)
+        x = self.residual(x, self.convolutions_layer_norm, lambda h: self.convolutions(h, is_token, cache), gate)
+        x = self.residual(x, self.self_attn_layer_norm, lambda h: to_target(self.self_attn, h), gate)
+        if encoder_hidden_states is not None:
+            x = self.residual(x, self.encoder_attn_layer_norm, lambda h: to_source(self.encoder_attn, h), gate)
+        return self.residual(x, self.final_layer_norm, self.feed_forward, gate)
+
+
+def own_positions(mask: torch.Tensor, past: int | torch.Tensor) -> torch.Tensor:
+    """Which new positions are tokens, `[B, T, 1]`: those that see themselves in a mask `[B, 1, T, S]`."""
+    places = torch.arange(mask.shape[2], device=mask.device)[:, None] + past
+    return is_seen(mask)[:, 0].gather(2, places.expand(len(mask), -1, -1))
+
+
+def make_room(cache: Cache | None, cells: int) -> None:
+    """Let a cache that was made for one slot a layer have as many slots as the cells need.
+
+    Raises:
+        ValueError: the cache begins with tokens (PEFT's prefix tuning), and has them in some slots alone.
+    """
+    if cache is None:
+        return
+    parts = [(cache, SLOTS)]
+    if isinstance(cache, EncoderDecoderCache):
+        parts = [(cache.self_attention_cache, SLOTS), (cache.cross_attention_cache, SOURCE_SLOTS)]
+    for part, slots in parts:
+        if part.layer_class_to_replicate is not None or len(part.layers) >= slots * cells:
+            continue
+        if part.get_seq_length() > 0:
+            raise ValueError(
+                f"`past_key_values` begins with tokens in {len(part.layers)} slots, and {cells} cells of "
+                f"`layer_form='evolved'` need {slots * cells}; begin with an empty cache"
+            )
+        part.layers.extend(copy.deepcopy(part.layers[0]) for _ in range(slots * cells - len(part.layers)))

@@ -1,0 +1,196 @@
+"""Dynamic convolutions in the place of self-attention (Wu et al. 2019).
+
+That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+"""
+
+import pytest
+import torch
+from model_cases import SIZES, build, leaves, pair, sentences, source
+from naive_transformer import logits as naive_logits
+
+from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide.errors import UserError
+from hf_deepwide.exporting.ctranslate2_spec import check_expressible
+from hf_deepwide.exporting.stock import check_fit
+from hf_deepwide.models import modeling_base
+
+CASES = ["vanilla-dynamic", "vanilla-dynamic-prenorm"]
+DYNAMIC = {"layer_form": "dynamic_convolution"}
+BIG = {
+    "d_model": 1024,
+    "encoder_layers": 7,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "vocab_size": 32768,
+}
+
+
+def new(**fields):
+    torch.manual_seed(0)
+    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **DYNAMIC, **fields}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_equations(case):
+    model = build(case, attn_implementation="sdpa").double().train()
+    batch = pair((7, 3), (5, 2))
+    weights, got = leaves(model), model(**batch).logits
+    loss = expected_loss = 0
+    for row, (ids, target) in enumerate(sentences(batch)):
+        loss = loss + got[row, : len(target)].square().sum()
+        expected_loss = expected_loss + naive_logits(weights, model.config, ids, target).square().sum()
+    loss.backward()
+    expected_loss.backward()
+    for name, parameter in model.named_parameters():
+        expected = weights[name.removeprefix("model.")].grad
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_big_model_has_the_printed_parameters():
+    """213 M for WMT'14 En-De (table 1), with seven layers in the encoder and a joint vocabulary of 32k."""
+    with torch.device("meta"):
+        model = new(**BIG)
+    d, f, heads = 1024, 4096, 16
+    convolution, attention, network = 3 * d**2 + 3 * d, 4 * d**2 + 4 * d, 2 * d * f + f + d
+    encoder = 7 * (convolution + network + 2 * 2 * d) + heads * d * (3 + 7 + 15 + 4 * 31)
+    decoder = 6 * (convolution + attention + network + 3 * 2 * d) + heads * d * (3 + 7 + 15 + 3 * 31)
+    assert model.num_parameters() == 32768 * d + encoder + decoder
+    assert f"{model.num_parameters() / 1e6:.0f}" == "213"
+
+
+def test_the_last_width_is_that_of_all_further_layers():
+    model = new(encoder_kernel_sizes=[5], decoder_kernel_sizes=[2, 9])
+    widths = [
+        [layer.self_attn.width for layer in stack.layers] for stack in (model.model.encoder, model.model.decoder)
+    ]
+    assert widths == [[5, 5], [2, 9, 9]]
+    paper = VanillaTransformerConfig(**DYNAMIC, encoder_layers=7)
+    assert paper.kernel_sizes(is_decoder=False) == [3, 7, 15, 31, 31, 31, 31]
+    assert paper.kernel_sizes(is_decoder=True) == [3, 7, 15, 31, 31, 31]
+
+
+def test_kernels_reach_as_far_as_they_are_wide():
+    """Windows of 3 and then 7 places change what is 1 + 3 away; of 2, 3 and 3 places, what is 1 + 2 + 2 behind."""
+    model = new(encoder_kernel_sizes=[3, 7], decoder_kernel_sizes=[2, 3]).double().eval()
+    x = torch.randn(1, 15, 16, dtype=torch.float64)
+    for stack, reached in ((model.model.encoder, range(3, 12)), (model.model.decoder, range(7, 13))):
+        other = x.clone()
+        other[0, 7] += 1
+        with torch.no_grad():
+            one, two = (stack(inputs_embeds=each).last_hidden_state[0] for each in (x, other))
+        assert (one != two).any(-1).nonzero().flatten().tolist() == list(reached)
+
+
+def test_kernels_are_dropped_behind_their_softmax():
+    """Nothing else has this rate in a stack without attention; kept weights are twice as large."""
+    convolution = new(attention_dropout=0.5, decoder_kernel_sizes=[4]).model.decoder.layers[0].self_attn
+    x = torch.randn(2, 9, 16)
+    torch.manual_seed(1)
+    _, dropped = convolution.train()(x)
+    _, weights = convolution.eval()(x)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], 2 * weights[kept])
+    assert 0.35 < kept.sum() / (weights != 0).sum() < 0.65
+
+
+@pytest.mark.parametrize("std", [None, 0.02])
+def test_first_weights_are_those_of_the_code(std):
+    """W_I and W_O by Xavier, and W_Q uniform within 1/sqrt(D)."""
+    layer = new(d_model=64, decoder_kernel_sizes=[31], init_std=std).model.decoder.layers[0].self_attn
+    bounds = {"in_proj": (6 / (3 * 64)) ** 0.5, "kernel_proj": 1 / 8, "out_proj": (6 / (2 * 64)) ** 0.5}
+    for name, bound in bounds.items():
+        weight = getattr(layer, name).weight
+        if std is None:
+            assert 0.98 * bound < weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(std or bound / 3**0.5, rel=0.05)
+
+
+def test_padding_between_tokens_is_nothing():
+    """A target behind padding on the left is as without the padding, and its windows do not reach into it."""
+    model = build("vanilla-dynamic", position_embedding_type="learned")
+    model.model.decoder.embeddings.positions.weight.data.zero_()
+    batch, ids = source((5,)), torch.tensor([[2, 7, 9]])
+    padded = torch.tensor([[1, 1, 2, 7, 9]])
+    with torch.no_grad():
+        alone = model(**batch, decoder_input_ids=ids).logits
+        behind = model(**batch, decoder_input_ids=padded, decoder_attention_mask=(padded != 1).long()).logits
+        unmasked = model(**batch, decoder_input_ids=padded).logits
+    torch.testing.assert_close(behind[:, 2:], alone)
+    assert not torch.allclose(unmasked[:, 2:], alone, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layer_form": "convolution"}, ["`layer_form`", "dynamic_convolution", "'convolution'"]),
+        ({"encoder_kernel_sizes": [3]}, ["`encoder_kernel_sizes`", "`layer_form='dynamic_convolution'`"]),
+        ({**DYNAMIC, "encoder_kernel_sizes": []}, ["`encoder_kernel_sizes`", "1 to 6"]),
+        ({**DYNAMIC, "decoder_kernel_sizes": [3] * 7}, ["`decoder_kernel_sizes`", "1 to 6"]),
+        ({**DYNAMIC, "decoder_kernel_sizes": [0]}, ["`decoder_kernel_sizes`", "from 1", "[0]"]),
+        ({**DYNAMIC, "decoder_kernel_sizes": [20_000]}, ["`decoder_kernel_sizes`", "to 10,000"]),
+        ({**DYNAMIC, "attention_branches": 2}, ["`attention_branches`", "'dynamic_convolution'"]),
+        ({**DYNAMIC, "max_relative_position": 2}, ["`max_relative_position`", "'dynamic_convolution'"]),
+        ({**DYNAMIC, "residual": "sdu"}, ["`residual`", "'dynamic_convolution'"]),
+    ],
+)
+def test_names_what_does_not_fit(fields, words):
+    with pytest.raises(ValueError, match=r".") as error:
+        VanillaTransformerConfig(**fields)
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_names_attention_without_masks():
+    model = build("vanilla-dynamic")
+    model.set_attn_implementation("flex_attention")
+    with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match="accepted: eager, sdpa"):
+        model(**pair())
+
+
+def test_doors_to_other_models_refuse_convolutions():
+    model = build("vanilla-dynamic")
+    with pytest.raises(UserError, match="`layer_form` cannot be"):
+        VanillaTransformerForConditionalGeneration.from_base(build("vanilla"), **DYNAMIC)
+    with pytest.raises(UserError, match=r"cannot start from .*`layer_form` is"):
+        VanillaTransformerForConditionalGeneration.from_base(model)
+    with pytest.raises(UserError, match="`layer_form` is 'dynamic_convolution'"):
+        check_expressible(model)
+    with pytest.raises(UserError, match="`layer_form` is 'dynamic_convolution'"):
+        check_fit(model.config, "marian")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checkpointing_and_layer_drop_keep_every_gradient(case):
+    gradients = []
+    for checkpointing in (False, True):
+        model = build(case, layer_drop=0.4, attention_dropout=0.3).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(3)
+        model(**pair()).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_ordinary_cache_goes_on_where_the_fast_decoder_ends(case):
+    model = build(case)
+    fast = model.generate(**source(), max_new_tokens=9, return_dict_in_generate=True)
+    ids, cache = fast.sequences, fast.past_key_values
+    with torch.no_grad():
+        cached = model(**source(), decoder_input_ids=ids[:, -1:], past_key_values=cache).logits[:, -1]
+        whole = model(**source(), decoder_input_ids=ids).logits[:, -1]
+    torch.testing.assert_close(cached, whole)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_fast_decoder_is_used_and_leaves_out_what_has_ended(beams, monkeypatch):
+    """Over more tokens than its block holds: windows slide, and sentences leave."""
+    model = build("vanilla-dynamic", max_position_embeddings=60).double()
+    fields = {"num_beams": beams, "max_new_tokens": 50, "eos_token_id": 5, "do_sample": False}
+    got = model.generate(**source(), **fields)
+    monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+    assert torch.equal(got, model.generate(**source(), **fields))
