@@ -93,6 +93,7 @@ def test_fast_decoder_generates_the_same_tokens(case, search, caches, monkeypatc
 def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case, monkeypatch):
     """In float64, over more tokens than a block of the cache holds, without the float32 logits of `generate`."""
     monkeypatch.setattr(attention_step, "BLOCK", 4)
+    monkeypatch.setattr(attention_step, "SLOTS", 4)
     model, target = build(case), torch.randint(4, 37, (3, 20), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         memory = model.get_encoder()(**source()).last_hidden_state
@@ -122,6 +123,7 @@ def test_the_source_is_kept_once_for_all_beams(case, caches):
 def test_the_cache_that_is_returned_is_the_decoder_s_own(case, search, monkeypatch):
     """Over more tokens than a block holds: each row has the keys of the beams that it came from."""
     monkeypatch.setattr(attention_step, "BLOCK", 4)
+    monkeypatch.setattr(attention_step, "SLOTS", 4)
     model, options = build(case), SEARCHES[search] | {"max_new_tokens": 12, "min_new_tokens": 12}
     got = generate(model, **options)
     monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)

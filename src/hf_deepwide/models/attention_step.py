@@ -20,7 +20,8 @@ from torch import nn
 
 from .matrix_product import MatrixProduct
 
-BLOCK = 32  # tokens that a cache grows by, at least
+BLOCK = 32  # tokens that a cache of beams grows by, at least
+SLOTS = 64  # … and slots: room for most sentences, which no copy then makes larger
 LANES = 16  # numbers in a register; the softmax of fewer is computed one by one, in six times the time
 MANY = 512  # scores from which on it pays to fill short rows up
 Make = Callable[..., MatrixProduct]
@@ -140,12 +141,13 @@ class SelfAttentionStep:
 
     def grow(self, key: torch.Tensor) -> None:
         """Double the room for keys and values like `key` `[R / beams * heads, beams, H]`."""
-        more = max(BLOCK * self.beams, self.room)
-        values = key.new_empty(len(key), more, self.head_dim)
-        keys = values.view(len(key), self.head_dim, more) if self.turned else values
-        self.keys = keys.clone() if self.keys is None else torch.cat([self.keys, keys], dim=1 + self.turned)
-        self.values = values if self.values is None else torch.cat([self.values, values], dim=1)
-        self.room += more
+        room = max(2 * self.room, BLOCK * self.beams, SLOTS)
+        values = key.new_empty(len(key), room, self.head_dim)
+        keys = key.new_empty(len(key), self.head_dim, room) if self.turned else torch.empty_like(values)
+        if self.keys is not None and self.values is not None:
+            keys.narrow(1 + self.turned, 0, self.room).copy_(self.keys)
+            values.narrow(1, 0, self.room).copy_(self.values)
+        self.keys, self.values, self.room = keys, values, room
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `[R / beams * heads, H, slots]` and values `[R / beams * heads, slots, H]` so far."""
