@@ -6,6 +6,7 @@ from .configuration_base import ENTRIES, LAYERS, WEIGHT, WIDTH, DeepWideConfig, 
 from .quoting import quote
 
 KERNEL = 10_000  # the widest kernel that is taken for no mistake
+CELL_SLOTS = 4  # of a cache, that a decoder cell of the Evolved Transformer fills: two attentions, two convolutions
 KERNEL_SIZES = [3, 7, 15, 31]  # of dynamic convolutions, as in their paper
 
 
@@ -128,7 +129,7 @@ class VanillaTransformerConfig(DeepWideConfig):
     @property
     def slots_per_layer(self) -> int:
         """As for all families; a cell of the Evolved Transformer has two attentions and two convolutions."""
-        return 4 if self.layer_form == "evolved" else 1
+        return CELL_SLOTS if self.layer_form == "evolved" else 1
 
     @property
     def memory_rest(self) -> int:

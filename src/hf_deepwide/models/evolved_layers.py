@@ -49,13 +49,13 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from .attention import MultiBranchAttention
 from .branches import BranchInput, BranchSum
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import CELL_SLOTS, VanillaTransformerConfig
 from .dropout import Dropout
 from .dynamic_convolution import check_masks, is_seen
 from .feed_forward import MultiBranchFeedForward
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
 
-SLOTS, SOURCE_SLOTS = 4, 2  # of a cell of the decoder, in the two caches
+SOURCE_SLOTS = 2  # of a cell of the decoder, in the cache of the source
 
 
 class Convolution(nn.Conv1d):
@@ -212,7 +212,8 @@ class EvolvedDecoderLayer(DecoderLayer):
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
         ResidualLayer.__init__(self, config)
         self.config = config
-        heads, slots = config.decoder_attention_heads, [n * config.decoder_layers + layer_idx for n in range(SLOTS)]
+        heads, cells = config.decoder_attention_heads, config.decoder_layers
+        slots = [n * cells + layer_idx for n in range(CELL_SLOTS)]
         self.wide_self_attn = MultiBranchAttention(config, config.wide_heads, is_causal=True, layer_idx=slots[1])
         self.first_encoder_attn = MultiBranchAttention(config, heads, is_cross=True, layer_idx=slots[1])
         self.convolutions = DecoderConvolutions(config, (slots[2], slots[3]))
@@ -272,9 +273,9 @@ def make_room(cache: Cache | None, cells: int) -> None:
     """
     if cache is None:
         return
-    parts = [(cache, SLOTS)]
+    parts = [(cache, CELL_SLOTS)]
     if isinstance(cache, EncoderDecoderCache):
-        parts = [(cache.self_attention_cache, SLOTS), (cache.cross_attention_cache, SOURCE_SLOTS)]
+        parts = [(cache.self_attention_cache, CELL_SLOTS), (cache.cross_attention_cache, SOURCE_SLOTS)]
     for part, slots in parts:
         if part.layer_class_to_replicate is not None or len(part.layers) >= slots * cells:
             continue
