@@ -156,8 +156,9 @@ class SelfAttentionStep:
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
         """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
-        if self.keys is not None:
-            self.keys, self.values = (keep_sentences(each, kept, sentences) for each in (self.keys, self.values))
+        if self.keys is not None and self.values is not None:
+            self.keys = keep_in_place(self.keys, 1 + self.turned, self.slots, kept, sentences)
+            self.values = keep_in_place(self.values, 1, self.slots, kept, sentences)
 
     def states(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the tokens so far, `[R, heads, t, H]`."""
@@ -318,8 +319,16 @@ class DynamicConvolutionStep(SelfAttentionStep):
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
         """As the parent's; keys are the values."""
-        super().keep(kept, sentences)
-        self.keys = self.values
+        if self.values is not None:
+            self.keys = self.values = keep_in_place(self.values, 1, self.slots, kept, sentences)
+
+
+def keep_in_place(states: torch.Tensor, along: int, used: int, kept: torch.Tensor, sentences: int) -> torch.Tensor:
+    """As `keep_sentences`, in the same memory: of a tensor with room, whose first `used` entries `along` matter."""
+    chosen = keep_sentences(states.narrow(along, 0, used), kept, sentences)
+    states = states[: len(chosen)]
+    states.narrow(along, 0, used).copy_(chosen)
+    return states
 
 
 def keep_sentences(states: torch.Tensor, kept: torch.Tensor, sentences: int) -> torch.Tensor:
