@@ -18,7 +18,7 @@ HAS_ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
 FEW = 2  # rows with which float32 products wait for memory alone, so that no copy gains anything; MKL's: one more
-SOME = 8  # rows from which on a copy for MKL pays for all matrices: for fewer it takes as long as it can save
+SOME = 12  # rows from which on a copy for MKL pays for all matrices: for fewer it takes as long as it can save
 LARGE = 2**20  # numbers in a matrix whose copy pays for fewer rows already: the vocabulary's
 
 
