@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from model_cases import SIZES, build, leaves, pair, sentences, source
-from naive_transformer import logits as naive_logits
+from model_cases import SIZES, build, pair
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_deepwide.errors import UserError
@@ -17,7 +16,6 @@ from hf_deepwide.exporting.stock import check_fit
 from hf_deepwide.models.branched_attention import BranchedAttention, SimplexWeights, nearest_on_simplex
 from hf_deepwide.models.training_callback import TrainingStep
 
-CASES = ["vanilla-weighted", "vanilla-weighted-prenorm"]
 BIG = {
     "d_model": 1024,
     "encoder_attention_heads": 16,
@@ -41,28 +39,6 @@ def count(**fields):
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
         return model.num_parameters(), sum(weight.numel() for weight in simplex_weights(model))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_the_equations(case):
-    """Also of weights that are off the simplex, and that are 0 on it."""
-    model = build(case, attn_implementation="sdpa").double().train()
-    used = torch.cat([nearest_on_simplex(weight.detach()) for weight in simplex_weights(model)])
-    assert 0 < (used == 0).sum() < len(used)
-    batch = pair((4, 3), (3, 2))
-    weights, got = leaves(model), model(**batch).logits
-    loss = expected_loss = 0
-    for row, (ids, target) in enumerate(sentences(batch)):
-        loss = loss + got[row, : len(target)].square().sum()
-        expected_loss = expected_loss + naive_logits(weights, model.config, ids, target).square().sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
-        if name.endswith("kappa.simplex_weight"):
-            continue  # of a branch whose alpha is 0 there is no gradient
-        assert name.endswith("k_proj.bias") or parameter.grad.abs().max() > 0, name
 
 
 def test_the_nearest_point_of_the_simplex_has_no_nearer_one():
@@ -187,39 +163,6 @@ def test_doors_to_other_models_refuse_branched_attention():
         check_expressible(model)
     with pytest.raises(UserError, match="`layer_form` is 'weighted'"):
         check_fit(model.config, "marian")
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_checkpointing_and_layer_drop_keep_every_gradient(case):
-    gradients = []
-    for checkpointing in (False, True):
-        model = build(case, layer_drop=0.4, dropout=0.2, activation_dropout=0.2).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        torch.manual_seed(3)
-        model(**pair()).loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(again, plain)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_an_ordinary_cache_goes_on_where_the_fast_decoder_ends(case):
-    model = build(case)
-    fast = model.generate(**source(), max_new_tokens=4, return_dict_in_generate=True)
-    ids, cache = fast.sequences, fast.past_key_values
-    with torch.no_grad():
-        cached = model(**source(), decoder_input_ids=ids[:, -1:], past_key_values=cache).logits[:, -1]
-        whole = model(**source(), decoder_input_ids=ids).logits[:, -1]
-    torch.testing.assert_close(cached, whole)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_beams_are_those_of_the_ordinary_decoder(case):
-    model = build(case)
-    model.generation_config.eos_token_id = 2
-    fields = {"num_beams": 3, "max_new_tokens": 7}
-    assert torch.equal(model.generate(**source(), **fields), model.generate(**source(), **fields, use_cache=False))
 
 
 def test_reports_attention_weights_of_every_head():

@@ -1,0 +1,67 @@
+"""What holds of each way to build the layers of a vanilla Transformer, whatever its equations are.
+
+What is particular to one of them is in the file of its name.
+"""
+
+import pytest
+import torch
+from model_cases import build, leaves, pair, sentences, source
+from naive_transformer import logits as naive_logits
+
+CASES = [
+    *("vanilla-transparent", "vanilla-transparent-prenorm", "vanilla-sdu-prenorm"),
+    *("vanilla-merged", "vanilla-merged-prenorm"),
+    *("vanilla-weighted", "vanilla-weighted-prenorm"),
+    *("vanilla-dynamic", "vanilla-dynamic-prenorm"),
+]
+DROPPING = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.2}
+MERGED_BRANCHES = ("vanilla-merged-prenorm", {"drop_branch": 0.5})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_equations(case):
+    model = build(case, attn_implementation="sdpa").double().train()
+    batch = pair((7, 3), (5, 2))
+    weights, got = leaves(model), model(**batch).logits
+    loss = expected_loss = 0
+    for row, (ids, target) in enumerate(sentences(batch)):
+        loss = loss + got[row, : len(target)].square().sum()
+        expected_loss = expected_loss + naive_logits(weights, model.config, ids, target).square().sum()
+    loss.backward()
+    expected_loss.backward()
+    for name, parameter in model.named_parameters():
+        expected = weights[name.removeprefix("model.")].grad
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(("case", "more"), [*((case, DROPPING) for case in CASES), MERGED_BRANCHES], ids=str)
+def test_checkpointing_and_layer_drop_keep_every_gradient(case, more):
+    gradients = []
+    for checkpointing in (False, True):
+        model = build(case, layer_drop=0.4, **more).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(3)
+        model(**pair()).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_ordinary_cache_goes_on_where_the_fast_decoder_ends(case):
+    model = build(case)
+    fast = model.generate(**source(), max_new_tokens=9, return_dict_in_generate=True)
+    ids, cache = fast.sequences, fast.past_key_values
+    with torch.no_grad():
+        cached = model(**source(), decoder_input_ids=ids[:, -1:], past_key_values=cache).logits[:, -1]
+        whole = model(**source(), decoder_input_ids=ids).logits[:, -1]
+    torch.testing.assert_close(cached, whole)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_beams_are_those_of_the_ordinary_decoder(case):
+    model = build(case)
+    model.generation_config.eos_token_id = 2
+    fields = {"num_beams": 3, "max_new_tokens": 7}
+    assert torch.equal(model.generate(**source(), **fields), model.generate(**source(), **fields, use_cache=False))
