@@ -9,19 +9,35 @@ from model_cases import build, leaves, pair, sentences, source
 from naive_transformer import logits as naive_logits
 
 CASES = [
+    *("vanilla-iterative", "vanilla-hierarchical", "vanilla-hierarchical-prenorm"),
+    *("vanilla-em-routing", "vanilla-em-routing-capsules"),
     *("vanilla-transparent", "vanilla-transparent-prenorm", "vanilla-sdu-prenorm"),
     *("vanilla-merged", "vanilla-merged-prenorm"),
     *("vanilla-weighted", "vanilla-weighted-prenorm"),
     *("vanilla-dynamic", "vanilla-dynamic-prenorm"),
 ]
+LUNA = ["vanilla-luna", "vanilla-luna-prenorm"]  # like the next, decoded by Transformers' caches alone
+CELLS = {"encoder_layers": 1, "decoder_layers": 2}
+EVOLVED = [  # of more positions than the widest filter reads
+    ("vanilla-evolved", CELLS, ((11, 3), (14, 2))),
+    (
+        "vanilla-evolved",
+        {**CELLS, "decoder_attention_heads": 8, "encoder_ffn_dim": 9, "attention_bias": False},
+        ((11, 3), (14, 2)),
+    ),
+]
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.2}
-MERGED_BRANCHES = ("vanilla-merged-prenorm", {"drop_branch": 0.5})
+MERGED_BRANCHES = ("vanilla-merged-prenorm", {"drop_branch": 0.5}, None)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_the_equations(case):
-    model = build(case, attn_implementation="sdpa").double().train()
-    batch = pair((7, 3), (5, 2))
+@pytest.mark.parametrize(
+    ("case", "fields", "lengths"),
+    [*((case, {}, ((7, 3), (5, 2))) for case in (*CASES, *LUNA)), *EVOLVED],
+    ids=str,
+)
+def test_gradients_are_those_of_the_equations(case, fields, lengths):
+    model = build(case, attn_implementation="sdpa", **fields).double().train()
+    batch = pair(*lengths)
     weights, got = leaves(model), model(**batch).logits
     loss = expected_loss = 0
     for row, (ids, target) in enumerate(sentences(batch)):
@@ -31,16 +47,24 @@ def test_gradients_are_those_of_the_equations(case):
     expected_loss.backward()
     for name, parameter in model.named_parameters():
         expected = weights[name.removeprefix("model.")].grad
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize(("case", "more"), [*((case, DROPPING) for case in CASES), MERGED_BRANCHES], ids=str)
-def test_checkpointing_and_layer_drop_keep_every_gradient(case, more):
+@pytest.mark.parametrize(
+    ("case", "more", "options"),
+    [
+        *((case, DROPPING, None) for case in (*CASES, *LUNA, "vanilla-evolved")),
+        *((case, DROPPING, {"use_reentrant": True}) for case in LUNA),  # the state travels by position
+        MERGED_BRANCHES,
+    ],
+    ids=str,
+)
+def test_checkpointing_and_layer_drop_keep_every_gradient(case, more, options):
     gradients = []
     for checkpointing in (False, True):
         model = build(case, layer_drop=0.4, **more).train()
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            model.gradient_checkpointing_enable(options)
         torch.manual_seed(3)
         model(**pair()).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

@@ -176,13 +176,7 @@ class WeightedEncoderLayer(EncoderLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """As the parent's, `[B, S, D]` to `[B, S, D]`."""
-        return self.residual(
-            hidden_states,
-            self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
-            gate,
-            "self_attn",
-        )
+        return self.attend_to_itself(hidden_states, attention_mask, gate, **kwargs)
 
 
 class WeightedDecoderLayer(DecoderLayer):
@@ -212,22 +206,10 @@ class WeightedDecoderLayer(DecoderLayer):
     ) -> torch.Tensor:
         """As the parent's, `[B, T, D]` to `[B, T, D]`; without a source there is self-attention alone."""
         kwargs["past_key_values"] = past_key_values
-        hidden_states = self.residual(
-            hidden_states,
-            self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
-            gate,
-            "self_attn",
-        )
+        hidden_states = self.attend_to_itself(hidden_states, attention_mask, gate, **kwargs)
         if encoder_hidden_states is None:
             return hidden_states
-        return self.residual(
-            hidden_states,
-            self.encoder_attn_layer_norm,
-            lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
-            gate,
-            "encoder_attn",
-        )
+        return self.attend_to_source(hidden_states, encoder_attention_mask, encoder_hidden_states, gate, **kwargs)
 
 
 def largest_weights(modules: Iterable[nn.Module]) -> dict[str, float]:

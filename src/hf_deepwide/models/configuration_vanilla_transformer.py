@@ -122,11 +122,6 @@ class VanillaTransformerConfig(DeepWideConfig):
         return max(self.decoder_attention_heads, min(2 * self.decoder_attention_heads, 16))
 
     @property
-    def packed_length(self) -> int:
-        """Luna's l, or 0 where no sequence is packed."""
-        return self.luna_length if self.layer_form == "luna" else 0
-
-    @property
     def slots_per_layer(self) -> int:
         """As for all families; a cell of the Evolved Transformer has two attentions and two convolutions."""
         return CELL_SLOTS if self.layer_form == "evolved" else 1
@@ -134,7 +129,7 @@ class VanillaTransformerConfig(DeepWideConfig):
     @property
     def memory_rest(self) -> int:
         """As for all families; Luna's packed sequence stands behind the states of the source."""
-        return self.packed_length
+        return self.luna_length if self.layer_form == "luna" else 0
 
     @property
     def num_key_value_heads(self) -> int:
@@ -147,7 +142,7 @@ class VanillaTransformerConfig(DeepWideConfig):
         joints = 2 * self.encoder_layers + 3 * self.decoder_layers
         maps = joints * self.residual_streams**3 * self.d_model if self.residual == "mhc" else 0
         matrices = self.num_posteriors * self.d_model**2 if self.language_aware else 0
-        return super().least_parameters + maps + matrices + self.packed_length * self.d_model
+        return super().least_parameters + maps + matrices + self.memory_rest * self.d_model
 
     def validate_depth(self) -> None:
         """LayerDrop has a rate in [0, 1), and ways to join layers fit each other and the norms."""

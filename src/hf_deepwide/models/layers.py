@@ -54,6 +54,30 @@ class ResidualLayer(GradientCheckpointingLayer):
         """As `residual`, of a layer's last sub-layer; `bottom` `[B, time, D]` is the layer's input, not used here."""
         return self.residual(x, norm, sublayer, gate, self.joints[-1])
 
+    def attend_to_itself(
+        self, hidden_states: torch.Tensor, mask: Any, gate: torch.Tensor | None, **kwargs: Any
+    ) -> torch.Tensor:
+        """The sub-layer `self_attn`, joined to its input `[B, time, D]`."""
+        return self.residual(
+            hidden_states,
+            self.self_attn_layer_norm,
+            lambda x: self.self_attn(x, mask, **kwargs)[0],
+            gate,
+            "self_attn",
+        )
+
+    def attend_to_source(
+        self, hidden_states: torch.Tensor, mask: Any, memory: torch.Tensor, gate: torch.Tensor | None, **kwargs: Any
+    ) -> torch.Tensor:
+        """The sub-layer `encoder_attn`, of a decoder, joined to its input `[B, T, D]`; `memory` is `[B, S, D]`."""
+        return self.residual(
+            hidden_states,
+            self.encoder_attn_layer_norm,
+            lambda x: self.encoder_attn(x, mask, memory, **kwargs)[0],
+            gate,
+            "encoder_attn",
+        )
+
     def addend(
         self,
         x: torch.Tensor,
@@ -93,13 +117,7 @@ class EncoderLayer(ResidualLayer):
     ) -> torch.Tensor:
         """`[B, S, D]` to `[B, S, D]`; `gate` weighs what the sub-layers add."""
         bottom = hidden_states
-        hidden_states = self.residual(
-            hidden_states,
-            self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
-            gate,
-            "self_attn",
-        )
+        hidden_states = self.attend_to_itself(hidden_states, attention_mask, gate, **kwargs)
         return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)
 
 
@@ -134,19 +152,9 @@ class DecoderLayer(ResidualLayer):
         """
         kwargs["past_key_values"] = past_key_values
         bottom = hidden_states
-        hidden_states = self.residual(
-            hidden_states,
-            self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
-            gate,
-            "self_attn",
-        )
+        hidden_states = self.attend_to_itself(hidden_states, attention_mask, gate, **kwargs)
         if encoder_hidden_states is not None:
-            hidden_states = self.residual(
-                hidden_states,
-                self.encoder_attn_layer_norm,
-                lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
-                gate,
-                "encoder_attn",
+            hidden_states = self.attend_to_source(
+                hidden_states, encoder_attention_mask, encoder_hidden_states, gate, **kwargs
             )
         return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)

@@ -235,9 +235,10 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
     @training_step.setter
     def training_step(self, step: int) -> None:
         self._training_step = step
-        for module in self.modules():
-            if isinstance(module, SimplexWeights):
-                module.project()
+        if self.config.layer_form == "weighted":
+            for module in self.modules():
+                if isinstance(module, SimplexWeights):
+                    module.project()
 
     def make_combination(self) -> nn.Module | None:
         """What combines the outputs of this stack's layers."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 from sacrebleu.dataset import DATASETS
+from sacrebleu.utils import SACREBLEU_DIR
 
 from ...errors import UserError, one_line, quote
 from ...progress import bars_where_shown
@@ -104,7 +105,8 @@ def rows_of_test_set(test_set: SacreBleuSet) -> Iterator[Row]:
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{test_set} could not be fetched: {one_line(error)}; `sacrebleu -t {test_set.name} -l {direction} "
-                "--echo src` fetches it on another machine, and its folder ~/.sacrebleu can be copied to this one"
+                "--echo src` fetches it, on another machine, too. If a download was interrupted, remove "
+                f"{one_line(Path(SACREBLEU_DIR) / test_set.name)} before"
             ) from error
     yield from aligned(files, read_lines)
 
