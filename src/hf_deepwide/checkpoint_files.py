@@ -33,6 +33,7 @@ CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
 )
 INDEX = f"{WEIGHTS}.index.json"
 RUN = "run.json"  # what `hf_deepwide.runs` marks the folder of a run by
+CTRANSLATE2, ONNX = "model.bin", "encoder.onnx"  # what marks an exported folder
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-*-model-*.safetensors"  # what Transformers writes from several processes
 JSON_FILES = (CONFIG, "generation_config.json", "tokenizer_config.json", "tokenizer.json", ADAPTER_CONFIG)
@@ -77,9 +78,15 @@ def check_model(where: str | Path) -> None:
     """See that a folder holds the config of a model or of an adapter; a Hub id is not looked up.
 
     Raises:
-        OSError: the folder holds neither.
+        OSError: the folder holds neither, or it was exported to another engine.
     """
     folder = Path(where)
+    for file, engine in {CTRANSLATE2: "CTranslate2", ONNX: "ONNX"}.items():
+        if (folder / file).is_file() and not any(folder.glob("*.safetensors")):
+            raise OSError(
+                f"the folder was exported to {engine}, and only that engine can run it: its README.md shows how. Give "
+                "the folder that it was exported from"
+            )
     if not folder.is_dir() or any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         return
     begun = ". Its training has not ended: give the command that began it again" if (folder / RUN).is_file() else ""

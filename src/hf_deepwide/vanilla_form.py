@@ -197,7 +197,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_joints(name: str, config: DeepWideConfig) -> None:
-    """Refuse a model of ours whose sub-layers or layers are joined in another way than by addition.
+    """Refuse a model of ours whose layers are others than a Transformer's, or joined in another way than by addition.
 
     Its weights can fit a plain Transformer, and would make another function there.
     """
@@ -205,8 +205,8 @@ def _check_joints(name: str, config: DeepWideConfig) -> None:
     for field, value in plain.items():
         if (have := getattr(config, field, value)) != value:
             raise UserError(
-                f"cannot start from {name}: its `{field}` is {quote(have)}, and a base has {quote(value)}: layers "
-                "that are joined by addition"
+                f"cannot start from {name}: its `{field}` is {quote(have)}, and a base must be a plain Transformer, "
+                f"with {quote(value)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Score a checkpoint or a file of translations, and test whether other systems differ from it.
+r"""Score a checkpoint or a file of translations, and test whether other systems differ from it.
 
 A checkpoint (a folder or a Hub id of any encoder-decoder model) on a test set:
 
@@ -75,7 +75,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--max_length_offset", type=int, help="… + offset tokens")
     option("--max_tokens", type=int, help="source tokens in a batch")
     option("--precision", help="float32, bfloat16 or float16")
-    option("--metrics", nargs="+", help="which of bleu, chrf, multi_bleu")
+    accepted = "of bleu, chrf, multi_bleu (default: all three); for code: sentence_bleu4, valid_python, valid_java"
+    option("--metrics", nargs="+", help=accepted)
     option("--lowercase", type=boolean, nargs="?", const=True, help="score without regard to case")
     option("--tokenize", help="sacreBLEU's tokenizer")
     option("--average_languages", nargs="+", help="average the pairs with one of these languages on their own, too")

@@ -13,7 +13,7 @@ from hf_deepwide_cli.parser import Parser, split_overrides
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
 def test_help_does_nothing_but_help(script, tmp_path, monkeypatch, capsys):
-    """It ends with status 0 before anything is written, and each option of the parser has both spellings."""
+    """It ends with status 0 before anything is written, in lines that fit; each option has both spellings."""
     shown = []
     print_help = argparse.ArgumentParser.print_help
     monkeypatch.setattr(argparse.ArgumentParser, "print_help", lambda self: (shown.append(self), print_help(self)))
@@ -23,7 +23,9 @@ def test_help_does_nothing_but_help(script, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")
     assert end.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: ")
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: ")
+    assert max(map(len, printed.splitlines())) <= 120
     assert not any(tmp_path.iterdir())
     (parser,) = shown
     options = [option for option in parser._option_string_actions if option.startswith("--")]

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..analysis.figures import run_labels
 from ..analysis.inside import Inside, look_inside
+from ..checkpoint_files import CTRANSLATE2
 from ..errors import UserError, one_line
 from ..evaluation.checkpoint import device_of, load_translator
 from ..evaluation.translate import EvaluationArguments, as_line, generate_beams, length_limit
@@ -21,7 +22,6 @@ from ..models.language_pairs import Choice, Languages
 from ..models.plain_text import Source, encode_sources, source_limit
 from ..models.word_tokenizer import SPACE, WordTokenizer
 
-ENGINE_FILE = "model.bin"  # of CTranslate2
 WARM_UP = "1"
 
 
@@ -98,7 +98,7 @@ def load_systems(models: Sequence[str | os.PathLike]) -> list[System]:
     names = run_labels(paths) if all(path.is_dir() for path in paths) else [os.fspath(model) for model in models]
     systems: list[System] = []
     for model, path, name in zip(models, paths, names, strict=True):
-        exported = (path / ENGINE_FILE).is_file()
+        exported = (path / CTRANSLATE2).is_file()
         systems.append(ExportedSystem(path, name) if exported else CheckpointSystem(os.fspath(model), name))
     for system in systems:
         source_lang, target_lang = start_languages(system.languages)

@@ -23,13 +23,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from .. import checkpoint_files
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError
 from .opening import open_model, require
 
 logger = logging.getLogger(__name__)
 
-ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+ENCODER, DECODER = checkpoint_files.ONNX, "decoder.onnx"
 SENTENCES, SOURCE, PAST = 3, 5, 4  # sizes of the inputs that are traced; the graphs serve all sizes
 MOST_SENTENCES = 2**20
 TOLERANCE = 1e-3  # of a logit, relative to the largest or to 1

@@ -309,14 +309,11 @@ class VanillaTransformerConfig(DeepWideConfig):
             return
         for name, value in {"normalize_before": True, "initialization": "xavier"}.items():
             if getattr(self, name) != value:
-                raise ValueError(
-                    f"`layer_form='evolved'` is of cells with `{name}={value!r}`, and it is {getattr(self, name)!r}; "
-                    f"set `{name}={value!r}`"
-                )
+                raise ValueError(f"`layer_form='evolved'` needs `{name}={value!r}`, got {getattr(self, name)!r}")
         if self.encoder_ffn_dim < self.d_model // 2:
             raise ValueError(
-                f"`layer_form='evolved'` adds a branch of {self.d_model // 2} features, half of `d_model`, to one of "
-                f"`encoder_ffn_dim`, which must be at least as many; got {self.encoder_ffn_dim}"
+                f"`layer_form='evolved'` needs `encoder_ffn_dim` >= {self.d_model // 2}, half of `d_model`, because "
+                f"it adds the outputs of branches of these two widths; got {self.encoder_ffn_dim}"
             )
         if self.d_model % self.wide_heads:
             raise ValueError(
