@@ -139,9 +139,11 @@ def main() -> None:
                 steps = ways(Path(folder), args.threads, sentences, beams)
             measured = against(take_turns(steps, args.rounds, warm_up=1), YARDSTICK)
             found = {name: round(1 / each.ratio, 3) for name, each in measured.items()}
-            report["rounds"][column] = args.rounds
-            report["load"][column] = round(os.getloadavg()[0], 1)
-            report["speed"][column] = found | report["speed"].get(column, {}) if args.compile else found
+            if args.compile and column in report["speed"]:  # the graph joins the other ways, which keep their numbers
+                report["speed"][column] = found | report["speed"][column]
+            else:
+                report["speed"][column], report["rounds"][column] = found, args.rounds
+                report["load"][column] = round(os.getloadavg()[0], 1)
             print(column, {name: (round(each.seconds, 3), found[name]) for name, each in measured.items()}, flush=True)
     if place:
         write_text(place, json.dumps(report, indent=1, ensure_ascii=False) + "\n")

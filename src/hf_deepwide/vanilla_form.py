@@ -197,7 +197,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_joints(name: str, config: DeepWideConfig) -> None:
-    """Refuse a model of ours whose layers are others than a Transformer's, or joined in another way than by addition.
+    """Refuse a model of ours with other layers than a Transformer's, or with layers that addition does not join.
 
     Its weights can fit a plain Transformer, and would make another function there.
     """

@@ -11,12 +11,14 @@ import ctranslate2
 import pytest
 import torch
 from model_cases import build, needs_transformers, source, tokens
+from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting import ctranslate2_folder
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
+from hf_deepwide.loading import load_model
 
 TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
 RAW = {"path_norm": False}
@@ -248,6 +250,12 @@ def test_its_own_converter_takes_our_folders(tokenizer, tmp_path):
     hf_deepwide.export_ctranslate2(tmp_path / "model", tmp_path / "ours")
     for name in ("model.bin", "config.json", "shared_vocabulary.json"):
         assert (tmp_path / "theirs" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
+
+
+def test_the_folder_is_for_the_engine_alone(tokenizer, tmp_path):
+    folder = hf_deepwide.export_ctranslate2(build("vanilla"), tmp_path / "out", tokenizer=tokenizer)
+    with pytest.raises(UserError, match=r"exported to CTranslate2.*README\.md"):
+        load_model(AutoModelForSeq2SeqLM, folder)
 
 
 def test_a_missing_engine_is_one_line(tokenizer, tmp_path, monkeypatch):

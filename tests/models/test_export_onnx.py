@@ -9,11 +9,13 @@ import onnxruntime
 import pytest
 import torch
 from model_cases import build, source
+from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting import onnx_folder
+from hf_deepwide.loading import load_model
 
 TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
 SMALL = {"encoder_layers": 1, "decoder_layers": 1}
@@ -78,6 +80,12 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
     text = tokenizer("One sentence each, in the source language.", return_tensors="pt")
     ids = model.generate(**text, eos_token_id=2)
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+
+
+def test_the_folder_is_for_the_engine_alone(tokenizer, tmp_path):
+    folder = hf_deepwide.export_onnx(build("vanilla", **SMALL), tmp_path / "out", tokenizer=tokenizer)
+    with pytest.raises(UserError, match=r"exported to ONNX.*README\.md"):
+        load_model(AutoModelForSeq2SeqLM, folder)
 
 
 def test_a_missing_package_is_one_line(tokenizer, tmp_path, monkeypatch):

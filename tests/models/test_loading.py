@@ -423,13 +423,3 @@ def test_an_unfinished_run_is_no_model(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     for load in (load_config, lambda folder: load_model(AutoModelForSeq2SeqLM, folder)):
         refused(lambda load=load: load(tmp_path), "no config.json", "has not ended")
-
-
-@pytest.mark.parametrize(("file", "engine"), [("model.bin", "CTranslate2"), ("encoder.onnx", "ONNX")])
-def test_an_exported_folder_is_named_as_such(file, engine, tmp_path):
-    (tmp_path / file).write_bytes(b"made by an engine")
-    for config in ("", '{"bos_token": "<s>"}'):  # CTranslate2 has a config.json of its own
-        if config:
-            (tmp_path / "config.json").write_text(config)
-        for load in (load_config, lambda folder: load_model(AutoModelForSeq2SeqLM, folder)):
-            refused(lambda load=load: load(tmp_path), f"exported to {engine}", "README.md")
