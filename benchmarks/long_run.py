@@ -29,7 +29,7 @@ from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.memory import keep_memory
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "quickstart"
 EVERY = 50  # steps between readings

@@ -34,7 +34,7 @@ from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.memory import keep_memory
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "quickstart"
 SIZES = {  # layers of each stack, width, heads, inner width

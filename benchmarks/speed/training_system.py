@@ -46,7 +46,7 @@ from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.errors import run_script
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "multi30k_en_de_vanilla"
 SIZES = {"d 256": (6, 256, 4, 1024), "d 128": (6, 128, 4, 512)}  # layers of each stack, width, heads, inner width

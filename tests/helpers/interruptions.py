@@ -38,7 +38,7 @@ GRACE = 20  # seconds that a launcher gives the other processes once one has end
 MOMENTS = {
     "in a step": ("transformers.trainer", "Trainer.training_step", "before", ""),
     "in evaluation": ("transformers.trainer_callback", "CallbackHandler.on_prediction_step", "after", ""),
-    "in generation": ("hf_deepwide.training.trainer", "translate", "after", ""),
+    "in generation": ("hf_deepwide.training.translation", "translate", "after", ""),
     "between epochs": ("hf_deepwide.training.callbacks", "EpochCallback.on_epoch_begin", "after", ""),
     "weights half written": ("hf_deepwide.training.trainer", "TokenBatchTrainer._save", "half", "model.safetensors"),
     "optimizer half written": ("torch", "save", "half", ""),

@@ -6,7 +6,7 @@ from tiny_run import tiny_recipe
 
 from hf_deepwide.models import layer_selection
 from hf_deepwide.runs.build import build_model
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 LATENT = {
     "dropout": 0.0,

@@ -33,7 +33,7 @@ from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.training import trainer as trainer_module
 from hf_deepwide.training.faults import NonFiniteError
 from hf_deepwide.training.process_group import leaving_process_group
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 FAMILIES = {
     "vanilla_transformer": {},

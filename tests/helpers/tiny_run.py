@@ -18,7 +18,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.recipe import Recipe, check_recipe
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_translation.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -15,7 +15,7 @@ from hf_deepwide import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_deepwide.models.modeling_multipath_transformer import MultiPathEncoderLayer
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 # Table 4 from top to bottom: the baseline is one path.
 ABLATION = {

@@ -25,7 +25,7 @@ from hf_deepwide.runs.model_card import card_of_results, write_model_card
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.training.checkpoints import checkpoints
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_translation.py"
 PAIRS = ["de-en", "en-de"]

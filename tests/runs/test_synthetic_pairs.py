@@ -20,7 +20,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, load_or_train, traini
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 REAL, ALONE = 200, 100  # pairs, and further sentences of the target language
 

@@ -18,7 +18,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import differences
 from hf_deepwide.training.faults import FAULTS, KEPT, NonFiniteError
 from hf_deepwide.training.replay import replay
-from hf_deepwide.training.trainer import TranslationTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,8 @@ from hf_deepwide.training import memory
 from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
 from hf_deepwide.training.masked_lm import MaskedLMTrainer
 from hf_deepwide.training.memory import keep_memory, peak_memory
-from hf_deepwide.training.trainer import TokenBatchTrainer, TranslationTrainer
+from hf_deepwide.training.trainer import TokenBatchTrainer
+from hf_deepwide.training.translation import TranslationTrainer
 
 FAMILIES = ["vanilla_transformer", "mat", "marian"]
 STILL = {"dropout": 0.0}

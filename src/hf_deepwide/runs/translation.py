@@ -18,7 +18,7 @@ from ..durable import write_whole
 from ..errors import UserError
 from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..training.arguments import TranslationTrainingArguments
-from ..training.trainer import TranslationTrainer
+from ..training.translation import TranslationTrainer
 from .build import beam_search, build_model
 from .model_card import write_model_card
 from .run_folder import TRANSLATIONS

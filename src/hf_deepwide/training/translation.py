@@ -1,0 +1,120 @@
+"""The trainer of translation models: pairs of sentences, and BLEU beside the loss."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
+
+from ..data.arguments import DataArguments
+from ..data.batches import TranslationCollator
+from ..data.bpe_dropout import BPEDropoutCollator
+from ..data.sampling import copies_by_rate
+from ..evaluation.scoring import translate_and_score
+from ..evaluation.translate import EvaluationArguments, translate
+from .arguments import TranslationTrainingArguments
+from .trainer import TokenBatchTrainer
+
+
+class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
+    """Trains any encoder-decoder model on encoded pairs; validation is the loss and, where asked for, BLEU.
+
+    It is a `Seq2SeqTrainer`, so code that asks for one accepts it, and `generation_config` of the arguments holds.
+    `translate` translates and `evaluate` scores: both take texts in batches of a number of tokens.
+
+    Args:
+        model: the model; its `generation_config` is used as it is.
+        args: the arguments.
+        tokenizer: its tokenizer.
+        train_dataset: what `data.batches.encode` returns: a dataset, or a stream (which needs `max_steps`).
+        eval_dataset: the encoded validation set.
+        eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
+        evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
+        data: the languages, and how often the sentences of each pair are seen.
+        data_collator: makes a batch of pairs; by default it pads.
+        bpe_dropout: the probability with which training leaves out each merge of the tokenizer.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: TranslationTrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        train_dataset: Any = None,
+        eval_dataset: Dataset | None = None,
+        eval_texts: Dataset | None = None,
+        evaluation: EvaluationArguments | None = None,
+        data: DataArguments | None = None,
+        data_collator: TranslationCollator | None = None,
+        bpe_dropout: float = 0.0,
+    ) -> None:
+        start, multiple = model.config.decoder_start_token_id, args.pad_to_multiple_of
+        if data_collator is None:
+            data_collator = TranslationCollator(tokenizer, start, multiple)
+        super().__init__(
+            model,
+            args,
+            tokenizer,
+            train_dataset,
+            eval_dataset,
+            data=data or DataArguments(),
+            data_collator=data_collator,
+        )
+        if bpe_dropout:
+            options = {"rate": bpe_dropout, "seed": self._data_seed, "max_length": self.data.max_length}
+            self.train_collator = BPEDropoutCollator(tokenizer, start, multiple, **options)
+        self.eval_texts = eval_texts
+        self.evaluation = dataclasses.replace(
+            evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]
+        )
+
+    def copies(self) -> Any:
+        """As sampling by temperature asks for, or the rate of synthetic pairs."""
+        if self.data.synthetic_rate is None:
+            return super().copies()
+        return copies_by_rate(self.train_dataset["synthetic"][:], self.data.synthetic_rate)
+
+    def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
+        """The loss, and at every `generation_every`-th evaluation of training BLEU."""
+        metrics = super().validate(dataloader, prefix)
+        if self.args.predict_with_generate and self.eval_texts is not None and prefix == "eval":
+            number = 1 + sum("eval_loss" in entry for entry in self.state.log_history)
+            if number % self.args.generation_every == 0:
+                metrics |= self._bleu()
+        return metrics
+
+    def translate(
+        self,
+        sources: Sequence[str],
+        evaluation: EvaluationArguments,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> list[str]:
+        """Translate on all processes, each a share; each gets all translations, in order."""
+        rank, world = self.args.process_index, self.args.world_size
+        share = translate(
+            self.model,
+            self.processing_class,
+            sources[rank::world],
+            evaluation,
+            source_lang=source_lang,
+            target_lang=target_lang,
+        )
+        if world == 1:
+            return share
+        shares = gather_object([share])
+        translations = [""] * len(sources)
+        for start, texts in enumerate(shares):
+            translations[start::world] = texts
+        return translations
+
+    def _bleu(self) -> dict[str, float]:
+        """BLEU on the validation set; of several language pairs, the mean and that of each."""
+        scores, _ = translate_and_score(self.translate, self.eval_texts, self.data, self.evaluation)
+        if "pairs" not in scores:
+            return {"eval_bleu": scores["bleu"]}
+        by_pair = {f"eval_bleu_{pair}": of_pair["bleu"] for pair, of_pair in scores["pairs"].items()}
+        return {"eval_bleu": scores["average"]["bleu"], **by_pair}
