@@ -10,7 +10,9 @@ The first system is the baseline. A system is the folder of a finished run, or a
 runs of several seeds. Welch's t-test over the seeds then tests whether new trainings would differ, too. Holm's
 adjustment corrects for the number of systems. --equivalence tests whether a difference is within a margin. The
 paired test over sentences (approximate randomisation) is about these trained models only. Validation losses come
-first, if all systems are runs with the same tokenizer.
+first, if all systems are runs with the same tokenizer and validation set.
+
+Runs are scored as their recipes say in the section evaluation, if these agree. All must have the same test set.
 """
 
 import argparse
@@ -20,8 +22,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="runs or files; several seeds joined by commas")
     parser.add_argument("--reference", help="file of references; default: the test set of the runs' recipe")
-    parser.add_argument("--metrics", nargs="+", help="of bleu, chrf, multi_bleu; default: bleu chrf")
-    parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
+    accepted = "of bleu, chrf, multi_bleu; for code: sentence_bleu4, valid_python, valid_java"
+    parser.add_argument("--metrics", nargs="+", help=f"{accepted} (default: the recipes', or bleu chrf)")
+    parser.add_argument(
+        "--lowercase",
+        action=argparse.BooleanOptionalAction,
+        help="score without regard to case (default: as the recipes say)",
+    )
+    parser.add_argument("--tokenize", help="sacreBLEU's tokenizer (default: the recipes', or 13a)")
     parser.add_argument(
         "--equivalence", nargs="+", metavar="METRIC=MARGIN", help="test for differences within these margins"
     )
@@ -40,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         inputs = [Path(name) for system in args.systems for name in system.split(",")]
         check_output(Path(args.output), inputs=inputs, overwrite=args.overwrite, option="--overwrite")
     margins = parse_margins(args.equivalence or [])
-    compared = compare_runs(args.systems, args.reference, args.metrics or ["bleu", "chrf"], args.lowercase, margins)
+    compared = compare_runs(args.systems, args.reference, args.metrics, args.lowercase, args.tokenize, margins)
     print(report(compared))
     if args.output:
         write_whole(Path(args.output), to_json(compared))

@@ -40,7 +40,7 @@ def tail(t, freedom, steps=200_000):
 
 def test_the_seed_is_the_unit_of_welchs_test(folder):
     systems = [",".join(str(folder / f"{name}-{seed}") for seed in (1, 2)) for name in ("bad", "good")]
-    baseline, system = compare_runs(systems, str(folder / "reference"))
+    baseline, system = compare_runs(systems, str(folder / "reference"), ["bleu"])
     assert baseline.difference is None
     t, freedom = welch(system.scores, baseline.scores)
     assert system.p_seeds == pytest.approx(tail(t, freedom), rel=1e-3)
@@ -50,7 +50,7 @@ def test_the_seed_is_the_unit_of_welchs_test(folder):
 
 
 def test_one_run_has_no_test_over_seeds(folder):
-    _, system = compare_runs([str(folder / "bad-1"), str(folder / "good-1")], str(folder / "reference"))
+    _, system = compare_runs([str(folder / "bad-1"), str(folder / "good-1")], str(folder / "reference"), ["bleu"])
     assert system.p_seeds is None
     assert system.p_sentences is not None
 
@@ -61,4 +61,4 @@ def test_one_run_has_no_test_over_seeds(folder):
 )
 def test_refuses_what_cannot_be_compared(folder, systems, word):
     with pytest.raises(UserError, match=word):
-        compare_runs([str(folder / name) for name in systems], str(folder / "reference"))
+        compare_runs([str(folder / name) for name in systems], str(folder / "reference"), ["bleu"])

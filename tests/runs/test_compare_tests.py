@@ -5,6 +5,8 @@ import random
 import sys
 
 import pytest
+import sacrebleu
+import yaml
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, welch
@@ -59,9 +61,9 @@ def test_losses_stand_first_and_holm_allows_for_the_systems(runs):
 
 def test_losses_of_two_tokenizers_are_not_compared(runs):
     (runs / "wide-2" / "tokenizer.json").write_text("{ }")
-    assert {each.metric for each in compare_runs(systems(runs), str(runs / "reference"))} == {"bleu"}
+    assert {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])} == {"bleu"}
     with pytest.raises(UserError, match="loss"):
-        compare_runs(systems(runs), str(runs / "reference"), margins={"loss": 0.1})
+        compare_runs(systems(runs), str(runs / "reference"), ["bleu"], margins={"loss": 0.1})
 
 
 def test_smoothed_losses_of_two_smoothings_are_not_compared(runs):
@@ -69,7 +71,10 @@ def test_smoothed_losses_of_two_smoothings_are_not_compared(runs):
     results = json.loads(file.read_text())
     results["recipe"]["training"]["label_smoothing_factor"] = 0.2
     file.write_text(json.dumps(results))
-    assert [each.metric for each in compare_runs(systems(runs), str(runs / "reference"))][::3] == ["nll", "bleu"]
+    assert [each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])][::3] == [
+        "nll",
+        "bleu",
+    ]
 
 
 def test_an_older_run_has_the_least_loss_of_its_curve(runs):
@@ -79,7 +84,7 @@ def test_an_older_run_has_the_least_loss_of_its_curve(runs):
             results = json.loads(file.read_text())
             del results["validation"]
             file.write_text(json.dumps(results | {"train": {"best_validation_loss": loss}}))
-    compared = compare_runs(systems(runs), str(runs / "reference"))
+    compared = compare_runs(systems(runs), str(runs / "reference"), ["bleu"])
     assert [each.metric for each in compared][::3] == ["loss", "bleu"]
     assert compared[1].scores == LOSSES["wide"]
 
@@ -103,10 +108,97 @@ def test_the_command_prints_a_table_and_writes_json(runs, capsys, monkeypatch):
 
 
 def test_a_table_without_margins_has_no_column_for_them(runs):
-    assert "equal" not in report(compare_runs(systems(runs), str(runs / "reference")))
+    assert "equal" not in report(compare_runs(systems(runs), str(runs / "reference"), ["bleu"]))
 
 
 @pytest.mark.parametrize("word", ["0.5", "bleu", "bleu=", "bleu=0", "bleu=inf", "rouge=1"])
 def test_a_margin_that_is_no_metric_and_number_is_refused(word):
     with pytest.raises(UserError, match="METRIC=MARGIN"):
         parse_margins([word])
+
+
+@pytest.fixture
+def with_recipes(runs):
+    """The same runs with recipes, which can be changed, and the files that these name."""
+    text = (runs / "reference").read_text()
+    for name in ("test", "other", "valid"):
+        (runs / f"{name}.de").write_text(text if name != "other" else text.replace("a", "z"))
+        (runs / f"{name}.en").write_text(text)
+
+    def change(run: str, **keys: object) -> None:
+        recipe = {
+            "model": {"family": "vanilla_transformer"},
+            "data": {
+                "root": str(runs),
+                "source_lang": "de",
+                "target_lang": "en",
+                "test": "test",
+                "validation": "valid",
+            },
+            "training": {"output_dir": str(runs / run)},
+        }  # fmt: skip
+        for key, value in keys.items():
+            section, _, name = key.partition("__")
+            recipe.setdefault(section, {})[name] = value
+        (runs / run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+
+    for name in LOSSES:
+        for seed in range(1, 1 + len(LOSSES[name])):
+            change(f"{name}-{seed}")
+    return change
+
+
+def test_runs_need_one_test_set(runs, with_recipes):
+    """Whatever it is called; that the number of sentences is the same is not enough."""
+    compared = compare_runs(systems(runs), metrics=["bleu"])
+    assert compared[-1].scores == compare_runs(systems(runs), str(runs / "reference"), ["bleu"])[-1].scores
+    (runs / "again.de").write_text((runs / "test.de").read_text())
+    (runs / "again.en").write_text((runs / "test.en").read_text())
+    with_recipes("wide-2", data__test="again")
+    assert compare_runs(systems(runs), metrics=["bleu"]) == compared
+    with_recipes("wide-2", data__test="other")
+    with pytest.raises(UserError, match=r"wide-2 was tested on other sentences than .*plain-1 \(other and test\)"):
+        compare_runs(systems(runs))
+    with_recipes("wide-2", data__source_lang="en", data__target_lang="de")
+    with pytest.raises(UserError, match=r"data\.target_lang"):
+        compare_runs(systems(runs))
+
+
+def test_losses_of_two_validation_sets_are_not_compared(runs, with_recipes, caplog):
+    with_recipes("deep-3", data__validation="other")
+    assert {each.metric for each in compare_runs(systems(runs), metrics=["bleu"])} == {"bleu"}
+    assert "different validation sets" in caplog.text
+
+
+def test_a_smoothing_that_is_not_written_down_is_the_usual_one(runs):
+    file = runs / "wide-2" / "results.json"
+    results = json.loads(file.read_text())
+    del results["recipe"]["training"]["label_smoothing_factor"]
+    file.write_text(json.dumps(results))
+    assert "loss" in {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])}
+
+
+def test_runs_are_scored_as_their_recipes_say(runs, with_recipes):
+    settings = {"evaluation__tokenize": "char", "evaluation__lowercase": True, "evaluation__metrics": ["bleu"]}
+    for name in LOSSES:
+        for seed in range(1, 1 + len(LOSSES[name])):
+            with_recipes(f"{name}-{seed}", **settings)
+    compared = compare_runs(systems(runs))
+    assert {each.metric for each in compared} == {"loss", "nll", "bleu"}
+    references = (runs / "reference").read_text().splitlines()
+    lines = (runs / "plain-2" / "translations.txt").read_text().splitlines()
+    expected = sacrebleu.corpus_bleu(lines, [references], tokenize="char", lowercase=True).score
+    assert compared[-3].scores[1] == pytest.approx(expected)
+    assert "tok:char" in report(compared)
+    assert "case:lc" in report(compared)
+    assert "tok:13a" in report(compare_runs(systems(runs), tokenize="13a"))
+    with_recipes("wide-2")
+    with pytest.raises(UserError, match=r"evaluation\.\w+ is .* in .*plain-1 and .* in .*wide-2; choose one with --"):
+        compare_runs(systems(runs))
+
+
+@pytest.mark.parametrize("again", ["{0},{0}/ {1}", "{0} {0}/", "{0},{1} {1},{2}"])
+def test_no_run_counts_twice(runs, again):
+    names = [str(runs / f"plain-{seed}") for seed in (1, 2, 3)]
+    with pytest.raises(UserError, match="is named twice"):
+        compare_runs(again.format(*names).split(), str(runs / "reference"))

@@ -3,20 +3,22 @@
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..data.corpora import load_parallel, read_lines
 from ..errors import UserError, quote
 from ..evaluation.metrics import ALL_METRICS, build_metrics, check_parallel, score
 from ..evaluation.seeds import clustered_bootstrap, equivalence, holm, standard_error, welch
 from ..evaluation.significance import compare_systems
-from .recipe import RECIPE, load_recipe
-from .run_folder import RESULTS, TRANSLATIONS
-
-LOSSES = {"loss": "validation loss", "nll": "without smoothing"}  # in nats a token; what each is called in the table
-TOKENIZER = "tokenizer.json"
+from .comparable import (
+    LOSSES,
+    check_distinct,
+    recipes_of,
+    references_of,
+    scoring_of,
+    translations_of,
+    validation_losses,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Comparison:
         interval: 95 % of the differences in the clustered bootstrap over seeds and sentences; None for losses.
         margin: the largest difference that does not matter, where it was given.
         p_equivalence: two one-sided tests over runs that the difference is within the margin, adjusted likewise.
+        signature: how the metric was computed, in sacreBLEU's form; None for losses.
     """
 
     system: str
@@ -46,6 +49,7 @@ class Comparison:
     interval: tuple[float, float] | None = None
     margin: float | None = None
     p_equivalence: float | None = None
+    signature: str | None = None
 
     @property
     def standard_error(self) -> float | None:
@@ -56,8 +60,9 @@ class Comparison:
 def compare_runs(
     systems: Sequence[str],
     reference: str | None = None,
-    metrics: Sequence[str] = ("bleu",),
-    lowercase: bool = False,
+    metrics: Sequence[str] | None = None,
+    lowercase: bool | None = None,
+    tokenize: str | None = None,
     margins: Mapping[str, float] | None = None,
 ) -> list[Comparison]:
     """Score systems and test each against the first.
@@ -65,84 +70,60 @@ def compare_runs(
     Args:
         systems: folders of finished runs, or files of translations; runs of a system joined by commas.
         reference: a file of references; None: the test set that the runs' recipes name.
-        metrics: names of `evaluation.metrics`.
-        lowercase: score without regard to case.
+        metrics: names of `evaluation.metrics`; None: those of the recipes, or bleu and chrf.
+        lowercase: score without regard to case; None: as the recipes say, or not.
+        tokenize: sacreBLEU's tokenizer; None: as the recipes say, or 13a.
         margins: metric, `loss` or `nll` to the margin of a test of equivalence, in the unit of the metric.
 
     Returns:
         Metric by metric, in the order of the systems. Validation losses come first: see `validation_losses`.
 
     Raises:
-        UserError: fewer than two systems, or files that are missing or do not fit each other.
+        UserError: fewer than two systems; files that are missing or do not fit each other; runs that were tested on
+            different sentences, or are scored in different ways.
     """
-    if len(systems) < 2:
-        raise UserError("name two systems or more; the first is the baseline")
-    if twice := {name for name in systems if list(systems).count(name) > 1}:
-        raise UserError(f"{', '.join(sorted(twice))} is named twice")
-    build_metrics(metrics)
-    runs = {system: [Path(name) for name in system.split(",")] for system in systems}
-    references = _references(reference, [path for paths in runs.values() for path in paths])
-    lines = {system: [_translations(path) for path in paths] for system, paths in runs.items()}
+    runs = check_distinct(systems)
+    recipes = recipes_of(runs)
+    scoring = scoring_of(recipes, metrics, lowercase, tokenize)
+    build_metrics(scoring.metrics, **scoring.settings)
+    references = references_of(recipes, reference)
+    lines = {system: [translations_of(path) for path in paths] for system, paths in runs.items()}
     for system, paths in runs.items():
         for path, translations in zip(paths, lines[system], strict=True):
             check_parallel(translations, references, (str(path), reference or "the references"))
-    losses, margins = validation_losses(runs), margins or {}
-    if strange := [name for name in margins if name not in (*losses, *metrics)]:
-        raise UserError(
-            f"a margin for {quote(strange[0])}, which is not compared; compared: {', '.join((*losses, *metrics))}"
-        )
+    losses, margins = validation_losses(runs, recipes), margins or {}
+    if strange := [name for name in margins if name not in (*losses, *scoring.metrics)]:
+        compared = ", ".join((*losses, *scoring.metrics))
+        raise UserError(f"a margin for {quote(strange[0])}, which is not compared; compared: {compared}")
     found = [each for name, values in losses.items() for each in _tested(name, values, margins.get(name))]
-    for metric in metrics:
-        scores = {
-            system: [score(each, references, lowercase=lowercase, metrics=[metric])[metric] for each in lines[system]]
+    for metric in scoring.metrics:
+        scored = {
+            system: [score(each, references, metrics=[metric], **scoring.settings) for each in lines[system]]
             for system in systems
         }
         more = {
-            system: _over_sentences(lines[systems[0]], lines[system], references, metric, lowercase)
+            system: _over_sentences(lines[systems[0]], lines[system], references, metric, scoring.settings)
             for system in systems[1:]
         }
-        found += _tested(metric, scores, margins.get(metric), more)
+        scores = {system: [each[metric] for each in of_runs] for system, of_runs in scored.items()}
+        signature = scored[systems[0]][0]["signature"][metric]
+        found += [replace(each, signature=signature) for each in _tested(metric, scores, margins.get(metric), more)]
     return found
 
 
-def validation_losses(runs: Mapping[str, Sequence[Path]]) -> dict[str, dict[str, list[float]]]:
-    """Losses that are comparable: `loss` and `nll` to system to the value of each run, in nats a token.
-
-    `loss` is smoothed as in training, `nll` is not smoothed. A loss is left out unless all systems are folders of runs
-    that hold it, with one tokenizer, and for `loss` with the same smoothing: nats a token of two tokenizers differ.
-    """
-    folders = [path for paths in runs.values() for path in paths]
-    if not all((path / name).is_file() for path in folders for name in (RESULTS, TOKENIZER)):
-        return {}
-    if len({(path / TOKENIZER).read_bytes() for path in folders}) > 1:
-        return {}
-    results = {path: json.loads((path / RESULTS).read_text(encoding="utf-8")) for path in folders}
-    losses = {path: _losses(results[path]) for path in folders}
-    smoothing = {each["recipe"]["training"].get("label_smoothing_factor") for each in results.values()}
-    known = [name for name in LOSSES if all(name in each for each in losses.values())]
-    comparable = [name for name in known if name != "loss" or len(smoothing) == 1]
-    return {
-        name: {system: [losses[path][name] for path in paths] for system, paths in runs.items()} for name in comparable
-    }
-
-
-def _losses(results: Mapping[str, Any]) -> dict[str, float]:
-    """The losses of the final model; of a run that measured none, the least of its validation curve."""
-    if "validation" in results:
-        return results["validation"]
-    train = results.get("train", {})
-    return {"loss": train["best_validation_loss"]} if "best_validation_loss" in train else {}
-
-
 def _over_sentences(
-    baseline: list[list[str]], system: list[list[str]], references: list[str], metric: str, lowercase: bool
+    baseline: list[list[str]],
+    system: list[list[str]],
+    references: list[str],
+    metric: str,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the translations themselves say of a difference."""
-    interval = clustered_bootstrap(system, baseline, references, metric=metric, lowercase=lowercase)
+    interval = clustered_bootstrap(system, baseline, references, metric=metric, **settings)
     found: dict[str, Any] = {"interval": (interval.low, interval.high)}
     if len(system) == len(baseline):
         joined = [[line for run in runs for line in run] for runs in (baseline, system)]
-        tests = compare_systems(*joined, references, metrics=[metric], lowercase=lowercase, runs=len(system))
+        tests = compare_systems(*joined, references, metrics=[metric], runs=len(system), **settings)
         found["p_sentences"] = tests[metric]["p_randomization"]
     return found
 
@@ -188,7 +169,11 @@ def report(comparisons: Sequence[Comparison]) -> str:
     for each, cells in zip(comparisons, rows, strict=True):
         if each.metric != metric:
             metric = each.metric
-            title = f"{LOSSES[metric]}, nats a token (less is better)" if metric in LOSSES else metric
+            title = (
+                f"{LOSSES[metric]}, nats a token (less is better)"
+                if metric in LOSSES
+                else f"{metric}, {each.signature}"
+            )
             lines += [""] * bool(lines) + [title, _line(head, widths)]
         lines.append(_line(cells, widths))
     lines += [
@@ -253,24 +238,3 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _cell(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _references(reference: str | None, runs: Sequence[Path]) -> list[str]:
-    """The lines of the file of references, or the test set of the recipe of the first run."""
-    if reference is not None:
-        return list(read_lines(Path(reference)))
-    folder = next((path for path in runs if (path / RECIPE).is_file()), None)
-    if folder is None:
-        raise UserError("none of the systems is the folder of a run, so name the file of references: --reference FILE")
-    data = load_recipe(folder / RECIPE).data
-    if data.pairs is not None:
-        raise UserError(f"{folder} translates several language pairs; compare its files translations.PAIR.txt")
-    return load_parallel(data, "test")["target"][:]
-
-
-def _translations(path: Path) -> list[str]:
-    """The translations in a file, or in the folder of a finished run."""
-    file = path / TRANSLATIONS if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"there is no file {file}; give a file of translations, or the folder of a finished run")
-    return list(read_lines(file))

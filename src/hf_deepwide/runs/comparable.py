@@ -1,0 +1,176 @@
+"""What can be compared: one test set scored in one way, and losses on one validation set."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.arguments import DataArguments, Split
+from ..data.corpora import load_parallel, read_lines
+from ..errors import UserError, quote
+from ..training.arguments import TranslationTrainingArguments
+from .recipe import RECIPE, Recipe, load_recipe
+from .run_folder import RESULTS, TRANSLATIONS
+
+logger = logging.getLogger(__name__)
+
+LOSSES = {"loss": "validation loss", "nll": "without smoothing"}  # in nats a token; what each is called in a table
+TOKENIZER = "tokenizer.json"
+METRICS = ("bleu", "chrf")  # where neither the caller nor the recipes name any
+# What says which lines a split has; `max_length` and its like act on training alone.
+PLACE = ("format", "root", "source_lang", "target_lang", "pairs", "name", "config", "source_field", "target_field",
+         "seed", "train_size")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How all systems are scored; see `evaluation.metrics.score`."""
+
+    metrics: Sequence[str]
+    lowercase: bool = False
+    tokenize: str = "13a"
+    target_lang: str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keywords of `score` but the metrics."""
+        return {"lowercase": self.lowercase, "tokenize": self.tokenize, "target_lang": self.target_lang}
+
+
+def check_distinct(systems: Sequence[str]) -> dict[str, list[Path]]:
+    """The runs of each system, runs of one system joined by commas.
+
+    Raises:
+        UserError: fewer than two systems; or a run is named twice, and would count as two trainings.
+    """
+    if len(systems) < 2:
+        raise UserError("name two systems or more; the first is the baseline")
+    runs = {system: [Path(name) for name in system.split(",")] for system in systems}
+    places = [path.resolve() for system in systems for path in runs[system]]
+    if twice := next((place for place in places if places.count(place) > 1), None):
+        raise UserError(f"{twice} is named twice; each run counts once, in one system")
+    return runs
+
+
+def recipes_of(runs: Mapping[str, Sequence[Path]]) -> dict[Path, Recipe]:
+    """The recipes of the systems that are folders of runs.
+
+    Raises:
+        UserError: a recipe cannot be read, or is none for translation.
+    """
+    paths = [path for paths in runs.values() for path in paths]
+    return {path: load_recipe(path / RECIPE) for path in paths if (path / RECIPE).is_file()}
+
+
+def scoring_of(
+    recipes: Mapping[Path, Recipe], metrics: Sequence[str] | None, lowercase: bool | None, tokenize: str | None
+) -> Scoring:
+    """How to score: as asked; where None is asked, as the recipes say.
+
+    Raises:
+        UserError: the recipes do not agree.
+    """
+    asked = {"metrics": metrics, "lowercase": lowercase, "tokenize": tokenize}
+    found: dict[str, Any] = {}
+    for name, value in asked.items():
+        of_runs = {path: recipe.values.get("evaluation", {}).get(name) for path, recipe in recipes.items()}
+        found[name] = _agreed(f"evaluation.{name}", of_runs, f"--{name}") if value is None else value
+    languages = {path: recipe.data.target_lang for path, recipe in recipes.items()}
+    return Scoring(
+        found["metrics"] or METRICS,
+        bool(found["lowercase"]),
+        found["tokenize"] or "13a",
+        _agreed("data.target_lang", languages, None),
+    )
+
+
+def _agreed(key: str, values: Mapping[Path, Any], option: str | None) -> Any:
+    """The value that all runs have; None of no runs."""
+    (first, value), *others = values.items() or [(None, None)]
+    for path, other in others:
+        if other != value:
+            end = f"; choose one with {option}" if option else ""
+            raise UserError(f"{key} is {quote(value)} in {first} and {quote(other)} in {path}{end}")
+    return value
+
+
+def references_of(recipes: Mapping[Path, Recipe], reference: str | None) -> list[str]:
+    """The lines of the file of references, or of the test set that all recipes name.
+
+    Raises:
+        UserError: there is neither, or the runs were tested on different sets.
+    """
+    if reference is not None:
+        return list(read_lines(Path(reference)))
+    if not recipes:
+        raise UserError("none of the systems is the folder of a run, so name the file of references: --reference FILE")
+    (first, recipe), *others = recipes.items()
+    if recipe.data.pairs is not None:
+        raise UserError(f"{first} translates several language pairs; compare its files translations.PAIR.txt")
+    lines = load_parallel(recipe.data, "test")["target"][:]
+    for path, other in others:
+        if not _same_lines(recipe.data, other.data, "test"):
+            raise UserError(
+                f"{path} was tested on other sentences than {first} ({other.data.test} and {recipe.data.test}); "
+                "compare runs with one test set"
+            )
+    return lines
+
+
+def translations_of(path: Path) -> list[str]:
+    """The translations in a file, or in the folder of a finished run.
+
+    Raises:
+        UserError: there are none.
+    """
+    file = path / TRANSLATIONS if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"there is no file {file}; give a file of translations, or the folder of a finished run")
+    return list(read_lines(file))
+
+
+def validation_losses(
+    runs: Mapping[str, Sequence[Path]], recipes: Mapping[Path, Recipe]
+) -> dict[str, dict[str, list[float]]]:
+    """Losses that are comparable: `loss` and `nll` to system to the value of each run, in nats a token.
+
+    `loss` is smoothed as in training, `nll` is not smoothed. A loss is left out unless all systems are folders of runs
+    that hold it, with one tokenizer and one validation set, and for `loss` with the same smoothing. The log says why.
+    """
+    folders = [path for paths in runs.values() for path in paths]
+    if not all((path / name).is_file() for path in folders for name in (RESULTS, TOKENIZER)):
+        return {}
+    if len({(path / TOKENIZER).read_bytes() for path in folders}) > 1:
+        logger.warning("validation losses are left out: the runs have different tokenizers")
+        return {}
+    (first, *others) = [recipes[path].data for path in folders if path in recipes] or [None]
+    if not all(_same_lines(first, other, "validation") for other in others):
+        logger.warning("validation losses are left out: the runs have different validation sets")
+        return {}
+    results = {path: json.loads((path / RESULTS).read_text(encoding="utf-8")) for path in folders}
+    losses = {path: _losses(results[path]) for path in folders}
+    usual = TranslationTrainingArguments.label_smoothing_factor
+    smoothing = {each["recipe"]["training"].get("label_smoothing_factor", usual) for each in results.values()}
+    known = [name for name in LOSSES if all(name in each for each in losses.values())]
+    if len(smoothing) > 1 and "loss" in known:
+        logger.warning("the smoothed validation loss is left out: the runs have different label_smoothing_factor")
+        known.remove("loss")
+    return {name: {system: [losses[path][name] for path in paths] for system, paths in runs.items()} for name in known}
+
+
+def _losses(results: Mapping[str, Any]) -> dict[str, float]:
+    """The losses of the final model; of a run that measured none, the least of its validation curve."""
+    if "validation" in results:
+        return results["validation"]
+    train = results.get("train", {})
+    return {"loss": train["best_validation_loss"]} if "best_validation_loss" in train else {}
+
+
+def _same_lines(one: DataArguments, other: DataArguments, split: Split) -> bool:
+    """Whether a split of two recipes has the same pairs. Files are read only where the recipes name different ones."""
+    if all(getattr(one, field) == getattr(other, field) for field in (*PLACE, split)):
+        return True
+    mine, theirs = (load_parallel(data, split) for data in (one, other))
+    return all(mine[side][:] == theirs[side][:] for side in ("source", "target"))
