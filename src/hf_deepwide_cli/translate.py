@@ -24,8 +24,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="-", help="a file, .gz too; default: standard output")
     parser.add_argument("--source_lang", help="language of the input, as the model or its tokenizer calls it")
     parser.add_argument("--target_lang", help="language to translate into")
-    parser.add_argument("--num_beams", type=int, help="beam size; 1 is greedy search (default: 5)")
-    parser.add_argument("--length_penalty", type=float, default=1.0, help="larger favours longer outputs (default: 1)")
+    parser.add_argument("--num_beams", type=int, help="beam size; 1 is greedy search (default: the model's own, or 5)")
+    parser.add_argument(
+        "--length_penalty", type=float, help="larger favours longer outputs (default: the model's own, or 1)"
+    )
     parser.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
     parser.add_argument("--temperature", type=float, help="--sample: less prefers likely words (default: 1)")
     parser.add_argument("--top_k", type=int, help="--sample: draw from so many likeliest words; 0 (default): from all")
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from hf_deepwide.evaluation.checkpoint import device_of, load_translator
     from hf_deepwide.evaluation.sampling import SamplingArguments
     from hf_deepwide.evaluation.stream import translate_stream
-    from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+    from hf_deepwide.evaluation.translate import own_search, translate
 
     drawing = {name: value for name in DRAWING if (value := getattr(args, name)) is not None}
     if drawing and not args.sample:
@@ -52,15 +54,16 @@ def run(args: argparse.Namespace) -> None:
     if args.sample and args.num_beams not in (None, 1):
         raise UserError(f"--sample draws one translation, and --num_beams {args.num_beams} searches; give one of both")
     sampling = SamplingArguments(**drawing) if args.sample else None
-    settings = EvaluationArguments(
-        num_beams=args.num_beams if args.num_beams is not None else 1 if args.sample else 5,
+    device = device_of(args.device)
+    model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)
+    model.to(device)
+    settings = own_search(
+        model,
+        num_beams=1 if args.sample else args.num_beams,
         length_penalty=args.length_penalty,
         max_tokens=args.max_tokens,
         precision=args.precision,
     )
-    device = device_of(args.device)
-    model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)
-    model.to(device)
     translate_stream(
         lambda lines: translate(
             model,

@@ -187,6 +187,26 @@ def test_an_input_is_never_the_output(tmp_path):
     assert source.read_text() == "kept\n"
 
 
+@pytest.mark.parametrize("how", [{"overwrite": True}, {"resume": True}])
+@pytest.mark.parametrize("wrong", ["missing", "no text", "too long a target", "translator"])
+def test_what_cannot_be_translated_leaves_the_output_as_it_was(tmp_path, how, wrong):
+    source, target, kept = tmp_path / "in.txt", tmp_path / "out.txt", b"A\nB\nHALF A LI"
+    target.write_bytes(kept)
+    text = {"no text": b"a\nb\n" * 3000 + b"\xff\n", "too long a target": b"a\n", "translator": b"a\nb\nc\n"}
+    if wrong in text:
+        source.write_bytes(text[wrong])
+    if wrong == "too long a target" and how == {"overwrite": True}:
+        assert translate_stream(upper, str(source), str(target), **how) == 1
+        return
+
+    def refuse(lines):
+        raise UserError("--target_lang xx: no such language")
+
+    with pytest.raises(UserError):
+        translate_stream(refuse if wrong == "translator" else upper, str(source), str(target), **how)
+    assert target.read_bytes() == kept
+
+
 def test_standard_input_and_output_and_compressed_files(tmp_path, monkeypatch, capfdbinary):
     source = tmp_path / "in.txt.gz"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"eins\n\nzwei")))

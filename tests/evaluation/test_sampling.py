@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GenerationConfig
 from word_models import WORDS, tiny_model, tiny_tokenizer
 
 import hf_deepwide_cli
@@ -153,6 +154,20 @@ def test_the_command_goes_on_with_what_it_would_have_drawn(run, model, tokenizer
 
 def test_the_command_searches_unless_it_samples(run, model, tokenizer, sources):
     assert run() == translate(model, tokenizer, sources, EvaluationArguments(num_beams=5))
+
+
+def test_the_command_searches_as_the_model_was_saved_to(run, model, tokenizer, sources):
+    """As `pipeline` does; options come first."""
+    own = {"num_beams": 3, "length_penalty": -4.0, "early_stopping": False}
+    saved = GenerationConfig.from_pretrained("checkpoint")
+    saved.update(**own)
+    saved.save_pretrained("checkpoint")
+    expected = translate(model, tokenizer, sources, EvaluationArguments(**own))
+    assert expected != translate(model, tokenizer, sources, EvaluationArguments(num_beams=3))
+    assert run() == expected
+    assert run("--num_beams", "1", "--overwrite") == translate(
+        model, tokenizer, sources, EvaluationArguments(num_beams=1)
+    )
 
 
 @pytest.mark.parametrize(

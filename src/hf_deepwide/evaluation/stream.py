@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,17 +46,24 @@ def translate_stream(
         The number of lines translated.
 
     Raises:
-        UserError: the source is missing or no text, the target exists, or it has more lines than the source.
+        UserError: the source is missing or no text, the target exists, or it has more lines than the source. Then the
+            target is as it was.
     """
     _check_target(source, target, resume, overwrite)
-    done = _whole_lines(Path(target)) if resume and target != STANDARD else 0
+    total = None if source == STANDARD else sum(1 for _ in _read(source))  # finds what is no text, too
+    done, end = _whole_lines(Path(target)) if resume else (0, 0)
     lines = _after(_read(source), done, source, target)
     if source == STANDARD and sys.stdin.isatty():
         buffer = 1  # somebody is waiting for each line
+    translated = map(translate, iter(lambda: list(islice(lines, buffer)), []))
+    first = next(translated, [])  # an error before the first translation leaves the target as it was
     count = 0
-    with _open_target(target, resume) as file, tqdm(unit=" lines", initial=done, disable=not shows_bars()) as bar:
-        while chunk := list(islice(lines, buffer)):
-            file.write("".join(f"{line}\n" for line in translate(chunk)).encode())
+    with (
+        _open_target(target, end) as file,
+        tqdm(unit=" lines", initial=done, total=total, disable=not shows_bars()) as bar,
+    ):
+        for chunk in chain([first], translated):
+            file.write("".join(f"{line}\n" for line in chunk).encode())
             file.flush()
             count += len(chunk)
             bar.update(len(chunk))
@@ -80,18 +87,17 @@ def _check_target(source: str, target: str, resume: bool, overwrite: bool) -> No
         raise UserError(f"there is no folder {path.parent} for the output; make it first")
 
 
-def _whole_lines(path: Path) -> int:
-    """The number of complete lines in a file; what follows the last line end is cut off."""
+def _whole_lines(path: Path) -> tuple[int, int]:
+    """The number of complete lines in a file, and where the last of them ends, in bytes."""
     if not path.exists():
-        return 0
+        return 0, 0
     count, end = 0, 0
-    with path.open("rb+") as file:
+    with path.open("rb") as file:
         while block := file.read(1 << 20):
             count += block.count(b"\n")
             if (last := block.rfind(b"\n")) >= 0:
                 end = file.tell() - len(block) + last + 1
-        file.truncate(end)
-    return count
+    return count, end
 
 
 def _after(lines: Iterable[str], done: int, source: str, target: str) -> Iterator[str]:
@@ -113,8 +119,8 @@ def _read(source: str) -> Iterator[str]:
 
 
 @contextmanager
-def _open_target(target: str, resume: bool) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """The target, open for writing; standard output stays open."""
+def _open_target(target: str, end: int) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """The target, open for writing behind its first `end` bytes; standard output stays open."""
     if target == STANDARD:
         try:
             yield sys.stdout.buffer
@@ -124,5 +130,7 @@ def _open_target(target: str, resume: bool) -> Iterator[BinaryIO | gzip.GzipFile
         with gzip.open(target, "wb") as file:
             yield file
     else:
-        with open(target, "ab" if resume else "wb") as file:
+        with open(target, "ab" if end else "wb") as file:
+            if end:
+                file.truncate(end)
             yield file

@@ -95,6 +95,21 @@ class EvaluationArguments:
         build_metrics(self.metrics, tokenize=self.tokenize)
 
 
+def own_search(model: PreTrainedModel, **asked: Any) -> EvaluationArguments:
+    """How the model's generation config searches, as `pipeline` does; what it leaves open is as in a recipe.
+
+    Args:
+        model: the model.
+        asked: fields that are to be otherwise; None is as the model has it.
+    """
+    names = ("num_beams", "length_penalty", "early_stopping")
+    own = {name: getattr(model.generation_config, name, None) for name in names}
+    if own["early_stopping"] is not None:
+        own["early_stopping"] = own["early_stopping"] is True  # "never" keeps searching, too
+    fields = own | {name: value for name, value in asked.items() if value is not None}
+    return EvaluationArguments(**{name: value for name, value in fields.items() if value is not None})
+
+
 class Hypothesis(NamedTuple):
     """A translation as token ids, without the decoder's start token and the padding after the end.
 
