@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -372,3 +373,17 @@ def test_the_averaging_script(undisturbed, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run_script_here(script, *folders, "--output", str(tmp_path / "mean"))
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_as_training_ended_still_has_its_figures(tmp_path, monkeypatch):
+    """After the last checkpoint, and before anything is drawn."""
+    options = {"gradient_norms": True, "max_steps": 4, "eval_steps": 2, "save_steps": 2, "warmup_steps": 1}
+    recipe = tiny_recipe(tmp_path / "run", family="latent_depth", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenBatchTrainer, "_load_best_model", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(recipe)
+    assert not (tmp_path / "run" / "plots").exists()
+    run_recipe(recipe)
+    drawn = {path.name for path in (tmp_path / "run" / "plots").iterdir()}
+    assert drawn == {"learning_curves.png", "gradient_norms.png", "layer_utilization.png"}

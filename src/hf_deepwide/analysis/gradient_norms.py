@@ -39,7 +39,7 @@ class GradientNorms(TrainerCallback):
     """Writes the layers' gradient norms into the log, and draws them when training ends.
 
     The Trainer hands them over by `measure`, after the backward pass and before gradients are clipped. The entries
-    (`KEY`) are part of `trainer_state.json`; the figure is `plots/gradient_norms.png` in the run's folder.
+    (`KEY`) are part of `trainer_state.json`; a finished run has the figure `plots/gradient_norms.png`.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,6 @@ class GradientNorms(TrainerCallback):
         """Amend the newest entry; what reports single numbers (TensorBoard) has had its copy before."""
         if "loss" in (logs or {}) and self.norms:
             state.log_history[-1][KEY] = self.norms
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Draw."""
-        if state.is_world_process_zero and any(KEY in entry for entry in state.log_history):
-            plot_gradient_norms({"": state.log_history}, Path(args.output_dir) / PLOT)
 
 
 def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:

@@ -41,10 +41,10 @@ def posterior_names(config: Any) -> list[str]:
 
 
 class LayerUtilization(TrainerCallback):
-    """Writes into each entry of the log how much each posterior uses each layer, and draws it when training ends.
+    """Writes into each entry of the log how much each posterior uses each layer.
 
-    The entries (`KEY`) are part of `trainer_state.json` and so survive an interruption; the figure is
-    `plots/layer_utilization.png` in the run's folder.
+    The entries (`KEY`) are part of `trainer_state.json` and so survive an interruption. A finished run has the figure
+    `plots/layer_utilization.png`.
     """
 
     def on_log(
@@ -59,18 +59,6 @@ class LayerUtilization(TrainerCallback):
         """Amend the newest entry; what reports single numbers (TensorBoard) has had its copy before."""
         if "loss" in (logs or {}):
             state.log_history[-1][KEY] = layer_utilization(model)
-
-    def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Draw."""
-        if state.is_world_process_zero and any(KEY in entry for entry in state.log_history):
-            plot_layer_utilization(state.log_history, Path(args.output_dir) / PLOT, posterior_names(model.config))
 
 
 def plot_layer_utilization(history: Sequence[dict], path: Path, names: Sequence[str], title: str = "") -> Path:

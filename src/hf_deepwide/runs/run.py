@@ -14,6 +14,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
+from ..analysis import gradient_norms, layer_utilization
 from ..analysis.joint_weights import joined_stacks, plot_joint_weights
 from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solver_gates, solver_gates
 from ..analysis.path_weights import path_weights, plot_path_weights
@@ -30,7 +31,9 @@ from .plots import plot_learning_curves
 from .recipe import RECIPE, Recipe
 from .run_folder import (
     CURVES,
+    GRADIENT_NORMS,
     JOINT_WEIGHTS,
+    LAYER_UTILIZATION,
     LAYER_WEIGHTS,
     PATH_WEIGHTS,
     RESULTS,
@@ -186,9 +189,7 @@ def finish(
     (run / RESULTS).unlink(missing_ok=True)  # of an earlier evaluation, which is no longer what the rest is of
     write_whole(run / RECIPE, to_yaml(task.recipe.values))
     if history is not None:
-        plot_learning_curves(history, run / CURVES, name)
-        if solver_gates(history)[0]:
-            plot_solver_gates(history, run / SOLVER_GATES, name)
+        draw_history(history, model, run, name)
     if layer_weights(model):
         plot_layer_weights(model, run / LAYER_WEIGHTS, name)
     if joined_stacks(model):
@@ -198,3 +199,15 @@ def finish(
     task.write(run, model, results)
     write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     forget_interrupted(run)
+
+
+def draw_history(history: list[dict], model: PreTrainedModel, run: Path, name: str) -> None:
+    """Draw what the log of a training holds; here and not when training ends, so that no interruption loses it."""
+    plot_learning_curves(history, run / CURVES, name)
+    if solver_gates(history)[0]:
+        plot_solver_gates(history, run / SOLVER_GATES, name)
+    if any(gradient_norms.KEY in entry for entry in history):
+        gradient_norms.plot_gradient_norms({"": history}, run / GRADIENT_NORMS)
+    if any(layer_utilization.KEY in entry for entry in history):
+        names = layer_utilization.posterior_names(model.config)
+        layer_utilization.plot_layer_utilization(history, run / LAYER_UTILIZATION, names)
