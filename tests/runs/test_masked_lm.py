@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from model_cases import scramble
 from safetensors.torch import load_file
 from tiny_run import SCRIPT, run_script_here, write_recipe
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, RobertaForMaskedLM, pipeline
 
 from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM
 from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, encode_texts, read_texts
@@ -218,6 +219,34 @@ def test_a_base_in_half_precision_is_trained_in_float32(finished, data, tmp_path
     recipe = check_recipe(sections, "tiny", "tiny.yaml", MaskedLMRecipe)
     model = new_model(recipe, AutoTokenizer.from_pretrained(reference), recipe.training_arguments())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_run_starts_from_a_base_of_its_family_or_of_one_that_it_is_made_from(finished, data, tmp_path):
+    """A RoBERTa becomes a MAT with its logits; a base of another family is refused, not trained under a wrong name."""
+    reference, _ = finished
+    tokenizer = AutoTokenizer.from_pretrained(reference)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    config = RobertaConfig(vocab_size=len(tokenizer), type_vocab_size=1, layer_norm_eps=1e-5, **ids, **sizes)
+    base = scramble(RobertaForMaskedLM(config)).eval()
+    base.save_pretrained(tmp_path / "base")
+
+    def start(family: str) -> torch.nn.Module:
+        sections = values(data, tmp_path / "run")
+        sections["model"] = {"family": family, "init_from": str(tmp_path / "base")}
+        sections["data"]["posteriors"] = "none"
+        sections["tokenizer"] = {"path": str(reference)}
+        recipe = check_recipe(sections, "tiny", "tiny.yaml", MaskedLMRecipe)
+        return new_model(recipe, tokenizer, recipe.training_arguments()).eval()
+
+    model, tokens = start("mat_roberta"), tokenizer("one two three", return_tensors="pt")["input_ids"]
+    assert model.config.model_type == "mat_roberta"
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, base(tokens).logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(
+        UserError, match=r"tiny\.yaml: model\.init_from .* is a roberta; model\.family says latent_depth"
+    ):
+        start("latent_depth")
 
 
 # Masking

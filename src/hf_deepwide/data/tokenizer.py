@@ -252,7 +252,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
         theirs, ours = getattr(tokenizer, field), getattr(config, field)
         if theirs not in (ours if isinstance(ours, list) else [ours]):
             problems.append(f"{field} is {theirs} in the tokenizer and {ours} in the model")
-    start, size = config.decoder_start_token_id, sizes["decoder_vocab_size"] or sizes["vocab_size"]
+    start, size = getattr(config, "decoder_start_token_id", None), sizes["decoder_vocab_size"] or sizes["vocab_size"]
     if config.is_encoder_decoder and tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= size:
         problems.append(f"pad_token_id is {tokenizer.pad_token_id}, and the decoder has {size} embeddings")
     if config.is_encoder_decoder and (start is None or not 0 <= start < size):

@@ -18,9 +18,9 @@ from transformers import (
 
 from ..data.monolingual import MASK, MonolingualArguments, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
-from ..errors import UserError, one_line
+from ..errors import UserError, one_line, quote
 from ..families import ENCODERS, FAMILIES
-from ..loading import load_model
+from ..loading import load_config, load_model
 from ..training.arguments import REFUSED
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
 from .build import check_memory, posterior_fields
@@ -136,17 +136,32 @@ def new_model(
         UserError: fields that contradict the tokenizer, or a checkpoint that cannot be loaded.
     """
     set_seed(args.seed)
-    fields = recipe.model_fields | posterior_fields(recipe)
-    attention = {"attn_implementation": args.attn_implementation}
-    try:
-        if recipe.init_from is not None:
-            model = load_model(AutoModelForMaskedLM, recipe.init_from, **fields, **attention)
-        else:
-            ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
-            config = AutoConfig.for_model(recipe.family, **{"vocab_size": len(tokenizer), **ids, **fields})
-            check_memory(config, recipe.source)
-            model = AutoModelForMaskedLM.from_config(config, **attention)
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise UserError(f"{recipe.source}: model: {one_line(error, 400)}") from error
+    model = _new(recipe, tokenizer) if recipe.init_from is None else _from_checkpoint(recipe)
+    model.set_attn_implementation(args.attn_implementation)
     check_tokenizer(tokenizer, model.config)
     return model.float()  # as in `build_model`
+
+
+def _new(recipe: MaskedLMRecipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    fields = {"vocab_size": len(tokenizer), **ids, **recipe.model_fields, **posterior_fields(recipe)}
+    try:
+        config = AutoConfig.for_model(recipe.family, **fields)
+        check_memory(config, recipe.source)
+        return AutoModelForMaskedLM.from_config(config)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise UserError(f"{recipe.source}: model: {one_line(error, 400)}") from error
+
+
+def _from_checkpoint(recipe: MaskedLMRecipe) -> PreTrainedModel:
+    """The checkpoint `init_from`, converted where the family is one that starts from other encoders."""
+    base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
+    told = f"{recipe.source}: model.init_from {quote(base)}"
+    try:
+        if (family := ENCODERS.get(recipe.family)) is not None:
+            return family.masked_lm.from_base(base, **fields)
+        if (found := load_config(base, told).model_type) != recipe.family:
+            raise UserError(f"{told} is a {found}; model.family says {recipe.family}")
+        return load_model(AutoModelForMaskedLM, base, told, **fields)
+    except UserError as error:
+        raise UserError(str(error) if str(error).startswith(told) else f"{told}: {error}") from error
