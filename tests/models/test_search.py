@@ -134,22 +134,15 @@ def test_other_rules_hold(rule, beams, caches, theirs, monkeypatch):
     assert len(caches) == 1
 
 
-def test_samples_are_those_of_transformers_until_a_sentence_leaves(caches, theirs):
+@pytest.mark.parametrize("ends", [{}, {"eos_token_id": None, "pad_token_id": 1}, {"eos_token_id": [2, 4, 11, 18, 25]}])
+def test_samples_are_those_of_transformers(caches, theirs, ends):
+    """Also when some sentences have ended: the others get the same random numbers."""
     options = {"do_sample": True, "num_return_sequences": 3, "top_k": 8, "temperature": 0.7, "logits_processor": []}
     model = build("vanilla").double()
-    got = translate(model, eos_token_id=None, pad_token_id=1, **options)
-    assert len(caches) == 1
+    got = translate(model, **options, **ends)
+    assert len(caches[0].memory) == SENTENCES
     theirs()
-    assert torch.equal(got, translate(model, eos_token_id=None, pad_token_id=1, **options))
-
-
-def test_samples_of_sentences_that_are_left_stay_with_their_sentence(caches, theirs):
-    """Drawn from one token, they are greedy search's."""
-    model = build("vanilla").double()
-    got = translate(model, do_sample=True, top_k=1, num_return_sequences=3)
-    assert len(caches[0].memory) < SENTENCES
-    theirs()
-    assert torch.equal(got, translate(model).repeat_interleave(3, 0))
+    assert torch.equal(got, translate(model, **options, **ends))
 
 
 class Silent(BaseStreamer):

@@ -84,7 +84,7 @@ class DecodingCache(EncoderDecoderCache):
         self.ancestors = Ancestors(rows, beams)
         self.decoder = self.head = None
         self.length = 0
-        self.sentences, self.rows_each = len(memory), rows // len(memory)
+        self.sentences = len(memory)
         self.mask = None
         if mask is not None and not mask.all():
             lowest = torch.finfo(memory.dtype).min

@@ -2,8 +2,9 @@
 
 They find the tokens that Transformers' loops find. For a small model, Transformers' loops take up to a quarter of the
 time: they record each step, whether or not somebody asks for the record. They also go on with all sentences until the
-last one has ended. Here a sentence leaves the batch when its translation cannot change any more. A call that asks for
-more than tokens gets Transformers' loops: see `can_search`.
+last one has ended. Here a sentence leaves the batch when its translation cannot change any more. Only where tokens are
+drawn do all rows stay, so that each gets the random numbers that it gets in Transformers. A call that asks for more
+than tokens gets Transformers' loops: see `can_search`.
 
 Shapes: R rows, L sentences that are left in the batch, K beams, V vocabulary, T the most tokens of a translation.
 """
@@ -107,7 +108,8 @@ def search_rows(
     """
     cache, processors, config = past_key_values, logits_processor, generation_config
     length, ends = input_ids.shape[1], config._eos_token_tensor
-    read, leaves = reader(model, cache), ends is not None and may_leave(cache, processors)
+    read = reader(model, cache)
+    leaves = ends is not None and not config.do_sample and may_leave(cache, processors)  # draws are of all rows
     fill = 0 if ends is None else int(config._pad_token_tensor)
     sequences = input_ids.new_full((len(input_ids), config.max_length), fill)
     sequences[:, :length] = input_ids
@@ -129,11 +131,9 @@ def search_rows(
         length += 1
         if length == config.max_length or has_ended.all():
             return sequences[:, :length]
+        if leaves and (kept := cache.leave_out(has_ended)) is not None:
+            rows, tokens, has_ended = torch.arange(len(sequences))[rows][kept], tokens[kept], has_ended[kept]
         tokens = tokens[:, None]
-        if leaves and (kept := cache.leave_out(has_ended.view(len(cache.memory), -1).all(1))) is not None:
-            each = torch.arange(len(sequences))[rows].view(-1, cache.rows_each)[kept].flatten()
-            tokens, has_ended = (state.view(-1, cache.rows_each)[kept].flatten() for state in (tokens, has_ended))
-            rows, tokens = each, tokens[:, None]
 
 
 class BeamSearch:
