@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> None:
         if pruned.dtype == torch.float32 and not difference <= TOLERANCE * max(1, largest):
             raise SystemExit("error: the result does not compute the model's function; please report this")
     for stack, layers in kept_layers(model, args.language).items():
-        print(f"{stack}: selects {len(layers)} of {getattr(model.config, f'{stack}_layers')} layers: {layers}")
+        named = [layer + 1 for layer in layers]  # counted from 1, as in figures
+        print(f"{stack}: selects {len(layers)} of {getattr(model.config, f'{stack}_layers')} layers: {named}")
     print(f"{args.output}: {pruned.num_parameters():,} parameters, of {model.num_parameters():,}")
     print(f"largest difference of logits from the model's: {difference:.2g} (logits up to {largest:.3g})")

@@ -175,8 +175,8 @@ def script(*arguments):
 def test_the_script_writes_a_checkpoint_and_compares(run, tmp_path, capsys):
     script(run, tmp_path / "fr", "--language", "fr")
     printed = capsys.readouterr().out
-    assert "encoder: selects 1 of 2 layers: [1]" in printed
-    assert "decoder: selects 2 of 3 layers: [0, 2]" in printed
+    assert "encoder: selects 1 of 2 layers: [2]" in printed
+    assert "decoder: selects 2 of 3 layers: [1, 3]" in printed
     assert "largest difference of logits from the model's: " in printed
     saved = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "fr")
     assert type(saved) is VanillaTransformerForConditionalGeneration
