@@ -49,6 +49,7 @@ def write_space(folder: Path, title: str, hub_model: str | None = None, license:
     model = repr(hub_model) if hub_model else f'Path(__file__).parent / "{MODEL}"'
     (folder / APP).write_text(APP_TEXT.format(imports=imports, model=model), encoding="utf-8")
     needed = [line for line in requires("hf_deepwide") or () if "extra ==" not in line]
+    needed.append("sentencepiece")  # of the tokenizers of Marian, M2M100 and mBART
     (folder / REQUIREMENTS).write_text("\n".join(needed) + "\n", encoding="utf-8")
     (folder / CARD).write_text(_card(title, hub_model, license), encoding="utf-8")
     for source in PACKAGE.rglob("*.py"):

@@ -207,9 +207,6 @@ ARGUMENTS = {
         lambda at: at.remove(f"{VANILLA}/tokenizer.json", f"{VANILLA}/tokenizer_config.json"),
         (*EVALUATE, "--model", VANILLA), ["the folder holds no tokenizer"],
     ),
-    "evaluate an unknown language": (
-        None, (*EVALUATE, "--model", VANILLA, "--source_lang", "de"), ["tokenizer has no language codes"],
-    ),
     "draw layers of nothing": (None, (*LAYERS, "no"), ["no holds no trainer_state.json"]),
     "draw layers of a vanilla model": (
         lambda at: at.put(f"{VANILLA}/trainer_state.json", '{"log_history": []}'), (*LAYERS, VANILLA),

@@ -88,7 +88,8 @@ def test_writes_the_metadata_of_a_space(space):
     assert "models" not in fields
     needed = Path(space, "requirements.txt").read_text().split("\n")
     assert any(line.startswith("torch>=") for line in needed)
-    assert set(needed) - {""} <= set(requires("hf_deepwide"))
+    assert set(needed) - {"", "sentencepiece"} <= set(requires("hf_deepwide"))
+    assert "sentencepiece" in needed
     assert not any("extra" in line for line in needed)
 
 

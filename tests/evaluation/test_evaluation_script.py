@@ -79,6 +79,18 @@ def test_scores_a_checkpoint_and_keeps_its_translations(run, capsys):
     assert f"{system['sentences_per_second']:.2f} sentences a second" in capsys.readouterr().out
 
 
+def test_a_model_of_one_pair_may_be_told_its_languages(run, caplog):
+    """As `translate` may; another pair than the model's is warned of."""
+    model = tiny_model()
+    model.config.update({"source_lang": "de", "target_lang": "en"})
+    model.save_pretrained("checkpoint")
+    told = ("--model", "checkpoint", "--source", "sources.txt", *SEARCH, "--source_lang")
+    run(*told, "de", "--target_lang", "en")
+    assert "not used" not in caplog.text
+    run(*told, "fr", "--target_lang", "en")
+    assert "the languages fr-en are not used" in caplog.text
+
+
 def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("scoring")
@@ -128,7 +140,6 @@ def test_compares_systems(run, capsys):
         (["--hypotheses", "better.txt", "--num_beams", "0"], "evaluation.num_beams is 0"),
         (["--model", "checkpoint", "--source", "short.txt"], "short.txt has 11 lines"),
         (["--model", "empty", "--source", "sources.txt"], "empty cannot be loaded: "),
-        (["--model", "checkpoint", "--source", "sources.txt", "--source_lang", "de"], "has no language codes"),
     ],
 )  # fmt: skip
 def test_a_users_mistake_is_one_line(run, capsys, words, message):

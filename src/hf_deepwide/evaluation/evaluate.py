@@ -275,10 +275,9 @@ def translate_with(
 ) -> tuple[list[str], float]:
     """Load a checkpoint and translate with it; returns the translations, and the seconds that translating took."""
     model, tokenizer = load_translator(checkpoint, request.trust_remote_code)
-    known = Languages(model.config, model.generation_config, tokenizer)
-    if request.source_lang and not request.pairs and not known.several:
-        raise UserError(f"--source_lang {request.source_lang}: this checkpoint's tokenizer has no language codes")
-    languages = (request.source_lang, request.target_lang) if known.several else (None, None)
+    several = Languages(model.config, model.generation_config, tokenizer).several
+    # of a model of one pair, `--target_lang` alone is for sacreBLEU's tokenizer
+    languages = (request.source_lang, request.target_lang) if several or request.source_lang else (None, None)
     start = time.perf_counter()
     translations = translate(model, tokenizer, sources, evaluation, device_of(request.device), *languages)
     return translations, time.perf_counter() - start

@@ -20,8 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..card_text import literal
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, quote
-from ..models.language_pairs import Languages, speaking, target_settings
+from ..models.language_pairs import Languages
 from .opening import open_model, require
+from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     """
     config, settings = model.config, model.generation_config
     languages = Languages(config, settings, tokenizer)
-    spoken, before, first, others = _languages(languages, tokenizer)
+    shown = shown_languages(languages, tokenizer)
     longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
     options: dict[str, Any] = {
         "beam_size": settings.num_beams or 1,
@@ -115,14 +116,16 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     if isinstance(config.eos_token_id, list):
         options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     given = "".join(f"    {name}={_python(value)},\n" for name, value in options.items() if value is not None)
+    first = None if shown.first is None else tokenizer.convert_ids_to_tokens(shown.first)
     prefix = f"    target_prefix=[[{literal(first)}]] * len(sources),\n" if first else ""
-    tag = f"[{literal(before)}] + " if before else ""
+    tag = f"[{literal(shown.tag)}] + " if shown.tag else ""
+    others = "\nPut the code of another target language into `target_prefix`.\n" if languages.codes else ""
     code = f"""import ctranslate2
 from transformers import AutoTokenizer
 
 texts = ["One sentence each, in the source language."]
 translator = ctranslate2.Translator(".")  # this folder
-tokenizer = AutoTokenizer.from_pretrained("."{spoken})
+tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
 sources = [{tag}tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
 options = dict(
 {given}{prefix})
@@ -132,54 +135,15 @@ for result in translator.translate_batch(sources, **options):
 """
     return (
         "# A translation model for CTranslate2\n\n"
-        f"A `{config.model_type}`, exported by hf_deepwide. It needs `pip install ctranslate2 transformers`.\n\n"
-        f"```python\n{code}```\n{others}"
+        f"A `{config.model_type}`, exported by hf_deepwide. It needs "
+        f"`pip install {packages('ctranslate2', tokenizer)}`.\n\n"
+        f"```python\n{code}```\n{shown.told}{others}"
     )
 
 
 def _python(value: Any) -> str:
     """A value as Python writes it."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _languages(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str, str]:
-    """What the README's lines say of languages.
-
-    Returns:
-        Arguments of the tokenizer; the token before the source; the first token of the target; and a sentence on the
-        other languages. Each can be empty.
-    """
-    if languages.pairs:
-        (pair, settings), *_ = languages.pairs.items()
-        start = settings.get("decoder_start_token_id")
-        listed = "".join(f"- {'-'.join(pair)}: {_marks(of, tokenizer)}\n" for pair, of in languages.pairs.items())
-        first = "" if start is None else tokenizer.convert_ids_to_tokens(start)
-        return (
-            "",
-            settings.get("tag") or "",
-            first,
-            f"\nThese lines translate {'-'.join(pair)}. The pairs:\n\n{listed}",
-        )
-    if languages.codes:
-        known = sorted(languages.codes)
-        source, target = tokenizer.src_lang or known[0], tokenizer.tgt_lang or known[-1]
-        with speaking(tokenizer, source, target):
-            (first,) = {i for i in target_settings(tokenizer).values() if i is not None}
-        told = f"\nThese lines translate from {source}. The languages: {', '.join(known)}.\n"
-        return f", src_lang={literal(source)}", "", tokenizer.convert_ids_to_tokens(first), told
-    if languages.tags:
-        tag_id = next(iter(languages.tags.values()))
-        listed = ", ".join(tokenizer.convert_ids_to_tokens(list(languages.tags.values())))
-        return "", tokenizer.convert_ids_to_tokens(tag_id), "", f"\nThe tags of the target languages: {listed}.\n"
-    return "", "", "", ""
-
-
-def _marks(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokens by which a language pair is asked for."""
-    tag, start = settings.get("tag"), settings.get("decoder_start_token_id")
-    marks = [f"`{tag}` before the source"] if tag else []
-    marks += [] if start is None else [f"`{tokenizer.convert_ids_to_tokens(start)}` as the target's prefix"]
-    return ", ".join(marks) or "no mark"
 
 
 @torch.no_grad()

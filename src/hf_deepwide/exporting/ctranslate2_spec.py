@@ -22,7 +22,7 @@ from ..models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from ..models.configuration_multipath_transformer import MultiPathConfig
 from ..models.embeddings import Embeddings
 from ..models.feed_forward import MultiBranchFeedForward
-from ..models.language_pairs import language_ids, target_settings
+from ..models.language_pairs import language_ids, speaking, target_settings
 from ..models.modeling_multipath_transformer import MultiPathEncoderLayer, PathSum
 
 Activation = common_spec.Activation
@@ -162,7 +162,10 @@ def start_tokens(config: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     if pairs:
         return {pair.get("decoder_start_token_id", default) for pair in pairs}
     codes = language_ids(tokenizer)
-    by_code = codes and "decoder_start_token_id" in target_settings(tokenizer)  # as in mBART
+    if not codes:
+        return {default}
+    with speaking(tokenizer, *[next(iter(codes))] * 2):  # M2M100's may not know its target yet
+        by_code = "decoder_start_token_id" in target_settings(tokenizer)  # as in mBART
     return set(codes.values()) if by_code else {default}
 
 
@@ -171,7 +174,8 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
 
     An id that no text becomes has a name of its own: the model may have more embeddings than the tokenizer entries.
     """
-    entries = tokenizer.get_vocab()
+    codes = language_ids(tokenizer).values()  # M2M100's may be none of its entries
+    entries = {**tokenizer.get_vocab(), **{tokenizer.convert_ids_to_tokens(i): i for i in codes}}
     tokens: list[str | None] = [None] * size
     for token, token_id in entries.items():
         if token_id < size:

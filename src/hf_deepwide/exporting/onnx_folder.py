@@ -26,7 +26,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from .. import checkpoint_files
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError
+from ..models.language_pairs import Languages
 from .opening import open_model, require
+from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
 
@@ -222,22 +224,25 @@ def check_logits(model: PreTrainedModel, folder: Path) -> float:
 def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     """The folder's README: lines of Python that translate greedily with onnxruntime."""
     config, settings = model.config, model.generation_config
-    pairs = getattr(config, "translation_pairs", None) or {"": {}}
-    (pair, marks), *_ = pairs.items()
-    told = f"These lines translate {pair}; the pairs are {', '.join(pairs)}. " if pair else ""
-    start = marks.get("decoder_start_token_id", config.decoder_start_token_id)
+    languages = Languages(config, settings, tokenizer)
+    shown = shown_languages(languages, tokenizer)
+    start = shown.settings.get("decoder_start_token_id", config.decoder_start_token_id)
+    forced = shown.settings.get("forced_bos_token_id", None if shown.settings else settings.forced_bos_token_id)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
-    text = f"{marks.get('tag', '')}One sentence each, in the source language."
-    forced = settings.forced_bos_token_id
+    text = f"{shown.tag}One sentence each, in the source language."
+    others = (
+        f"\nPut the id of another target language's code in the place of {shown.first}.\n" if languages.codes else ""
+    )
     first = "" if forced is None else f"    best = np.full_like(best, {forced}) if step == 0 else best\n"
     code = f"""import numpy as np
 import onnxruntime
 from transformers import AutoTokenizer
 
 texts = [{text!r}]
+tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
 encoder, decoder = (onnxruntime.InferenceSession(name) for name in ("{ENCODER}", "{DECODER}"))
-batch = AutoTokenizer.from_pretrained(".")(texts, padding=True, return_tensors="np")
+batch = tokenizer(texts, padding=True, return_tensors="np")
 source, mask = batch["input_ids"], batch["attention_mask"]
 cross = encoder.run(None, {{"input_ids": source, "attention_mask": mask}})
 past, tokens = [tensor[:, :{config.num_key_value_heads}, :0] for tensor in cross], np.full((len(texts), 1), {start})
@@ -249,11 +254,11 @@ for step in range({min(longest, config.max_position_embeddings - 1)}):
     if ended.all():
         break
     tokens = np.concatenate([tokens, np.where(ended, {config.pad_token_id}, best)[:, None]], axis=1)
-print(*AutoTokenizer.from_pretrained(".").batch_decode(tokens, skip_special_tokens=True), sep="\\n")
+print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
 """
     return (
         "# A translation model in ONNX\n\n"
-        f"A `{config.model_type}`, exported by hf_deepwide. It needs `pip install onnxruntime transformers`. "
-        f"{told}\n\n"
-        f"```python\n{code}```\n"
+        f"A `{config.model_type}`, exported by hf_deepwide. It needs "
+        f"`pip install {packages('onnxruntime', tokenizer)}`.\n\n"
+        f"```python\n{code}```\n{shown.told}{others}"
     )

@@ -1,0 +1,76 @@
+"""The README of an exported model with language codes: its lines translate from one language into another."""
+
+import re
+
+import pytest
+import torch
+from coded_languages import KINDS, SIZES
+
+import hf_deepwide
+from hf_deepwide.data.new_languages import add_languages
+from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.models.language_pairs import language_ids
+
+TEXT = "One sentence each, in the source language."  # as the README has it
+SEARCH = EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=12)
+
+
+def made(kind, folder):
+    """A small MAT with random weights that minds the languages, and its tokenizer."""
+    make, model_class, config_class, source, target, _ = KINDS[kind]
+    tokenizer = make(folder)
+    size = max(len(tokenizer), *language_ids(tokenizer).values()) + 1
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    config = config_class(vocab_size=size, decoder_start_token_id=tokenizer.eos_token_id, **ids, **SIZES)
+    for seed in range(100):
+        torch.manual_seed(seed)
+        base = model_class(config)
+        with torch.no_grad():
+            for parameter in base.parameters():
+                parameter.mul_(20)
+            rows = base.get_input_embeddings().weight
+            rows[[row for row in range(size) if row not in range(4, 9)]] *= 0.3  # so that translations are text
+        model = hf_deepwide.MATForConditionalGeneration.from_base(base, attention_branches=2, drop_branch=0.0)
+        model.generation_config.update(max_length=13, num_beams=1, forced_eos_token_id=None)
+        there, back = (translate(model, tokenizer, [TEXT], SEARCH, None, *pair) for pair in both(source, target))
+        if there != back and "" not in (*there, *back):
+            return model, tokenizer
+    raise AssertionError("no model minds the languages")
+
+
+def both(source, target):
+    return (source, target), (target, source)
+
+
+def printed(folder, monkeypatch, capsys):
+    """What the code in the README of a folder prints, and the languages that it names."""
+    readme = (folder / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    exec(compile(code, "README.md", "exec"), {})
+    return capsys.readouterr().out.strip(), re.search(r"translate from (\w+) to (\w+)\. The languages: ", readme)
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lines_translate_into_another_language(kind, engine, tmp_path, monkeypatch, capsys):
+    model, tokenizer = made(kind, tmp_path)
+    getattr(hf_deepwide, f"export_{engine}")(model, tmp_path / "out", tokenizer=tokenizer)
+    found, languages = printed(tmp_path / "out", monkeypatch, capsys)
+    source, target = languages.groups()
+    assert source != target
+    (expected,) = translate(model, tokenizer, [TEXT], SEARCH, source_lang=source, target_lang=target)
+    assert found == expected
+
+
+def test_the_readme_tells_of_languages_that_were_added(tmp_path):
+    """Of M2M100, whose table of codes is fixed in its class."""
+    model, tokenizer = made("m2m100", tmp_path)
+    add_languages(model, tokenizer, {"gsw": "de"})
+    tokenizer.src_lang = "gsw"
+    hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "`__gsw__`" in readme
+    assert 'src_lang="gsw"' not in readme
+    assert "sentencepiece" in readme
