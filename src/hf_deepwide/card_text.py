@@ -25,6 +25,7 @@ _USE = re.compile(
     r"(?:import hf_deepwide [^\n]*\n)?from transformers import pipeline\n\n(?:# [^\n]*\n)*"
     r'\w+ = pipeline\("(?P<task>[\w-]+)", model=[^\n]*\)'
 )
+_USE_AND_EXAMPLE = re.compile(_USE.pattern + r"(?:\n+\w+\([^\n]*\)\n# \[[^\n]*)?")
 # The sentence of the template, and the sentence in the cards of older runs.
 _UNCHOSEN = re.compile(
     r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data\."
@@ -88,25 +89,33 @@ def use_of_share(repo_id: str | None, task: str = "translation") -> str:
     )
 
 
-def use_of_stock(repo_id: str | None) -> str:
-    """The lines that load a shared model of a class of Transformers."""
+def use_of_stock(repo_id: str | None, shown: Any) -> str:
+    """The lines that load a shared model of a class of Transformers, and translate.
+
+    Args:
+        repo_id: the name of the repository, if it has one yet.
+        shown: the language pair, an `exporting.shown_languages.Shown`.
+    """
+    forced = "".join(f", {name}={token_id}" for name, token_id in shown.settings.items())
     return (
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
         f"name = {literal(repo_id or UNNAMED)}  # this repository on the Hub, or a folder with its files\n"
-        "tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForSeq2SeqLM.from_pretrained(name)\n"
-        'ids = model.generate(**tokenizer("A sentence in the source language.", return_tensors="pt"))\n'
+        f"tokenizer = AutoTokenizer.from_pretrained(name{shown.arguments})\n"
+        "model = AutoModelForSeq2SeqLM.from_pretrained(name)\n"
+        f'inputs = tokenizer({literal(f"{shown.tag}A sentence in the source language.")}, return_tensors="pt")\n'
+        f"ids = model.generate(**inputs{forced})\n"
         "print(tokenizer.decode(ids[0], skip_special_tokens=True))"
     )
 
 
-def for_repository(card: str, repo_id: str | None, license: str | None, stock: bool = False) -> str:
+def for_repository(card: str, repo_id: str | None, license: str | None, shown: Any = None) -> str:
     """A card for the Hub: its lines that load the model name the repository, and it names the licence, if any.
 
-    With `stock` the model is one of a class of Transformers, and the lines need no code of ours.
+    With `shown` the model is one of a class of Transformers, and the lines need no code of ours: see `use_of_stock`.
     """
-    if stock:
-        card = _USE.sub(lambda found: use_of_stock(repo_id), card)
-        card = card if repo_id is None else card.replace(use_of_stock(None), use_of_stock(repo_id))
+    if shown is not None:
+        card = _USE_AND_EXAMPLE.sub(lambda found: use_of_stock(repo_id, shown), card)
+        card = card if repo_id is None else card.replace(use_of_stock(None, shown), use_of_stock(repo_id, shown))
     else:
         card = _USE.sub(
             lambda found: found[0] if _is_named(found[0]) and not repo_id else use_of_share(repo_id, found["task"]),

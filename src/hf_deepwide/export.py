@@ -32,10 +32,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from . import card_text
 from .data.tokenizer import check_tokenizer
 from .errors import UserError, one_line, quote
+from .exporting.shown_languages import Shown, shown_languages
 from .exporting.stock import STOCK, as_stock
 from .families import EncoderFamily, Family, all_families
 from .loading import check_finite, load_config, load_model, load_tokenizer
 from .models import remote_code
+from .models.language_pairs import Languages, added_codes
 from .models.word_tokenizer import WordTokenizer
 from .shared_folder import CONFIG, check_folder, fields_of, files_in, model_type_of, replace_files, staging, telling
 from .shared_use import verify_folder, verify_space
@@ -138,6 +140,12 @@ def share(
             if type(tokenizer) is WordTokenizer:
                 raise UserError("share: `as_` needs no code, and the tokenizer of words does; leave `as_` out")
             model = as_stock(model, as_)
+            if added := sorted(added_codes(tokenizer)):
+                logger.warning(
+                    "share: without this package, the %s takes no src_lang or tgt_lang of the languages that were "
+                    "added to it: %s",
+                    *(type(tokenizer).__name__, ", ".join(added)),
+                )
 
     with telling(folder), staging(folder) as staged:
         place = staged / MODEL if space else staged
@@ -145,9 +153,9 @@ def share(
             place.mkdir(exist_ok=True)
             write_checkpoint(model, family if as_ is None else None, tokenizer, place)
             if space:
-                _write_card(place, source, None, {}, model, None, license)
+                _write_card(place, source, None, {}, model, tokenizer, None, license)
             else:
-                _write_card(place, source, folder, earlier, model, repo_id, license)
+                _write_card(place, source, folder, earlier, model, tokenizer, repo_id, license)
             if verify:
                 verify_folder(place, task)
         if space:
@@ -195,22 +203,17 @@ def write_checkpoint(
     config.save_pretrained(folder)
 
 
-def minimal_card(model: PreTrainedModel, name: str, repo_id: str | None = None) -> ModelCard:
-    """A model card that says what the model is and how to load it from its repository."""
+def minimal_card(model: PreTrainedModel, name: str, shown: Shown | None, repo_id: str | None = None) -> ModelCard:
+    """A model card that says what the model is and how to load it from its repository; `shown` as in `card_text`."""
     model_type = model.config.model_type
     task = _task(model)
+    use = card_text.use_of_share(repo_id, task) if shown is None else card_text.use_of_stock(repo_id, shown)
     data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=[task, "hf_deepwide", model_type])
     return ModelCard(
         f"---\n{data.to_yaml()}\n---\n\n# {card_text.text(name)}\n\n"
         f"{KINDS[task]} of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
-        f"{card_text.block(_use(model, repo_id), 'python')}\n"
+        f"{card_text.block(use, 'python')}\n"
     )
-
-
-def _use(model: PreTrainedModel, repo_id: str | None) -> str:
-    """The lines of a card that load a model."""
-    stock = model.config.model_type in STOCK
-    return card_text.use_of_stock(repo_id) if stock else card_text.use_of_share(repo_id, _task(model))
 
 
 def _task(model: PreTrainedModel) -> str:
@@ -275,6 +278,7 @@ def _write_card(
     folder: Path | None,
     earlier: dict[str, list[str]],
     model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     repo_id: str | None,
     license: str | None,
 ) -> None:
@@ -290,18 +294,19 @@ def _write_card(
         logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
         _copy_linked(there, staged, earlier)
         return
-    card = beside or there
+    card, shown = beside or there, None
+    if model.config.model_type in STOCK:
+        shown = shown_languages(Languages(model.config, model.generation_config, tokenizer), tokenizer)
     if card is None:
         name = (repo_id or (folder or staged).resolve().as_posix()).rpartition("/")[2]
-        text = str(minimal_card(model, name, repo_id))
+        text = str(minimal_card(model, name, shown, repo_id))
     else:
         try:
             text = card.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
         _copy_linked(card, staged, None if card == beside else earlier)
-    stock = model.config.model_type in STOCK
-    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license, stock), encoding="utf-8")
+    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license, shown), encoding="utf-8")
 
 
 def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:

@@ -5,8 +5,10 @@ import re
 import pytest
 import torch
 from coded_languages import KINDS, SIZES
+from model_cases import scramble
 
 import hf_deepwide
+from hf_deepwide.card_text import use_of_folder
 from hf_deepwide.data.new_languages import add_languages
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.models.language_pairs import language_ids
@@ -62,6 +64,34 @@ def test_the_lines_translate_into_another_language(kind, engine, tmp_path, monke
     assert source != target
     (expected,) = translate(model, tokenizer, [TEXT], SEARCH, source_lang=source, target_lang=target)
     assert found == expected
+
+
+def test_the_card_of_a_stock_class_translates_into_another_language(tmp_path, capsys):
+    """The example of the run's card, for which a translation pipeline is needed, goes."""
+    tokenizer = KINDS["nllb"][0](tmp_path)
+    torch.manual_seed(2)
+    config = hf_deepwide.VanillaTransformerConfig(
+        **{key: value for key, value in SIZES.items() if "layerdrop" not in key}, normalize_before=True,
+        position_embedding_type="sinusoidal", vocab_size=len(tokenizer),
+    )  # fmt: skip
+    model = scramble(hf_deepwide.VanillaTransformerForConditionalGeneration(config)).eval()
+    model.generation_config.update(max_length=13, num_beams=1)
+    model.save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    example = 'translator("a", src_lang="eng_Latn", tgt_lang="deu_Latn")\n# [{"translation_text": "b"}]'
+    (tmp_path / "run" / "README.md").write_text(f"```python\n{use_of_folder('runs/x')}\n\n{example}\n```\n")
+    hf_deepwide.share(tmp_path / "run", tmp_path / "out", as_="m2m_100", verify=False)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "translator" not in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("REPOSITORY", str(tmp_path / "out"))
+    capsys.readouterr()
+    exec(compile(code, "README.md", "exec"), {})
+    (ids,) = model.generate(
+        torch.tensor([tokenizer("A sentence in the source language.")["input_ids"]]),
+        forced_bos_token_id=tokenizer.convert_tokens_to_ids("deu_Latn"),
+    )
+    assert capsys.readouterr().out.strip() == tokenizer.decode(ids, skip_special_tokens=True).strip()
+    assert f"forced_bos_token_id={tokenizer.convert_tokens_to_ids('deu_Latn')}" in code
 
 
 def test_the_readme_tells_of_languages_that_were_added(tmp_path):
