@@ -37,6 +37,11 @@ LEFT_OUT = re.compile(  # what fairseq's checkpoints hold beside weights: a vers
 )
 MOST_TOKENS = 2**31
 NO_FIELDS = ("use_safetensors", "trust_remote_code", "dtype", "attn_implementation")  # options that are no fields
+WANTED = {
+    "AutoModelForSeq2SeqLM": "a model that translates",
+    "AutoModelForMaskedLM": "a masked language model",
+    "AutoModelForSequenceClassification": "a classifier",
+}
 May = Callable[[PreTrainedConfig], bool]
 INNER = (LookupError, TypeError, AttributeError, AssertionError)  # which do not say what is wrong with a file
 
@@ -99,9 +104,10 @@ def load_model(
             checkpoint_files.fields_of(name, checkpoint_files.CONFIG) or {}, trust_remote_code
         )
         check_fields(checkpoint_files.fields_of(name, "generation_config.json") or {})
+        config = _config(auto, name, options)
         file = checkpoint_files.shapes(name)
         if file is not None:
-            _check_size(auto, name, file, options)
+            _check_size(auto, config, file, options)
         model, info = auto.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
         if info["mismatched_keys"]:
             key, theirs, ours = sorted(info["mismatched_keys"])[0]
@@ -250,11 +256,23 @@ def _load_adapted(
     return model
 
 
-def _check_size(auto: type, name: str, file: checkpoint_files.Shapes, options: dict[str, Any]) -> None:
-    """Refuse a config that asks for far more than the file has, before memory is taken."""
+def _config(auto: type, name: str, options: dict[str, Any]) -> PreTrainedConfig:
+    """The config of a checkpoint, with the fields among the options, if the Auto class has a model for it."""
     fields = {key: value for key, value in options.items() if key not in NO_FIELDS}
+    config = AutoConfig.from_pretrained(name, trust_remote_code=options["trust_remote_code"], **fields)
+    known = getattr(auto, "_model_mapping", None)
+    if known is None or type(config) in known or auto.__name__ in (getattr(config, "auto_map", None) or {}):
+        return config
+    classes = ", ".join(getattr(config, "architectures", None) or [])
+    raise ValueError(
+        f"it is a {config.model_type}{f' ({classes})' if classes else ''}; what is wanted here is "
+        f"{WANTED.get(auto.__name__, auto.__name__)}"
+    )
+
+
+def _check_size(auto: type, config: PreTrainedConfig, file: checkpoint_files.Shapes, options: dict[str, Any]) -> None:
+    """Refuse a config that asks for far more than the file has, before memory is taken."""
     trust = {"trust_remote_code": options["trust_remote_code"]}
-    config = AutoConfig.from_pretrained(name, **trust, **fields)
     if getattr(config, "quantization_config", None) is not None:
         return  # its file has other tensors than the model
     own = getattr(auto, "config_class", None)

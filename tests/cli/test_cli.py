@@ -141,6 +141,14 @@ def test_the_schema_accepts_packaged_keys(monkeypatch, capsys):
     assert schema["properties"]["model"]["properties"]["drop_unit"]["enum"] == ["branch", "head", "chunk"]
 
 
+@pytest.mark.parametrize(("kind", "recipe"), [("masked-lm", MaskedLMRecipe), ("classification", ClassificationRecipe)])
+def test_the_schema_of_a_task_names_its_families(monkeypatch, capsys, kind, recipe):
+    call(monkeypatch, "schema", kind)
+    named = json.loads(capsys.readouterr().out)["properties"]["model"]["properties"]["family"]["examples"]
+    assert "mat_roberta" in named
+    assert set(named) <= set(recipe.families())
+
+
 def upper(lines):
     return [line.upper() for line in lines]
 

@@ -5,8 +5,10 @@ import html
 import importlib.util
 import re
 import shutil
+import socket
 import sys
 
+import gradio
 import httpx
 import pytest
 import torch
@@ -289,3 +291,13 @@ def test_an_exported_model_of_several_pairs_is_asked_for_a_language(tmp_path):
         request = Request(tuple(TEXTS), 3, "en", target)
         firsts = [[beams[0].text[:20] for beams in system.translate(request).beams] for system in systems]
         assert firsts[0] == firsts[1]
+
+
+def test_a_port_that_cannot_be_had_is_one_line():
+    with pytest.raises(UserError, match="--port 99999; accepted: a number from 1 to 65535"):
+        launch(None, port=99999)
+    with socket.socket() as taken, gradio.Blocks() as page:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match=r"may have it\. Give another one with --port"):
+            launch(page, port=taken.getsockname()[1])

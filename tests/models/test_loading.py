@@ -12,7 +12,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, M2M100Config, M2M100ForConditionalGeneration, PreTrainedModel
 
-from hf_deepwide import LatentDepthForMaskedLM, MATForConditionalGeneration, VanillaTransformerForConditionalGeneration
+from hf_deepwide import (
+    LatentDepthForMaskedLM,
+    MATForConditionalGeneration,
+    MATRobertaConfig,
+    MATRobertaForSequenceClassification,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_deepwide.errors import UserError
 from hf_deepwide.loading import check_finite, is_finite, load_config, load_model, load_tokenizer
 
@@ -423,3 +429,13 @@ def test_an_unfinished_run_is_no_model(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     for load in (load_config, lambda folder: load_model(AutoModelForSeq2SeqLM, folder)):
         refused(lambda load=load: load(tmp_path), "no config.json", "has not ended")
+
+
+def test_a_model_for_another_task_is_named(tmp_path):
+    """In one line, without Transformers' list of all classes that would do."""
+    config = MATRobertaConfig(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8)
+    MATRobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as error:
+        load_model(AutoModelForSeq2SeqLM, tmp_path)
+    told = "it is a mat_roberta (MATRobertaForSequenceClassification); what is wanted here is a model that translates"
+    assert str(error.value) == f"{tmp_path} cannot be loaded: {told}"

@@ -73,7 +73,7 @@ def test_the_step_the_parameters_and_the_sentences_are_named(make, corpus, tmp_p
     message, folder = str(error.value), tmp_path / "run" / FAULTS / "step-3"
     assert "\n" not in message
     assert re.match(r"step 3 \(epoch 0\.\d\d\): the loss is nan in batch 2 of 2; \d+ of \d+ parameters ", message)
-    assert f"replay_fault.py {folder}" in message
+    assert f"hf-deepwide replay {folder}" in message
     assert "on_nonfinite: skip" in message
     assert trainer.state.global_step == 2
     assert all(math.isfinite(loss) for loss in losses(trainer))

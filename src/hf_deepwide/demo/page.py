@@ -76,6 +76,8 @@ def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
     Raises:
         UserError: nothing can listen at this address.
     """
+    if port is not None and not 1 <= port <= 65535:
+        raise UserError(f"demo: --port {port}; accepted: a number from 1 to 65535")
     gradio = _gradio()
     from starlette.middleware import Middleware
 
@@ -103,7 +105,8 @@ def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
         )
     except OSError as error:
         raise UserError(
-            f"demo: nothing can listen on {host or 'this machine'}, port {port}: {one_line(error)}"
+            f"demo: nothing can listen on {host or 'this machine'}, port {port or '7860 and above'}; another program "
+            "may have it. Give another one with --port"
         ) from error
     return url
 

@@ -59,15 +59,16 @@ def _section(cls: type, comments: dict[str, str], refused: dict[str, str]) -> di
 
 
 def _model(kind: type[Recipe], comments: dict[str, str]) -> dict[str, Any]:
+    families = {name: family for name, family in all_families().items() if name in kind.families()}
     properties: dict[str, Any] = {
         "family": {
             "type": "string",
-            "examples": sorted(all_families()),
+            "examples": sorted(families),
             "description": comments.get("family", ""),
         },
         "init_from": {"type": ["string", "null"], "description": comments.get("init_from", "")},
     }
-    for family in all_families().values():
+    for family in families.values():
         for field in dataclasses.fields(family.config):
             explained = {"description": comments[field.name]} if field.name in comments else {}
             properties.setdefault(field.name, _typed(field.type) | explained)

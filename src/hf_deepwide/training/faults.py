@@ -224,7 +224,7 @@ class FaultGuard:
                 write_whole(folder / FAULT, text + "\n")  # last: a fault is whole if it has this file
         if writing.why is not None:  # of the two things that went wrong, the fault is the one to tell
             return f"The batches ({pairs}) could not be saved to {folder} ({writing.why})."
-        return f"The batches ({pairs}) are in {folder}; `scripts/replay_fault.py {folder}` shows where it begins."
+        return f"The batches ({pairs}) are in {folder}; `hf-deepwide replay {folder}` shows where it begins."
 
 
 def generator_states(device: torch.device) -> dict[str, torch.Tensor]:

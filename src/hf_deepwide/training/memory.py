@@ -3,10 +3,10 @@
 import ctypes
 import os
 import re
+import resource
 import sys
 from pathlib import Path
 
-import psutil
 import torch
 
 M_TRIM_THRESHOLD = -1  # malloc.h
@@ -24,7 +24,7 @@ def keep_memory() -> bool:
     which training reaches in every step anyway. GPU memory is not concerned.
 
     Returns:
-        False where there is no glibc (macOS, Windows, musl), and nothing was changed.
+        False where there is no glibc (macOS, musl), and nothing was changed.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -49,13 +49,9 @@ def peak_memory() -> int:
     """Most bytes that this process has held: of the GPU where it used one, else of the machine's memory."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset
     if sys.platform == "linux":  # where what `resource` says begins at what the process held that has started this one
         status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
         if found := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):  # some sandboxes leave it out
             return int(found[1]) * 1024
-    import resource  # which Windows has not
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # elsewhere KiB
