@@ -110,7 +110,7 @@ def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
     rows: Rows = {}
     for system in study.systems:
         stage = study.stages(system)[-1]
-        setting = best(records, system, stage, study.seeds[0])
+        setting = winner(study, system, records)
         for seed in [] if setting is None else [*study.seeds, *study.close_seeds]:
             if record := tried(records, system, stage, seed).get(key_of(setting)):
                 rows.setdefault(system.name, {})[seed] = record

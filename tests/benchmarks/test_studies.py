@@ -109,14 +109,19 @@ def test_trains_other_seeds_only_with_the_chosen_setting(small, tmp_path):
 
 def test_a_row_is_the_mean_over_seeds_with_its_standard_error(small, tmp_path):
     plain, wide = small.systems
-    full = small.search[-1]
-    setting = {"training.learning_rate": 0.002, "model.dropout": 0.3}
+    short, full = small.search
+    rate, dropout = "training.learning_rate", "model.dropout"
     scores = {plain.name: [10.0, 12.0], wide.name: [13.0, 14.0]}
     made = [
-        record(small, system, full, setting, seed, 1.0, scores[system.name][seed - 1])
+        record(small, system, full, {rate: 0.002, dropout: 0.3}, seed, 1.0, scores[system.name][seed - 1])
         for system in (plain, wide)
         for seed in small.seeds
     ]
+    records.write_records(tmp_path, made)
+    assert pages.write_pages(small, tmp_path) == "", "no search is finished"
+    for system in (plain, wide):
+        made += [record(small, system, short, {rate: r}, 1, loss) for r, loss in ((0.001, 3), (0.002, 2), (0.004, 3))]
+        made.append(record(small, system, full, {rate: 0.002, dropout: 0.1}, 1, 1.5))
     records.write_records(tmp_path, made)
     text = pages.write_pages(small, tmp_path)
     plain_line, wide_line = (next(line for line in text.splitlines() if f"| {name} |" in line) for name in scores)
