@@ -315,7 +315,7 @@ MASKED_LM = {
     ),
     "sentences beyond the model": (None, ["--model.max_position_embeddings=4"], ["the model takes 4"]),
     "a start that is missing": (
-        None, ["--model.init_from=/nowhere", TOKENIZER], ["/nowhere cannot be loaded: there is no such folder"],
+        None, ["--model.init_from=/nowhere", TOKENIZER], ["model.init_from '/nowhere': there is no such folder"],
     ),
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ from hf_deepwide.models import layer_selection
 from hf_deepwide.models.dropout import Dropout
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.run import run_recipe
-from hf_deepwide.training import trainer as trainer_module
+from hf_deepwide.training import translation as translation_module
 from hf_deepwide.training.faults import NonFiniteError
 from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.translation import TranslationTrainer
@@ -277,14 +277,14 @@ def evaluate(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
         data=recipe.data,
     )
     translated: list[str] = []
-    plain = trainer_module.translate
+    plain = translation_module.translate
 
     def recorded(model, tokenizer, sources, *rest, **languages):
         translated.extend(sources)
         return plain(model, tokenizer, sources, *rest, **languages)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "translate", recorded)
+        patch.setattr(translation_module, "translate", recorded)
         metrics = trainer.evaluate()
     one = trainer.translate(texts["source"][:1], trainer.evaluation, "de", "en")
     scores = {name: metrics[name] for name in ("eval_loss", "eval_bleu")}
