@@ -14,7 +14,7 @@ from tiny_run import tiny_values
 from hf_deepwide import card_text
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.model_card import card_of_results, write_model_card
-from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.recipe import check_recipe, load_recipe
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -136,6 +136,36 @@ def test_metadata_is_what_the_hub_reads(tmp_path, monkeypatch):
         assert data.license is None
         assert "/home/somebody" not in text
     assert ModelCard(card_of_results({**RESULTS, "recipe": recipe.values}, "tiny")).data.base_model is None
+
+
+def test_a_card_names_the_metrics_that_were_computed(tmp_path):
+    values, results = tiny_values(tmp_path / "run"), copy.deepcopy(RESULTS)
+    values["evaluation"]["metrics"] = ["multi_bleu", "chrf"]
+    results["test"] = {"multi_bleu": 3.0, "chrf": 2.0, "sentences": 3, "signature": {"multi_bleu": "a", "chrf": "c"}}
+    text = write_model_card(tmp_path, check_recipe(values, "tiny", "tiny.yaml"), results, []).read_text("utf-8")
+    data = ModelCard(text).data
+    assert data.metrics == ["bleu", "chrf"], "as the Hub calls them"
+    assert [(result.metric_name, result.metric_value) for result in data.eval_results] == [
+        ("tokenised BLEU", 3.0),
+        ("chrF", 2.0),
+    ]
+    assert "| tokenised BLEU | 3.00 |" in text
+    del results["test"]
+    text = write_model_card(tmp_path, check_recipe(values, "tiny", "tiny.yaml"), results, []).read_text("utf-8")
+    assert ModelCard(text).data.metrics is None
+
+
+def test_code_has_metrics_of_its_own_and_no_language(tmp_path):
+    recipe, results = load_recipe("code_conala_mat"), copy.deepcopy(RESULTS)
+    results["test"] = {"sentence_bleu4": 2.75, "valid_python": 40.0, "sentences": 3,
+                       "signature": {"sentence_bleu4": "a", "valid_python": "b"}}  # fmt: skip
+    text = write_model_card(tmp_path, recipe, results, []).read_text(encoding="utf-8")
+    data = ModelCard(text).data
+    assert data.metrics == ["sentence_bleu4", "valid_python"]
+    assert data.language is None, "nl is no Dutch here, and py is no language"
+    assert {"code", "python"} <= set(data.tags)
+    assert "| sentence BLEU-4 | 2.75 |" in text
+    assert "| valid Python, % | 40.00 |" in text
 
 
 def test_a_folder_below_the_root_is_no_data_set_of_the_hub(tmp_path):

@@ -19,6 +19,18 @@ from ..families import FAMILIES
 from .recipe import Recipe, check_recipe
 from .yaml_values import to_yaml
 
+# Metric to its name for people, and to the Hub's name of it; a metric without an entry keeps its own name.
+NAMES = {
+    "bleu": "sacreBLEU",
+    "chrf": "chrF",
+    "multi_bleu": "tokenised BLEU",
+    "sentence_bleu4": "sentence BLEU-4",
+    "valid_python": "valid Python, %",
+    "valid_java": "valid Java, %",
+}
+ON_HUB = {"bleu": "sacrebleu", "multi_bleu": "bleu"}
+PROGRAMMING = {"py": "python", "java": "java"}  # suffix of a corpus of code to the tag of its language
+
 
 def write_model_card(
     run: Path, recipe: Recipe, results: dict[str, Any], samples: Sequence[tuple[str, str, str]]
@@ -60,17 +72,20 @@ def _fill(
     data, family = recipe.data, FAMILIES.get(recipe.family)
     pairs = data.language_pairs
     sources, targets = (list(dict.fromkeys(languages)) for languages in zip(*pairs, strict=True))
+    metrics = _metrics(results)
+    code = {PROGRAMMING[language] for language in sources + targets if language in PROGRAMMING}
+    code |= {metric.removeprefix("valid_") for metric in metrics if metric.startswith("valid_")}
     # Of a run that is not here, nothing tells whether a name is the Hub's or that of a folder.
     datasets, base = ([], None) if samples is None else (_datasets(data), recipe.init_from)
     card_data = ModelCardData(
-        language=list(dict.fromkeys(filter(None, map(_iso, sources + targets)))) or None,
+        language=None if code else list(dict.fromkeys(filter(None, map(_iso, sources + targets)))) or None,
         library_name="transformers",
         pipeline_tag="translation",
-        tags=["translation", "hf_deepwide", recipe.family],
+        tags=["translation", "hf_deepwide", recipe.family, *(["code", *sorted(code)] if code else [])],
         base_model=base if base and _is_on_hub(base) else None,
         datasets=datasets or None,
         model_name=card_text.plain(recipe.name),
-        metrics=["sacrebleu", "chrf"],
+        metrics=[ON_HUB.get(metric, metric) for metric in metrics] or None,
         eval_results=_eval_results(recipe, results) or None,
     )
     template = files("hf_deepwide") / "model_card_template.md"
@@ -89,6 +104,7 @@ def _fill(
             init_from=_portable(recipe.init_from),
             evaluation=recipe.evaluation,
             results=results,
+            metrics={metric: NAMES.get(metric, metric) for metric in metrics},
             samples=samples,
             sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
             recipe=to_yaml(_portable(recipe.values)).strip(),
@@ -97,6 +113,12 @@ def _fill(
             block=card_text.block,
             literal=card_text.literal,
         )
+
+
+def _metrics(results: dict[str, Any]) -> list[str]:
+    """The metrics that were computed on the test set."""
+    test = results.get("test", {})
+    return list(test.get("average") or test.get("signature", {}))
 
 
 def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
@@ -108,13 +130,12 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
             task_type="translation",
             dataset_type=card_text.plain(_portable(data.name) or data.format),
             dataset_name=card_text.plain(f"{_test_name(data)} {pair}"),
-            metric_type={"bleu": "sacrebleu", "chrf": "chrf"}[metric],
+            metric_type=ON_HUB.get(metric, metric),
             metric_value=round(scores[metric], 2),
-            metric_name={"bleu": "sacreBLEU", "chrf": "chrF"}[metric],
+            metric_name=NAMES.get(metric, metric),
         )
         for pair, scores in by_pair.items()
-        for metric in ("bleu", "chrf")
-        if metric in scores
+        for metric in _metrics(results)
     ]
 
 
