@@ -3,7 +3,6 @@
 A manifest lists what `share` wrote, with digests. Only these files are replaced, and nothing is half written.
 """
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .durable import Writing, publish, write_whole
+from .durable import Writing, publish, sha256_of, write_whole
 from .errors import UserError, one_line
 from .models import remote_code
 
@@ -109,11 +108,7 @@ def _digest(folder: Path, name: str) -> str | None:
     linked = any((folder / part).is_symlink() for part in (relative, *relative.parents[:-1]))
     if not inside or linked or not path.is_file():
         return None
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    return sha256_of(path)
 
 
 def _entries(folder: Path) -> list[Path]:

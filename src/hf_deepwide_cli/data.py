@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--bpe",
         type=int,
         nargs="?",
-        const=0,
+        const=True,
         metavar="N",
         help="learn N merges of subword-nmt, or as many as the paper",
     )
@@ -70,4 +70,7 @@ def run(args: argparse.Namespace) -> None:
         return
     preparation.run()
     root = "" if args.output is None else f" --data.root {shlex.quote(str(args.output))}"
-    print(f"train: hf-deepwide train {preparation.example}{root}")
+    if preparation.example is None:
+        print("no recipe trains on these languages alone, as they have no validation set; prepare another one, too")
+    else:
+        print(f"train: hf-deepwide train {preparation.example}{root}")

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -31,18 +32,6 @@ from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide_cli import packaged
 
 LANGUAGES = {"wmt17": ["lv"], "ted8": ["aze", "por"], "opus100": ["af"]}  # that the small folders have
-# what recipes of the other languages of a corpus are told to read, where the small folders lack some
-FEWER = {
-    "ted8": ["--data.pairs", "[eng-aze, eng-por]"],
-    "opus100": [
-        "--data.pairs",
-        "[af-en, en-af]",
-        "--data.train_only_pairs",
-        "[]",
-        "--evaluation.average_languages",
-        "[af]",
-    ],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +100,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def assert_recipe_reads(name: str, root: Path) -> None:
+def assert_recipe_reads(command: str) -> None:
     """The recipe that the command names reads all splits of what was prepared."""
-    corpus = CORPORA[name]
-    group = next(group for group in corpus.groups if not LANGUAGES.get(name) or set(LANGUAGES[name]) & set(group))
-    example = corpus.example.replace("{pair}", pair_of(group)).replace("{other}", group[0])
-    recipe, *overrides = example.split()
-    data = load_recipe(recipe, [*overrides, "--data.root", str(root), *FEWER.get(name, [])]).data
+    recipe, *overrides = shlex.split(command)
+    data = load_recipe(recipe, overrides).data
     for split in ("train", "validation", "test"):
         assert len(load_parallel(data, split)) > 0
+
+
+def printed(told: str) -> str:
+    """What the last line that is printed says of training."""
+    start, found, command = told.strip().splitlines()[-1].partition("train: hf-deepwide train ")
+    assert (start, found) == ("", "train: hf-deepwide train ")
+    return command
 
 
 @pytest.mark.parametrize("name", [name for name, corpus in CORPORA.items() if corpus.files is not None])
@@ -133,13 +126,47 @@ def test_prepares_what_recipes_read_from_files(name, tmp_path, monkeypatch, caps
     assert CORPORA[name].licence in told
     assert str(source) in told
     assert f"--data.root {tmp_path}" in told
-    assert_recipe_reads(name, tmp_path)
+    assert_recipe_reads(printed(told))
 
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_prepares_what_recipes_read_from_the_hub(name, tmp_path, hub):
-    Preparation(CORPORA[name], tmp_path, languages=LANGUAGES.get(name), unchecked=True).run()
-    assert_recipe_reads(name, tmp_path)
+    preparation = Preparation(CORPORA[name], tmp_path, languages=LANGUAGES.get(name), unchecked=True)
+    preparation.run()
+    assert_recipe_reads(f"{preparation.example} --data.root {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "languages", "pairs"),
+    [
+        ("ted8", ["por"], ["eng-por"]),
+        ("ted8", ["aze", "por"], ["eng-aze", "eng-por"]),
+        ("opus100", ["af", "fr"], ["af-en", "en-af", "fr-en", "en-fr"]),
+        ("opus100", ["an", "af"], ["af-en", "en-af", "an-en", "en-an"]),  # `an` has no held-out pairs
+    ],
+)
+def test_the_printed_command_names_only_what_was_prepared(name, languages, pairs, tmp_path, hub, monkeypatch, capsys):
+    call(monkeypatch, name, "--languages", *languages, "--output", tmp_path, "--unchecked")
+    command = printed(capsys.readouterr().out)
+    assert_recipe_reads(command)
+    recipe, *overrides = shlex.split(command)
+    assert load_recipe(recipe, overrides).data.pairs == pairs
+
+
+def test_the_printed_command_names_another_language(tmp_path, monkeypatch, capsys):
+    source = released("multi30k", tmp_path)
+    words = ("--source", source, "--output", tmp_path, "--unchecked", "--languages", "fr", "cs")
+    call(monkeypatch, "multi30k", *words)
+    command = printed(capsys.readouterr().out)
+    assert "--data.target_lang fr" in command
+    assert_recipe_reads(command)
+
+
+def test_languages_without_a_validation_set_have_no_command(tmp_path, hub, monkeypatch, capsys):
+    call(monkeypatch, "opus100", "--languages", "an", "--output", tmp_path, "--unchecked")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "no validation set" in last
+    assert "hf-deepwide train" not in last
 
 
 def test_iwslt14_is_cleaned_as_the_script_does(tmp_path):
@@ -467,6 +494,9 @@ def test_digests_are_checked(tmp_path, monkeypatch, capsys):
         (["opus100", "--languages", "en"], "name a language beside English"),
         (["ted8", "--bpe"], "no merges go with ted8"),
         (["wmt14-en-de", "--bpe", "-1"], "accepted: 1 to 1,000,000, or nothing for 32,000"),
+        (["wmt14-en-de", "--bpe", "0"], "--bpe 0; accepted: 1 to 1,000,000, or nothing for 32,000"),
+        (["iwslt14-de-en", "--source", "tables"], "such as IWSLT14.TED.dev2010.de-en.de.xml, name a folder without"),
+        (["multi30k", "--source", "tables"], "such as val.en, name a folder without"),
         (["multi30k", "--source", "empty", "--output", "empty"], "would lie in --source"),
         (["multi30k", "--source", "twice"], "could be meant"),
         (["multi30k", "--source", "uneven", "--unchecked"], "unequal line counts"),
@@ -476,6 +506,9 @@ def test_digests_are_checked(tmp_path, monkeypatch, capsys):
 )
 def test_mistakes_end_in_one_line(words, said, tmp_path, hub, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    if "tables" in words:
+        monkeypatch.setattr(sources, "load_dataset", load_dataset)
+    write(tmp_path / "tables" / "x.jsonl", ['{"de": "a", "en": "b"}'])
     (tmp_path / "empty").mkdir()
     for lang in ("en", "de", "fr", "cs"):
         for split in ("val", "test_2016_flickr", "train"):
@@ -485,9 +518,12 @@ def test_mistakes_end_in_one_line(words, said, tmp_path, hub, monkeypatch, capsy
     for split in ("dev", "test", "train"):
         write(tmp_path / "table" / f"all_talks_{split}.tsv", ["en\tbe", "x\ty"])
         write(tmp_path / "cells" / f"all_talks_{split}.tsv", ["en\taz", "x"])
-    before = contents(tmp_path)
+    (tmp_path / "cache").mkdir()  # of `datasets`
+    before = contents(tmp_path), sorted(tmp_path.iterdir())
     assert said in error_of(monkeypatch, capsys, *words)
-    assert contents(tmp_path) == before
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    assert (contents(tmp_path), sorted(tmp_path.iterdir())) == before, "no empty folder is left"
 
 
 def test_a_hub_out_of_reach_ends_in_one_line(tmp_path, hub, monkeypatch, capsys):
@@ -576,9 +612,11 @@ def test_merges_are_learnt_from_both_sides_and_trained_with(tmp_path, monkeypatc
 def test_merges_of_a_data_set_lie_beside_its_training_pairs(tmp_path, hub):
     preparation = Preparation(CORPORA["wmt14-en-de"], tmp_path, merges=5, unchecked=True)
     preparation.run()
-    assert preparation.example.endswith("--tokenizer.codes wmt14-en-de/de-en/bpe.codes")
+    assert preparation.example == (
+        "wmt14_en_de_mat --data.name wmt14-en-de --tokenizer.codes wmt14-en-de/de-en/bpe.codes"
+    )
     assert len(read_codes(tmp_path / "wmt14-en-de" / "de-en" / "bpe.codes")) == 5
-    assert Preparation(CORPORA["wmt14-en-de"], tmp_path / "other", merges=0).merges == 32_000
+    assert Preparation(CORPORA["wmt14-en-de"], tmp_path / "other", merges=True).merges == 32_000
 
 
 def test_the_page_has_a_row_for_each_corpus():

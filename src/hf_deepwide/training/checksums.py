@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..durable import write_whole
+from ..durable import sha256_of, write_whole
 from ..errors import UserError, one_line
 
 CHECKSUMS = "checksums.json"
@@ -19,7 +19,7 @@ READ = (".pt", ".pth", ".safetensors", ".distcp", ".index.json", ".metadata")
 
 def write_checksums(checkpoint: Path, data: dict[str, str], run_id: str | None = None) -> None:
     """Write the digests of all files of a checkpoint, and of the `data`, by split; and the id of the run, if any."""
-    files = {name: sha256(path) for name, path in _files(checkpoint).items()}
+    files = {name: sha256_of(path) for name, path in _files(checkpoint).items()}
     known = {} if run_id is None else {"run": run_id}
     content = {**known, "data": data, "sha256": files, "check": _check(data, files, run_id)}
     write_whole(checkpoint / CHECKSUMS, json.dumps(content, indent=2) + "\n")
@@ -77,7 +77,7 @@ def compare(checkpoint: Path, saved: dict[str, str], names: list[str] | None = N
     for name in sorted(saved) if names is None else names:
         if name not in present:
             return f"{name} is missing"
-        if sha256(present[name]) != saved.get(name):
+        if sha256_of(present[name]) != saved.get(name):
             return f"{name} is damaged (its checksum is another than when it was saved)"
     for name in sorted(present) if names is None else []:
         if name.endswith(READ) and name not in saved:
@@ -99,15 +99,6 @@ def check_data(checkpoint: Path, data: dict[str, str]) -> None:
             "though they have the same name. Put the earlier data back, give another training.output_dir, or "
             "--overwrite to start afresh"
         )
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file; 100 MB take about 0.15 seconds."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _files(checkpoint: Path) -> dict[str, Path]:

@@ -3,8 +3,9 @@
 Counts are published: by the papers, or on the card of the data set. `Corpus.digests` are of the published text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Literal
 
@@ -98,7 +99,8 @@ class Corpus:
         groups: languages whose files are aligned with each other.
         hub: origins of the splits on the Hub, for a group.
         files: origins of the splits in original files, for a group; None: only tables of the Hub are read.
-        example: a recipe and its overrides, with `{pair}` and, beside English, `{other}`.
+        example: a recipe, and the overrides by which it reads the corpus.
+        keys: the further overrides by which it reads no other groups than the given ones.
         counts: rows of the splits, by `split`, or by `pair/split` where there are several groups.
         digests: SHA-256 of published text, by file; white space at the ends of lines does not count.
         merges: merges of subword-nmt in the papers; None where one vocabulary serves many languages.
@@ -115,6 +117,7 @@ class Corpus:
     hub: Origins
     files: Origins | None
     example: str
+    keys: Callable[[Sequence[Languages]], Mapping[str, str]] = lambda groups: {}
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     merges: int | None = None
@@ -266,6 +269,10 @@ def _wmt17_files(languages: Languages) -> dict[str, Origin]:
     }
 
 
+def _wmt17_keys(groups: Sequence[Languages]) -> dict[str, str]:
+    return {"data.config": pair_of(groups[0]), "data.target_lang": groups[0][0]}
+
+
 def _ted8_hub(languages: Languages) -> dict[str, Origin]:
     splits = _converted("neulab/ted_multi", "plain_text", valid="validation", test="test", train="train")
     return {split: Origin(origin.places, (WITHOUT_NULL,)) for split, origin in splits.items()}
@@ -276,9 +283,13 @@ def _ted8_files(languages: Languages) -> dict[str, Origin]:
     return {split: Origin((f"all_talks_{file}.tsv",), (WITHOUT_NULL,)) for split, file in files.items()}
 
 
+def _ted8_keys(groups: Sequence[Languages]) -> dict[str, str]:
+    return {} if len(groups) == len(TED8) else {"data.pairs": _listed(map(pair_of, groups))}
+
+
 def _opus100_splits(languages: Languages, origin: Callable[[str], Origin]) -> dict[str, Origin]:
-    small = not {"an", "dz", "hy", "mn", "yo"} & set(languages)  # these five have no held-out pairs
-    return {split: origin(split) for split in (("validation", "test", "train") if small else ("train",))}
+    splits = ("train",) if TRAIN_ONLY & set(languages) else ("validation", "test", "train")
+    return {split: origin(split) for split in splits}
 
 
 def _opus100_hub(languages: Languages) -> dict[str, Origin]:
@@ -291,6 +302,24 @@ def _opus100_files(languages: Languages) -> dict[str, Origin]:
     return _opus100_splits(languages, lambda split: Origin((f"opus.{pair}-{names.get(split, split)}.{{lang}}",)))
 
 
+def _opus100_keys(groups: Sequence[Languages]) -> dict[str, str]:
+    """Both directions of each pair."""
+    if len(groups) == len(OPUS100):
+        return {}
+    others = [language for group in groups for language in group if language != "en"]
+    pairs = {language: (f"{language}-en", f"en-{language}") for language in others}
+    return {
+        "data.pairs": _listed(chain.from_iterable(pairs.values())),
+        "data.train_only_pairs": _listed(chain.from_iterable(pairs[other] for other in others if other in TRAIN_ONLY)),
+        "evaluation.average_languages": "[]",
+    }
+
+
+def _listed(names: Iterable[str]) -> str:
+    """A list, as an override has it."""
+    return f"[{', '.join(names)}]"
+
+
 def _multi30k_hub(languages: Languages) -> dict[str, Origin]:
     splits = {"val": "validation", "test_2016_flickr": "test", "train": "train"}
     return {ours: Origin((Part("bentrevett/multi30k", theirs),)) for ours, theirs in splits.items()}
@@ -300,6 +329,12 @@ def _multi30k_files(languages: Languages) -> dict[str, Origin]:
     return {split: Origin((f"{split}.{{lang}}",)) for split in ("val", "test_2016_flickr", "train")}
 
 
+def _multi30k_keys(groups: Sequence[Languages]) -> dict[str, str]:
+    (languages,) = groups
+    return {} if "de" in languages else {"data.target_lang": languages[1]}
+
+
+TRAIN_ONLY = {"an", "dz", "hy", "mn", "yo"}  # languages of OPUS-100 without held-out pairs
 OPUS100 = (
     "af", "am", "an", "ar", "as", "az", "be", "bg", "bn", "br", "bs", "ca", "cs", "cy", "da",
     "de", "dz", "el", "eo", "es", "et", "eu", "fa", "fi", "fr", "fy", "ga", "gd", "gl", "gu",
@@ -403,7 +438,8 @@ CORPORA = {
             groups=(("de", "en"), ("fi", "en"), ("lv", "en"), ("ru", "en")),
             hub=_wmt17_hub,
             files=_wmt17_files,
-            example="wmt14_en_de_multipath_6x6 --data.name wmt17 --data.config {pair} --data.target_lang {other}",
+            example="wmt14_en_de_multipath_6x6 --data.name wmt17",
+            keys=_wmt17_keys,
             counts=WMT17,
             merges=32_000,
         ),
@@ -447,6 +483,7 @@ CORPORA = {
             hub=_ted8_hub,
             files=_ted8_files,
             example="ted8_related_o2m_latent_depth",
+            keys=_ted8_keys,
             counts={f"eng-{language}/train": round(1000 * count) for language, (_, count) in TED8.items()},
             columns={"eng": "en", **{language: column for language, (column, _) in TED8.items()}},
         ),
@@ -460,6 +497,7 @@ CORPORA = {
             hub=_opus100_hub,
             files=_opus100_files,
             example="opus100_m2m_dwlstm --data.name opus100",
+            keys=_opus100_keys,
         ),
         Corpus(
             name="multi30k",
@@ -471,6 +509,7 @@ CORPORA = {
             hub=_multi30k_hub,
             files=_multi30k_files,
             example="multi30k_en_de_vanilla",
+            keys=_multi30k_keys,
             counts={"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000},
             digests=MULTI30K,
             on_hub=("en", "de"),

@@ -4,18 +4,16 @@ An entry is written before its file gets its name. So a file without an entry is
 does not have the digest of its entry was changed.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from ...durable import write_whole
+from ...durable import sha256_of, write_whole
 from ...errors import UserError, one_line
 from ...reading import read_text
 
 NAME, LARGEST = "manifest.json", 16_000_000
-BLOCK = 1 << 20
 
 
 class Entry(TypedDict):
@@ -88,7 +86,7 @@ class Manifest:
                 f"{one_line(path)} was made of {one_line(', '.join(entry['made_of']))}, in another way than asked for "
                 f"now; {self._instead()}"
             )
-        if digest_of(path) != entry["sha256"]:
+        if sha256_of(path) != entry["sha256"]:
             raise UserError(
                 f"{one_line(path)} was changed since it was made: its SHA-256 is not the one in {NAME}. Remove "
                 "the file to make it again"
@@ -107,12 +105,3 @@ class Manifest:
 
     def _instead(self) -> str:
         return "give another --output, or move it away"
-
-
-def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -5,23 +5,26 @@ Rows are streamed, so that memory does not grow with the corpus. What is finishe
 
 import json
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
+from datasets import Dataset
 from tqdm import tqdm
 
-from ...durable import whole_file, whole_files, write_whole
+from ...durable import is_empty_folder, sha256_of, whole_file, whole_files, write_whole
 from ...errors import UserError, one_line, quote
 from ...progress import shows_bars
 from ..bpe_learning import codes_text, learn_merges
 from ..corpora import read_lines
 from .catalogue import Corpus, Languages, Origin, Part, SacreBleuSet, pair_of
 from .cleaning import Row, Step
-from .manifest import Entry, Manifest, digest_of
+from .manifest import Entry, Manifest
 from .sources import commit_of, find_files, holds_copy, open_part, rows_of, rows_of_files, rows_of_test_set
 from .writing import Writer, data_set_card
 
@@ -91,12 +94,12 @@ class Preparation:
         output: Path,
         source: Path | None = None,
         languages: Sequence[str] | None = None,
-        merges: int | None = None,
+        merges: int | Literal[True] | None = None,
         unchecked: bool = False,
     ) -> None:
         """Look at what was asked for, and at what is there; nothing is fetched or written.
 
-        Without merges (0) as many are learnt as in the papers.
+        If `merges` is True, as many are learnt as in the papers.
 
         Raises:
             UserError: the corpus has no such language or no merges, an original file is missing, or a file that would
@@ -163,13 +166,14 @@ class Preparation:
         return "\n".join(lines)
 
     @property
-    def example(self) -> str:
-        """A recipe, and the overrides by which it reads what was prepared."""
-        languages = self.groups[0]
-        words = self.corpus.example.replace("{pair}", pair_of(languages)).replace("{other}", languages[0])
+    def example(self) -> str | None:
+        """A recipe, and the overrides by which it reads what was prepared; None without a validation set."""
+        if all(task.split == "train" and task.origin.held_out is None for task in self.tasks):
+            return None
+        keys = dict(self.corpus.keys(self.groups))
         if self.merges is not None:
-            words += f" --tokenizer.codes {self.corpus.folder}/{self._codes(languages)}"
-        return words
+            keys["tokenizer.codes"] = f"{self.corpus.folder}/{self._codes(self.groups[0])}"
+        return " ".join([self.corpus.example, *(f"--{key} {shlex.quote(value)}" for key, value in keys.items())])
 
     def run(self) -> None:
         """Make what is not finished.
@@ -177,7 +181,6 @@ class Preparation:
         Raises:
             UserError: something cannot be read, or is not what was published.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         for task in self.tasks:
             if self.finished.issuperset(task.all_files):
                 logger.info("%s: finished before", ", ".join(task.all_files))
@@ -195,7 +198,7 @@ class Preparation:
         commits: set[str] = set()
         rows = cleaned(self._rows(task, commits), task.origin.steps, task.languages, left_out)
         folder = (self.folder / task.files[task.split][0]).parent
-        with whole_files(folder) as draft:
+        with _empty_folders_removed(folder), whole_files(folder) as draft:
             with ExitStack() as opened:
                 writers = {
                     split: opened.enter_context(Writer(draft, [Path(file).name for file in files], task.languages))
@@ -237,13 +240,27 @@ class Preparation:
                         yield row
                 if not isinstance(part, Part):
                     continue
-                dataset = open_part(part, self.source)
+                dataset = self._open(part, task)
                 commit = commit_of(dataset) if self.source is None else None
                 commits |= {commit} if commit else set()
                 bar.total = (bar.total or 0) + len(dataset)
                 for row in rows_of(dataset, part, task.languages, self.corpus.columns):
                     bar.update()
                     yield row
+
+    def _open(self, part: Part, task: Task) -> Dataset:
+        """A split of a data set; where a folder has no such copy, the message also names the files as released."""
+        try:
+            return open_part(part, self.source)
+        except UserError as error:
+            if self.source is None or self.corpus.files is None:
+                raise
+            origin = next(iter(self.corpus.files(task.languages).values()))
+            file = str(origin.places[0]).replace("{lang}", task.languages[0])
+            raise UserError(
+                f"{error}. The folder has tables, so it must hold a copy of this data set; for the files as released, "
+                f"such as {file}, name a folder without other tables"
+            ) from error
 
     def _check(self, task: Task, split: str, writer: Writer) -> None:
         """Refuse rows that are not as many as published, and text that is not the published one."""
@@ -277,7 +294,7 @@ class Preparation:
         with whole_file(self.folder / file) as draft:
             draft.write_text(text, encoding="utf-8")
             entry = Entry(
-                rows=text.count("\n"), sha256=digest_of(draft), made_of=train, steps=steps, left_out={}, commits=[]
+                rows=text.count("\n"), sha256=sha256_of(draft), made_of=train, steps=steps, left_out={}, commits=[]
             )
             self.manifest.add({file: entry})
         logger.info("%s: %s merges", file, f"{len(merges):,}")
@@ -293,6 +310,18 @@ class Preparation:
         """The sentences of a prepared file."""
         lines = read_lines(self.folder / file)
         return lines if self.corpus.form == "text" else chain.from_iterable(map(_translations, lines))
+
+
+@contextmanager
+def _empty_folders_removed(folder: Path) -> Iterator[None]:
+    """A block that makes a folder: after an error, those that it has made and left empty are removed."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except BaseException:
+        for place in filter(is_empty_folder, missing):
+            place.rmdir()
+        raise
 
 
 def _translations(line: str) -> Iterable[str]:
@@ -340,8 +369,8 @@ def chosen_groups(corpus: Corpus, languages: Sequence[str] | None, *, on_hub: bo
     return groups
 
 
-def checked_merges(corpus: Corpus, merges: int | None) -> int | None:
-    """The number of merges to learn; of 0, the papers' number.
+def checked_merges(corpus: Corpus, merges: int | Literal[True] | None) -> int | None:
+    """The number of merges to learn; of True, the papers' number.
 
     Raises:
         UserError: the papers have none for the corpus, or the number is out of range.
@@ -350,6 +379,8 @@ def checked_merges(corpus: Corpus, merges: int | None) -> int | None:
         return None
     if corpus.merges is None:
         raise UserError(f"--bpe: no merges go with {corpus.name}; its recipes train the vocabulary of a run")
-    if not 0 <= merges <= MOST:
+    if merges is True:
+        return corpus.merges
+    if not 1 <= merges <= MOST:
         raise UserError(f"--bpe {merges}; accepted: 1 to {MOST:,}, or nothing for {corpus.merges:,} as in the papers")
-    return merges or corpus.merges
+    return merges
