@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from . import packaged
 
@@ -101,29 +102,39 @@ def _write_new(target: Path, text: str) -> bool:
 
 def whole(path: Path) -> str:
     """A recipe as one file: the text itself, or its comment and the merged values where it extends another."""
-    from hf_deepwide.runs.masked_lm import MaskedLMRecipe
-    from hf_deepwide.runs.recipe import EXTENDS, PACKAGED, Recipe, read_values, to_yaml
+    from hf_deepwide.runs.recipe import EXTENDS, PACKAGED, read_values
 
     text = path.read_text(encoding="utf-8")
     if path.is_relative_to(PACKAGED):
         return packaged.whole(path)
     if not any(line.startswith(f"{EXTENDS}:") for line in text.splitlines()):
         return text
-    kind = MaskedLMRecipe if path.parent.name == "masked_lm" else Recipe
-    return f"{packaged.header(text)}\n{to_yaml(read_values(path, kind))}"
+    return f"{packaged.header(text)}\n{_sections(read_values(path))}"
+
+
+def _sections(values: dict[str, dict[str, Any]]) -> str:
+    """The sections that have keys; a recipe of another task than translation has no section `evaluation`."""
+    from hf_deepwide.runs.recipe import to_yaml
+
+    return to_yaml({section: keys for section, keys in values.items() if keys})
 
 
 def fitted(path: Path, source: Path, target: Path) -> str:
     """A recipe as one file, with settings that fit the size of two text files; what to expect goes to stderr.
 
     Raises:
-        UserError: a file that cannot be read, or files of different lengths.
+        UserError: no recipe for training a translation model, a file that cannot be read, or files of different
+            lengths.
     """
     from hf_deepwide.data.corpora import read_lines
     from hf_deepwide.errors import UserError
-    from hf_deepwide.runs.recipe import read_values, to_yaml
+    from hf_deepwide.runs.recipe import load_recipe, read_values
     from hf_deepwide.runs.suggestions import measure, suggest_settings
 
+    try:
+        load_recipe(path)
+    except UserError as error:
+        raise UserError(f"--fit: a recipe that trains a translation model is accepted, and {error}") from error
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise UserError(
@@ -141,4 +152,4 @@ def fitted(path: Path, source: Path, target: Path) -> str:
     if suggested.expectation:
         print(f"what to expect of {len(sources):,} pairs: {suggested.expectation}", file=sys.stderr)
     header = f"# Fitted to {len(sources):,} sentence pairs: vocab_size, max_tokens, num_train_epochs, warmup_steps.\n"
-    return f"{packaged.header(path.read_text(encoding='utf-8'))}{header}\n{to_yaml(values)}"
+    return f"{packaged.header(path.read_text(encoding='utf-8'))}{header}\n{_sections(values)}"

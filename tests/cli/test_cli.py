@@ -119,6 +119,36 @@ def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):
     assert "2,000 lines" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("base", "kind"),
+    [
+        ("classification/mrpc", ClassificationRecipe),
+        ("masked_lm/multi30k_masked_lm", MaskedLMRecipe),
+        ("multi30k_en_de_vanilla", Recipe),
+    ],
+)
+def test_a_copy_of_any_recipe_loads(base, kind, monkeypatch, capsys, tmp_path):
+    """Also of a recipe in a person's own folder, whatever the folder is called."""
+    (tmp_path / "base.yaml").write_text(packaged.whole(PACKAGED / f"{base}.yaml"), encoding="utf-8")
+    mine, copied = tmp_path / "mine.yaml", tmp_path / "copy.yaml"
+    mine.write_text("# Mine.\nextends: base.yaml\ntraining: {warmup_steps: 7}\n", encoding="utf-8")
+    call(monkeypatch, "recipes", str(mine), "--copy", str(copied))
+    assert load_recipe(copied, kind=kind).values == load_recipe(mine, kind=kind).values
+    assert load_recipe(copied, kind=kind).values["training"]["warmup_steps"] == 7
+
+
+@pytest.mark.parametrize("name", ["classification/mrpc", "masked_lm/multi30k_masked_lm"])
+def test_only_a_translation_recipe_fits_two_files(name, monkeypatch, capsys, tmp_path):
+    for side in ("de", "en"):
+        (tmp_path / f"my.{side}").write_text("ein Satz\n" * 20, encoding="utf-8")
+    copied = tmp_path / "small.yaml"
+    files = (str(tmp_path / "my.de"), str(tmp_path / "my.en"))
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "recipes", name, "--fit", *files, "--copy", str(copied))
+    assert "--fit: a recipe that trains a translation model is accepted" in capsys.readouterr().err
+    assert not copied.exists()
+
+
 def test_a_reader_that_stops_early_is_no_error():
     ended = subprocess.run(
         f"{sys.executable} -m hf_deepwide.cli schema | head -n 1",

@@ -118,6 +118,16 @@ def test_keep_what_was_used_last_within_the_limit(kept, monkeypatch):
     assert len(list(kept.iterdir())) == 2
 
 
+def test_keep_nothing_larger_than_the_limit(kept, monkeypatch, caplog):
+    encoded()
+    (first,) = kept.iterdir()
+    monkeypatch.setattr(encoded_cache, "MOST_BYTES", 10)
+    with caplog.at_level("INFO"):
+        encoded(tokenizer=tokenizer_of(25))
+    assert list(kept.iterdir()) == [first], "nothing is removed for what is not kept"
+    assert "larger than all that is kept" in caplog.text
+
+
 def test_encode_without_a_cache_where_nothing_can_be_written(kept, caplog):
     kept.parent.write_text("a file in the place of a folder")
     with caplog.at_level("INFO"):

@@ -68,6 +68,7 @@ def finish(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
     )
+    # Cleaning up would delete the space before "?" and "!" that French has, and no round trip would be exact.
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, padding_side="right", **SPECIAL_TOKENS
     )

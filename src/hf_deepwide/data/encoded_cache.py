@@ -56,6 +56,9 @@ def kept_or_made(
         logger.info("the encoded pairs come from %s", place)
         return kept
     made = make()
+    if made.data.nbytes > MOST_BYTES:
+        logger.info("the encoded pairs are not kept in %s: they are larger than all that is kept", place.parent)
+        return made
     if made.data.nbytes * SHARE > _free(place):
         logger.info("the encoded pairs are not kept in %s: the disk has little room", place.parent)
         return made

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from datasets import Dataset, IterableDataset
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, quote
@@ -23,7 +23,7 @@ from ..loading import load_tokenizer
 from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
 from .arguments import Places
-from .bpe_codes import SPECIAL_TOKENS, tokenizer_from_codes
+from .bpe_codes import SPECIAL_TOKENS, finish, tokenizer_from_codes
 
 logger = logging.getLogger(__name__)
 
@@ -189,14 +189,7 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | N
         )
     if size < args.vocab_size:
         logger.info("the text fills only %d of the %d entries asked for", size, args.vocab_size)
-    eos = SPECIAL_TOKENS["eos_token"]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, tokenizer.token_to_id(eos))]
-    )
-    # Cleaning up would delete the space before "?" and "!" that French has, and no round trip would be exact.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, padding_side="right", **SPECIAL_TOKENS
-    )
+    return finish(tokenizer)
 
 
 def load_or_train(

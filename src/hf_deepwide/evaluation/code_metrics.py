@@ -25,10 +25,14 @@ LITERALS = {
     "_STR": '""',
     "_BOOL": "true",
 }  # what the published Java corpus has in the place of each literal
-# Lines of Python that only stand behind others.
-CONTINUES = {
-    **dict.fromkeys(("elif", "else"), f"if x:\n{BODY}\n"),
-    **dict.fromkeys(("except", "finally"), f"try:\n{BODY}\n"),
+# The heads of blocks that need more than a body, by their first word: programs in which HEAD stands for the line.
+HEAD = "HEAD"
+PROGRAMS = {
+    **dict.fromkeys(("elif", "else"), f"if x:\n{BODY}\n{HEAD}\n{BODY}"),
+    **dict.fromkeys(("except", "finally"), f"try:\n{BODY}\n{HEAD}\n{BODY}"),
+    "try": f"{HEAD}\n{BODY}\nfinally:\n{BODY}",
+    "match": f"{HEAD}\n{INDENT}case _:\n{INDENT}{BODY}",
+    "case": f"match x:\n{INDENT}{HEAD}\n{INDENT}{BODY}",
 }
 
 
@@ -139,7 +143,7 @@ def plain_code(text: str) -> str:
 def is_python(text: str) -> bool:
     """Whether Python's parser takes a text: a program, or one line that is the head of a block.
 
-    The line `if x:` is valid, as it needs only a body. So is `else:`, which also needs what stands before it.
+    The line `if x:` is valid, as it needs only a body. So are `else:` and `try:`, which need other lines, too.
     Published text can be escaped for HTML (`&lt;` for `<`).
     """
     code = plain_code(text).strip()
@@ -149,8 +153,9 @@ def is_python(text: str) -> bool:
 def _is_program_or_head(code: str) -> bool:
     candidates = [code]
     if code.endswith(":"):
-        before = next((lines for word, lines in CONTINUES.items() if re.match(rf"{word}\b", code)), "")
-        candidates.append(f"{before}{code}\n{BODY}")
+        word = re.match(r"\w*", code)
+        program = PROGRAMS.get(word[0] if word else "", f"{HEAD}\n{BODY}")
+        candidates.append(program.replace(HEAD, code))
     elif code.startswith("@"):
         candidates.append(f"{code}\ndef f():\n{BODY}")
     return any(map(_parses, candidates))
