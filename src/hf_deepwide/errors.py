@@ -3,12 +3,12 @@
 import errno
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 
 from .models.quoting import one_line, quote
 
-__all__ = ["UNREADABLE", "UserError", "one_line", "one_line_errors", "quote", "run_script"]
+__all__ = ["UNREADABLE", "UserError", "one_line", "one_line_errors", "quote", "run_script", "some"]
 
 # What libraries such as PyTorch raise for a file that they can make no sense of.
 UNREADABLE = (
@@ -40,6 +40,12 @@ _MENDABLE = {
 
 class UserError(ValueError):
     """Something the user can mend: the message says what was wrong, where, what is accepted, and what to do."""
+
+
+def some(names: Collection[str]) -> str:
+    """The first three of many names, and how many more there are."""
+    more = len(names) - 3
+    return ", ".join(sorted(names)[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def run_script(main: Callable[[], None]) -> None:

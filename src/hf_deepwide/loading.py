@@ -19,11 +19,19 @@ import torch
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from . import checkpoint_files
-from .errors import UNREADABLE, UserError, one_line, quote
+from .errors import UNREADABLE, UserError, one_line, quote, some
 from .generation_fields import check_fields, check_generation
 from .hub import offline_where_unreachable
 from .shards import only_weights
@@ -31,7 +39,6 @@ from .shards import only_weights
 logger = logging.getLogger(__name__)
 
 TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model")
-SHOWN = 3  # names of tensors in a message
 LEFT_OUT = re.compile(  # what fairseq's checkpoints hold beside weights: a version, computed positions, a dummy
     r"(^|\.)(encoder|decoder)\.version$|\.embed_positions\.(weights|_float_tensor)$"
 )
@@ -41,6 +48,13 @@ WANTED = {
     "AutoModelForSeq2SeqLM": "a model that translates",
     "AutoModelForMaskedLM": "a masked language model",
     "AutoModelForSequenceClassification": "a classifier",
+}
+TASKS = {  # how the names of classes end, and the pipelines that take them
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForCausalLM": "text-generation",
 }
 May = Callable[[PreTrainedConfig], bool]
 INNER = (LookupError, TypeError, AttributeError, AssertionError)  # which do not say what is wrong with a file
@@ -110,25 +124,27 @@ def load_model(
             _check_size(auto, config, file, options)
         model, info = auto.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
         if info["mismatched_keys"]:
-            key, theirs, ours = sorted(info["mismatched_keys"])[0]
+            (key, theirs, ours), *rest = sorted(info["mismatched_keys"])
             raise ValueError(
                 f"its weights do not fit its config: {key} has the shape {list(theirs)} instead of {list(ours)}"
-                + _others(len(info["mismatched_keys"]) - 1)
+                + (f" (and {len(rest)} more)" if rest else "")
             )
         missing = sorted(info["missing_keys"])
         if missing and not (may_lack and may_lack(model.config)):
-            raise ValueError(f"it has no weights for {_some(missing)}, which would start at random")
+            raise ValueError(
+                f"it has no weights for {some(missing)}, which would start at random{_other_task(auto, model.config)}"
+            )
         unexpected = sorted(key for key in info["unexpected_keys"] if not LEFT_OUT.search(key))
         if unexpected and not (accept_unexpected and accept_unexpected(model.config)):
-            raise ValueError(f"it has weights that its config does not ask for: {_some(unexpected)}")
+            raise ValueError(f"it has weights that its config does not ask for: {some(unexpected)}")
         retied = _check_tying(model, file)
         if not accept_nonfinite:
             check_finite(model)
         corrected = check_generation(model)
     if missing:
-        logger.warning("%s has no weights for %s: they start at random", where, _some(missing))
+        logger.warning("%s has no weights for %s: they start at random", where, some(missing))
     if unexpected:
-        logger.warning("%s has weights for %s that are left out", where, _some(unexpected))
+        logger.warning("%s has weights for %s that are left out", where, some(unexpected))
     for warning in (*retied, *corrected):
         logger.warning("%s: %s", where, warning)
     if not trust_remote_code:  # the code beside the checkpoint is not ours to pass on when the model is saved
@@ -169,6 +185,12 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         _check_tokenizer(tokenizer)
         return tokenizer
+
+
+def auto_class(where: str | os.PathLike) -> type[Any]:
+    """The Auto class of a run's model, which fills in masks or translates."""
+    masked = any(name.endswith("ForMaskedLM") for name in load_config(where).architectures or [])
+    return AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM
 
 
 @contextmanager
@@ -251,7 +273,7 @@ def _load_adapted(
         ("weights that it does not ask for:", info.unexpected_keys),
     ):
         if keys:
-            raise ValueError(f"the adapter has {kind} {_some(sorted(keys))}")
+            raise ValueError(f"the adapter has {kind} {some(sorted(keys))}")
     check_finite(model)
     return model
 
@@ -263,11 +285,17 @@ def _config(auto: type, name: str, options: dict[str, Any]) -> PreTrainedConfig:
     known = getattr(auto, "_model_mapping", None)
     if known is None or type(config) in known or auto.__name__ in (getattr(config, "auto_map", None) or {}):
         return config
-    classes = ", ".join(getattr(config, "architectures", None) or [])
-    raise ValueError(
-        f"it is a {config.model_type}{f' ({classes})' if classes else ''}; what is wanted here is "
-        f"{WANTED.get(auto.__name__, auto.__name__)}"
-    )
+    wanted = WANTED.get(auto.__name__, auto.__name__)
+    raise ValueError(f"it is a {config.model_type}; what is wanted here is {wanted}{_other_task(auto, config)}")
+
+
+def _other_task(auto: type, config: PreTrainedConfig) -> str:
+    """The end of a message: what a checkpoint serves, if its config names a class for another task."""
+    for name in getattr(config, "architectures", None) or []:
+        for end, task in TASKS.items():
+            if name.endswith(end) and not auto.__name__.endswith(end):
+                return f". A {name} is for pipeline({task!r})"
+    return ""
 
 
 def _check_size(auto: type, config: PreTrainedConfig, file: checkpoint_files.Shapes, options: dict[str, Any]) -> None:
@@ -295,7 +323,7 @@ def _check_tying(model: PreTrainedModel, file: checkpoint_files.Shapes | None) -
     apart = sorted(wanted.keys() - model.all_tied_weights_keys.keys())
     if not apart:
         return []
-    differ = f"{_some(apart)} differs from {wanted[apart[0]]}, but the config ties them"
+    differ = f"{some(apart)} differs from {wanted[apart[0]]}, but the config ties them"
     sources = {wanted[key] for key in apart}
     if model.config.model_type != "marian" or file is None or not sources <= file.keys():
         raise ValueError(
@@ -342,12 +370,3 @@ def _check_name(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError as error:
         raise _NoFolder("there is no such folder") from error
-
-
-def _some(names: list[str]) -> str:
-    """A few of many names."""
-    return ", ".join(names[:SHOWN]) + _others(len(names) - SHOWN)
-
-
-def _others(count: int) -> str:
-    return f" (and {count} more)" if count > 0 else ""

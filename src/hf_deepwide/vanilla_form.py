@@ -6,13 +6,12 @@ A base is a model of a family whose row says `is_base`, or one of Transformers: 
 import dataclasses
 import os
 import re
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from .errors import UserError, quote
+from .errors import UserError, quote, some
 from .families import FAMILIES
 from .loading import load_config, load_model
 from .models.configuration_base import DeepWideConfig
@@ -240,9 +239,3 @@ def name_of(model: PreTrainedModel) -> str:
     """A model in a message: its class, and where it was loaded from."""
     where = getattr(model.config, "_name_or_path", "")
     return f"the {type(model).__name__} {where!r}" if where else f"the {type(model).__name__}"
-
-
-def some(names: Collection[str]) -> str:
-    """A few of many names."""
-    first = sorted(names)[:3]
-    return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .errors import UserError, quote
+from .errors import UserError, quote, some
 from .families import Start, family_of
 from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
-from .models.configuration_vanilla_transformer import VanillaTransformerConfig
+from .models.configuration_vanilla_transformer import USED_WITH, VanillaTransformerConfig
 from .models.joined_layers import Join
-from .vanilla_form import SHARED, Tensors, as_vanilla, load_base, name_of, own_fields, some, tie
+from .vanilla_form import SHARED, Tensors, as_vanilla, load_base, name_of, own_fields, tie
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,9 @@ BRANCHING = (
 )
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 DROPPING = ("dropout", "attention_dropout", "activation_dropout", "layer_drop")
-FREE = {*BRANCHING, *TOKEN_IDS, *DROPPING, "init_std", "use_cache"} - {"join_ffn"}
+POSTERIORS = ("num_posteriors", "posterior_names")  # a base has none
+# Options of layers that no base has: the config refuses them, unless the result has such layers.
+FREE = {*BRANCHING, *TOKEN_IDS, *DROPPING, *POSTERIORS, *USED_WITH, "init_std", "use_cache"} - {"join_ffn"}
 TYING = ("tie_word_embeddings", "share_encoder_decoder_embeddings")  # True may become False, and copies be made
 # … and what would fit its weights but make another function of them; the rest would not fit.
 FUNCTION = {
@@ -56,8 +58,6 @@ FUNCTION = {
     "residual",
     "layer_aggregation",
     "join_ffn",
-    "routing_capsules",
-    "routing_iterations",
     "decoder_attention",
     "layer_form",
     "language_aware",
@@ -121,7 +121,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
             setattr(result.generation_config, field, config_overrides[field])
     for reason in reasons:
         logger.warning(f"the result does not compute the function of {name}: {reason}")
-    _warn(name, model, base_config, config)
+    _warn(name, model, config)
     return result.to(model.device)
 
 
@@ -170,14 +170,14 @@ def target_config(
         fields = {field: value for field, value in fields.items() if field not in BRANCHING}
     for field, value in overrides.items():
         if field not in known:
-            nearest = difflib.get_close_matches(field, known, n=1, cutoff=0)[0]
-            raise UserError(f"{config_class.__name__} has no field {quote(field)}; the nearest is {nearest!r}")
+            nearest = difflib.get_close_matches(field, known, n=1)
+            instead = f"the nearest is {nearest[0]!r}" if nearest else f"`help({config_class.__name__})` lists all"
+            raise UserError(f"{config_class.__name__} has no field {quote(field)}; {instead}")
         free = field in start.free or value in start.neutral.get(field, ()) or _is_free(field, base)
         if hasattr(base, field) and value != getattr(base, field) and not free:
             have = getattr(base, field)
-            reason = "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
             raise UserError(
-                f"`{field}` cannot be {quote(value)}: {name} has {quote(have)}, and {reason}; leave it out"
+                f"`{field}` cannot be {quote(value)}: {name} has {quote(have)}, and {_reason(field)}; leave it out"
             )
     try:
         config = config_class(**{**fields, **start.defaults, **overrides})
@@ -191,6 +191,13 @@ def target_config(
                 f"of {have}"
             )
     return config
+
+
+def _reason(field: str) -> str:
+    """Why a field cannot differ from the base's."""
+    if field == "initialization":
+        return "its weights are copied, so that no rule starts them"
+    return "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
 
 
 def _is_free(field: str, base: VanillaTransformerConfig) -> bool:
@@ -256,7 +263,7 @@ def logit_difference(
     return (logits[0] - logits[1]).abs().max().item(), logits[0].abs().max().item()
 
 
-def _warn(name: str, model: PreTrainedModel, base: DeepWideConfig, config: DeepWideConfig) -> None:
+def _warn(name: str, model: PreTrainedModel, config: DeepWideConfig) -> None:
     """Log in what training the result differs from training the base."""
     start = start_of(type(config))
     for sublayer, (branches, dropout, plural) in SUBLAYERS.items():

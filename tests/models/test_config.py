@@ -7,6 +7,7 @@ from model_cases import CASES, config_of
 from transformers import AutoConfig
 
 from hf_deepwide import MATConfig, VanillaTransformerConfig
+from hf_deepwide.models.configuration_vanilla_transformer import USED_WITH
 
 REFUSED = [
     # a type
@@ -93,7 +94,7 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"residual": "b2t", "normalize_before": True}, ["b2t", "post-norm", "`normalize_before=False`"]),
         ({"residual": "rezero", "layer_aggregation": "dlcl"}, ["rezero", "dlcl", "one of them"]),
         ({"aggregation_dilation": 2}, ["`aggregation_dilation`", "`layer_aggregation='denseformer'`"]),
-        ({"layer_aggregation": "dlcl", "aggregation_period": 2}, ["`aggregation_period`", "DenseFormer"]),
+        ({"layer_aggregation": "dlcl", "aggregation_period": 2}, ["`aggregation_period`", "'denseformer'"]),
         ({"layer_aggregation": "denseformer", "aggregation_period": 7}, ["`aggregation_period`", "at most 6"]),
         ({"layer_aggregation": "denseformer", "aggregation_dilation": 0}, ["`aggregation_dilation`", "at least 1"]),
         ({"encoder_solver": "euler"}, ["`encoder_solver`", "rk2, None", "'euler'"]),
@@ -109,13 +110,41 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, word
         ({"residual": "hyper", "normalize_before": True, "residual_streams": 0}, ["`residual_streams`", "least 1"]),
         ({"residual": "mhc", "normalize_before": True, "residual_streams": 1}, ["`residual_streams`", "least 2"]),
         ({"residual": "mhc", "normalize_before": True, "residual_streams": 9000}, ["parameters"]),
-        ({"sinkhorn_iterations": 0}, ["`sinkhorn_iterations`", "at least 1"]),
+        (
+            {"residual": "mhc", "normalize_before": True, "sinkhorn_iterations": 0},
+            ["`sinkhorn_iterations`", "at least 1"],
+        ),
         ({"initialization": "he"}, ["`initialization`", "xavier, lipschitz, depth_scaled", "'he'"]),
         ({"initialization": "lipschitz", "init_std": 0.02}, ["`initialization", "`init_std=None`"]),
     ],
 )
 def test_names_a_wrong_depth_and_what_is_accepted(fields, words):
     test_a_wrong_field_is_named_with_its_value_and_what_is_accepted(fields, words, VanillaTransformerConfig)
+
+
+UNUSED = [
+    ({"residual_streams": 3}, "`residual_streams` is 3, .* set `residual='hyper'` or `residual='mhc'`, or .*=4`"),
+    ({"dynamic_streams": False}, "`dynamic_streams` is False, .* set `residual='hyper'`, or `dynamic_streams=True`"),
+    ({"residual": "mhc", "normalize_before": True, "dynamic_streams": False}, "`dynamic_streams` .*: .* is 'mhc'"),
+    ({"sinkhorn_iterations": 9}, "`sinkhorn_iterations` is 9, .* set `residual='mhc'`, or .*=20`"),
+    ({"residual": "hyper", "normalize_before": True, "sinkhorn_iterations": 9}, "`sinkhorn_iterations` .* is 'hyper'"),
+    ({"luna_length": 16}, "`luna_length` is 16, .* `layer_form` is 'transformer'; set `layer_form='luna'`"),
+    ({"layer_form": "weighted", "luna_length": 16}, "`luna_length` is 16, .* is 'weighted'"),
+    ({"routing_iterations": 2}, "`routing_iterations` is 2, .* is None; set `layer_aggregation='em_routing'`"),
+    ({"layer_aggregation": "dlcl", "routing_iterations": 2}, "`routing_iterations` is 2, .* is 'dlcl'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "told"), UNUSED, ids=[json.dumps(fields) for fields, _ in UNUSED])
+def test_an_option_that_changes_nothing_is_refused(fields, told):
+    with pytest.raises(ValueError, match=f"^VanillaTransformerConfig: {told}"):
+        VanillaTransformerConfig(**fields)
+
+
+def test_the_defaults_of_options_that_change_nothing_are_accepted():
+    """Every saved config holds them."""
+    defaults = {name: getattr(VanillaTransformerConfig, name) for name in USED_WITH}
+    assert VanillaTransformerConfig(**defaults, residual="rezero").residual == "rezero"
 
 
 def test_types_are_checked_when_a_field_is_set_later_and_the_rest_when_it_is_saved(tmp_path):

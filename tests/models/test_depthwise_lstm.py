@@ -368,6 +368,7 @@ def test_a_few_steps_of_training_lower_the_loss():
         ({"ffn_drop_branch": 0.1}, "`ffn_drop_branch` must be None: there is no feed-forward sub-layer, got 0.1"),
         ({"ffn_branches": 2}, "`ffn_branches` must be 1: there is no feed-forward sub-layer, got 2"),
         ({"join_ffn": False}, "`join_ffn` must be True: there is no feed-forward sub-layer, got False"),
+        ({"cell": "rnn", "forget_bias_init": 1.0}, "`forget_bias_init` is 1.0, and without `cell='lstm'` it changes"),
     ],
 )
 def test_a_wrong_field_is_named(fields, message):

@@ -11,6 +11,7 @@ import ctranslate2
 import pytest
 import torch
 from model_cases import build, needs_transformers, source, tokens
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
@@ -51,11 +52,15 @@ REFUSED = {
     "mhc": ("vanilla-mhc", {}, "mhc"),
     "combined layers": ("vanilla-dlcl", {}, "dlcl"),
     "averaged layers": ("vanilla-denseformer", {}, "denseformer"),
+    "layers in a chain": ("vanilla-iterative", {}, "'iterative', and the engine's layers read the layer before them"),
+    "layers in a tree": ("vanilla-hierarchical", {}, "hierarchical"),
+    "capsules": ("vanilla-em-routing", {}, "em_routing"),
+    "cells": ("vanilla-evolved", {}, "evolved"),
     "layers evaluated twice": ("vanilla-rk2", {}, "encoder_solver"),
     "relative positions": ("vanilla-relative", {}, "relative positions of keys alone"),
     "norms of several paths": ("multipath-2", {}, "path_norm"),
     "a norm behind a post-norm path": ("multipath-2", {"encoder_paths": 1, "normalize_before": False}, "path_norm"),
-    "latent depth without norms": ("latent-without-norms", {}, "rezero"),
+    "latent depth without norms": ("latent-without-norms", {}, "this model: .*`layer_norms: false` of latent_depth"),
     "lstm": ("lstm", {}, "LSTM"),
     "activation": ("vanilla", {"activation_function": "mish"}, "mish"),
 }
@@ -151,9 +156,16 @@ def test_smaller_weights_score_about_the_same(quantization, tokenizer, tmp_path)
 def test_what_the_engine_cannot_express_is_refused(case, tokenizer, tmp_path):
     with pytest.raises(UserError, match=REFUSED[case][2]) as error:
         hf_deepwide.export_ctranslate2(model_of(REFUSED[case]), tmp_path / "out", tokenizer=tokenizer)
-    assert "onnx" in str(error.value)
+    assert "use `generate`" in str(error.value)
+    assert "adapter" not in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_adapter_is_named(tokenizer, tmp_path):
+    adapted = get_peft_model(build("vanilla"), LoraConfig(target_modules=["fc1"])).base_model.model
+    with pytest.raises(UserError, match=r"this model: model\.encoder\.layers\.0\.\S*fc1 is a \w+; merge adapters"):
+        hf_deepwide.export_ctranslate2(adapted, tmp_path / "out", tokenizer=tokenizer)
 
 
 def test_a_posterior_is_chosen_by_its_name(tokenizer, tmp_path):

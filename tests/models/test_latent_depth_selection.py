@@ -112,6 +112,11 @@ def test_analytic_divergences_worked_out_by_hand(q, p, expected):
     assert got.item() == pytest.approx(expected, abs=1e-6)
 
 
+def beta(prior, **fields):
+    """The fields of a Beta prior, which no other prior takes."""
+    return {"layer_prior": prior, **(fields if prior == "beta" else {})}
+
+
 def naive_prior(prior, layer, a=1.0, b=1.0):
     if prior == "aggregated":
         return sum(sigmoid(row[layer]) for row in LOGITS) / len(LOGITS)
@@ -122,7 +127,7 @@ def naive_prior(prior, layer, a=1.0, b=1.0):
 @pytest.mark.parametrize("prior", ["uniform", "beta", "aggregated"])
 def test_divergence_and_its_gradient_against_naive_arithmetic(prior, reduction):
     """Eq. 4 and 7, over layers and posteriors one by one; the aggregated posterior is a constant."""
-    selection = selection_of(layer_prior=prior, prior_select=3.0, prior_skip=2.0, kl_reduction=reduction)
+    selection = selection_of(**beta(prior, prior_select=3.0, prior_skip=2.0), kl_reduction=reduction)
     total, gradient = 0.0, []
     for row in LOGITS:
         gradient.append([])
@@ -162,7 +167,7 @@ def test_the_released_codes_divergence():
 
 @pytest.mark.parametrize("prior", ["uniform", "beta", "aggregated"])
 def test_the_released_divergence_of_the_samples_in_use(prior):
-    selection = selection_of(kl_estimator="fairseq", kl_reduction="mean", layer_prior=prior, prior_select=3.0)
+    selection = selection_of(kl_estimator="fairseq", kl_reduction="mean", **beta(prior, prior_select=3.0))
     selection.train()(torch.tensor([0, 1]), 2)
     z = selection.sample().tolist()
     total = sum(map(sum, z))
@@ -365,6 +370,9 @@ def test_missing_or_misshapen_posteriors_are_explained():
         ({"kl_reduction": "max"}, ["`kl_reduction`", "sum, mean", "'max'"]),
         ({"target_depth_norm": "l2"}, ["`target_depth_norm`", "squared, absolute", "'l2'"]),
         ({"inference_selection": "sample"}, ["`inference_selection`", "hard, soft, tempered", "'sample'"]),
+        ({"prior_select": 2.0}, ["`prior_select` is 2.0", "'uniform'", "`layer_prior='beta'`, or `prior_select=1.0`"]),
+        ({"layer_prior": "aggregated", "prior_skip": 2.0}, ["`prior_skip` is 2.0", "'aggregated'"]),
+        ({"temperature_anneal_steps": 9}, ["`temperature_anneal_steps` is 9", "set `final_temperature`"]),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )

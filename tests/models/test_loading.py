@@ -10,7 +10,13 @@ import torch
 from mistakes import SIZES, make_workspace
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, M2M100Config, M2M100ForConditionalGeneration, PreTrainedModel
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    PreTrainedModel,
+)
 
 from hf_deepwide import (
     LatentDepthForMaskedLM,
@@ -20,7 +26,7 @@ from hf_deepwide import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_deepwide.errors import UserError
-from hf_deepwide.loading import check_finite, is_finite, load_config, load_model, load_tokenizer
+from hf_deepwide.loading import auto_class, check_finite, is_finite, load_config, load_model, load_tokenizer
 
 FAMILY = "vanilla_transformer"
 SHARED, HEAD = "model.shared.weight", "lm_head.weight"
@@ -149,7 +155,10 @@ def test_a_class_of_another_type_is_refused(checkpoint):
 def test_a_masked_language_model_is_no_translation_model(workspace, tmp_path):
     config = load_config(workspace / "latent_depth")
     LatentDepthForMaskedLM(config).save_pretrained(tmp_path)
-    refused(lambda: load_model(AutoModelForSeq2SeqLM, tmp_path), "no weights for")
+    words = ["no weights for", "A LatentDepthForMaskedLM is for pipeline('fill-mask')"]
+    refused(lambda: load_model(AutoModelForSeq2SeqLM, tmp_path), *words)
+    assert auto_class(tmp_path) is AutoModelForMaskedLM
+    assert auto_class(workspace / "latent_depth") is AutoModelForSeq2SeqLM
     assert load_model(LatentDepthForMaskedLM, tmp_path).dense is not None
 
 
@@ -437,5 +446,8 @@ def test_a_model_for_another_task_is_named(tmp_path):
     MATRobertaForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(UserError) as error:
         load_model(AutoModelForSeq2SeqLM, tmp_path)
-    told = "it is a mat_roberta (MATRobertaForSequenceClassification); what is wanted here is a model that translates"
+    told = (
+        "it is a mat_roberta; what is wanted here is a model that translates. A MATRobertaForSequenceClassification "
+        "is for pipeline('text-classification')"
+    )
     assert str(error.value) == f"{tmp_path} cannot be loaded: {told}"

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from hf_deepwide import (
+    LatentDepthForConditionalGeneration,
     MATConfig,
     MATForConditionalGeneration,
     MultiPathForConditionalGeneration,
@@ -347,6 +348,29 @@ def test_overrides_that_leave_the_function_alone():
 def test_overrides_that_are_refused(name, overrides, message):
     with pytest.raises(UserError, match=message):
         MATForConditionalGeneration.from_base(make(name), **overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"initialization": "lipschitz"}, "has 'xavier', and its weights are copied, so that no rule starts them"),
+        ({"luna_length": 3}, "`luna_length` is 3, and without `layer_form='luna'` it changes nothing"),
+        ({"routing_iterations": 2}, "`routing_iterations` is 2, and without `layer_aggregation='em_routing'`"),
+        ({"dynamic_streams": False}, "`dynamic_streams` is False, and without `residual='hyper'`"),
+        ({"num_posteriors": 2}, "set `language_aware=True`"),
+        ({"typo_field": 1}, r"no field 'typo_field'; `help\(VanillaTransformerConfig\)` lists all"),
+    ],
+)
+def test_overrides_of_a_vanilla_model_are_refused_for_the_true_reason(overrides, message):
+    with pytest.raises(UserError, match=message):
+        VanillaTransformerForConditionalGeneration.from_base(make("vanilla"), **overrides)
+
+
+def test_several_posteriors_start_from_a_base_without_any():
+    fields = {"num_posteriors": 2, "posterior_names": ["de", "fr"], "soft_selection_steps": 0}
+    model = LatentDepthForConditionalGeneration.from_base(make("vanilla pre-norm"), **fields)
+    assert model.layer_selections["decoder"].layer_logits.shape == (2, model.config.decoder_layers)
+    assert model.config.posterior_names == ["de", "fr"]
 
 
 def quantized() -> PreTrainedModel:

@@ -225,6 +225,12 @@ def test_packaged_recipes_load(name, tmp_path):
     assert [line for line in text.splitlines() if re.match(r" +\w+:", line) and not re.search(r" # .{3}", line)] == []
 
 
+def test_no_message_or_recipe_names_a_script():
+    """Whoever installs the wheel has `hf-deepwide`, and no folder `scripts`."""
+    files = [path for path in PACKAGED.parent.rglob("*") if path.suffix in (".py", ".yaml", ".md")]
+    assert [path for path in files if "scripts/" in path.read_text(encoding="utf-8")] == []
+
+
 def test_a_recipe_begins_with_what_it_extends(tmp_path):
     values = tiny_values(tmp_path)
     write_recipe(tmp_path, values)

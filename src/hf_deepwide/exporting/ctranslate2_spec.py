@@ -50,9 +50,9 @@ def check_expressible(model: PreTrainedModel) -> None:
     Raises:
         UserError: it lacks one; the message says which, and what to do instead.
     """
-    if reasons := list(_inexpressible(model)):
+    if reasons := list(_inexpressible(model)) or list(_replaced(model)):
         instead = "use `generate`" if model.config.slots_per_layer > 1 else INSTEAD
-        raise UserError(f"CTranslate2 cannot run this {model.config.model_type}: {'; '.join(reasons)}; {instead}")
+        raise UserError(f"CTranslate2 cannot run this model: {'; '.join(reasons)}; {instead}")
 
 
 def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
@@ -61,7 +61,12 @@ def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
     if isinstance(config, DepthwiseLSTMConfig):
         yield "its layers are joined by an LSTM, and the engine only adds a sub-layer to its input"
         return
-    if (residual := getattr(config, "residual", "add")) != "add":
+    if (residual := getattr(config, "residual", "add")) == "rezero":
+        yield (
+            "it has no LayerNorms (`residual: rezero`, or `layer_norms: false` of latent_depth), and the engine's "
+            "sub-layers have them"
+        )
+    elif residual != "add":
         yield f"`residual` is {residual!r}, and the engine's sub-layers are added to their inputs, pre- or post-norm"
     if (aggregation := getattr(config, "layer_aggregation", None)) is not None:
         yield f"`layer_aggregation` is {aggregation!r}, and the engine's layers read the layer before them alone"
@@ -79,6 +84,10 @@ def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
         yield (f"it has no `activation_function` {quote(config.activation_function)}; it has {', '.join(ACTIVATIONS)}")
     if isinstance(config, MultiPathConfig):
         yield from _inexpressible_paths(model, config)
+
+
+def _replaced(model: PreTrainedModel) -> Iterator[str]:
+    """The first of the modules with the weights of an expressible model that an adapter or quantisation replaced."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         kind = {"fc1": BranchInput, "fc2": BranchSum, "out_proj": BranchSum, "lm_head": nn.Linear}.get(

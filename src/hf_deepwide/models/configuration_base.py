@@ -306,6 +306,26 @@ def check_bounds(config: PreTrainedConfig, least: float, most: float, *names: st
             raise ValueError(f"`{name}` must be at most {most:,}, got {quote(value)}")
 
 
+def check_used(config: PreTrainedConfig, used_with: dict[str, tuple[str, tuple[Any, ...]]]) -> None:
+    """Refuse fields that would change nothing, unless they have their defaults: every saved config holds defaults.
+
+    Args:
+        config: the config.
+        used_with: field to the field that decides whether it is used, and the values with which it is.
+
+    Raises:
+        ValueError: names both fields, their values, and what is accepted.
+    """
+    for name, (other, values) in used_with.items():
+        default, value, have = getattr(type(config), name), getattr(config, name), getattr(config, other)
+        if value != default and have not in values:
+            accepted = " or ".join(f"`{other}={accepted!r}`" for accepted in values)
+            raise ValueError(
+                f"`{name}` is {quote(value)}, and without {accepted} it changes nothing: `{other}` is {quote(have)}; "
+                f"set {accepted}, or `{name}={default!r}`"
+            )
+
+
 def check_rates(config: PreTrainedConfig, *names: str) -> None:
     """Refuse fields that are no rate, which is 0 or more and less than 1; None is accepted."""
     for name in names:

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from .configuration_base import WEIGHT, DeepWideConfig, check_bounds, validated
+from .configuration_base import WEIGHT, DeepWideConfig, check_bounds, check_used, validated
 from .quoting import quote
 
 
@@ -89,8 +89,9 @@ class DepthwiseLSTMConfig(DeepWideConfig):
         return super().least_parameters - self.d_model * self.ffn_branches * ffn
 
     def validate_lstm(self) -> None:
-        """A GLU halves an even width."""
+        """A GLU halves an even width, and only an LSTM has a forget gate."""
         check_bounds(self, -WEIGHT, WEIGHT, "forget_bias_init")
+        check_used(self, {"forget_bias_init": ("cell", ("lstm",))})
         for name, hidden in (("encoder_ffn_dim", "lstm_hidden"), ("decoder_ffn_dim", "decoder_lstm_hidden")):
             if getattr(self, hidden) == "glu" and getattr(self, name) % 2:
                 raise ValueError(f"`{name}` must be even, for its GLU halves it, got {getattr(self, name)}")

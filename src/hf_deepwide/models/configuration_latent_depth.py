@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from .configuration_base import LAYERS, STEPS, WEIGHT, DeepWideConfig, check_bounds, check_rates, validated
+from .configuration_base import LAYERS, STEPS, WEIGHT, DeepWideConfig, check_bounds, check_rates, check_used, validated
 from .quoting import quote
 
 
@@ -169,13 +169,19 @@ class LatentDepthConfig(DeepWideConfig):
             )
 
     def validate_selection(self) -> None:
-        """Weights, steps and temperatures are in range, and each posterior has a name or none has."""
+        """Weights, steps and temperatures are in range and have an effect; each posterior has a name or none has."""
         check_bounds(self, 0, WEIGHT, "kl_weight", "target_depth_weight", "layer_sharing_weight")
         check_bounds(self, -WEIGHT, WEIGHT, "layer_selection_init")
         steps = ("temperature_anneal_steps", "soft_selection_steps", "kl_anneal_steps", "target_depth_anneal_steps")
         check_bounds(self, 0, STEPS, *steps)
         positive = ("gumbel_temperature", "final_temperature", "prior_select", "prior_skip")
         check_bounds(self, 0, WEIGHT, *positive, above=True)
+        check_used(self, {"prior_select": ("layer_prior", ("beta",)), "prior_skip": ("layer_prior", ("beta",))})
+        if self.temperature_anneal_steps and self.final_temperature is None:
+            raise ValueError(
+                f"`temperature_anneal_steps` is {self.temperature_anneal_steps}, and without `final_temperature` the "
+                "temperature stays; set `final_temperature`, or `temperature_anneal_steps=0`"
+            )
         check_bounds(self, 1, WEIGHT, "num_posteriors")
         if self.posterior_names is not None and len(self.posterior_names) != self.num_posteriors:
             raise ValueError(

@@ -2,12 +2,38 @@
 
 from typing import Literal
 
-from .configuration_base import ENTRIES, LAYERS, WEIGHT, WIDTH, DeepWideConfig, check_bounds, check_rates, validated
+from .configuration_base import (
+    ENTRIES,
+    LAYERS,
+    WEIGHT,
+    WIDTH,
+    DeepWideConfig,
+    check_bounds,
+    check_rates,
+    check_used,
+    validated,
+)
 from .quoting import quote
 
 KERNEL = 10_000  # the widest kernel that is taken for no mistake
 CELL_SLOTS = 4  # of a cache, that a decoder cell of the Evolved Transformer fills: two attentions, two convolutions
 KERNEL_SIZES = [3, 7, 15, 31]  # of dynamic convolutions, as in their paper
+# Options of one way to join or build layers: the field that chooses the way, and the ways that have the option.
+USED_WITH = {
+    "aggregation_dilation": ("layer_aggregation", ("denseformer",)),
+    "aggregation_period": ("layer_aggregation", ("denseformer",)),
+    "routing_capsules": ("layer_aggregation", ("em_routing",)),
+    "routing_iterations": ("layer_aggregation", ("em_routing",)),
+    "attention_block": ("residual", ("attention",)),
+    "residual_streams": ("residual", ("hyper", "mhc")),
+    "dynamic_streams": ("residual", ("hyper",)),
+    "sinkhorn_iterations": ("residual", ("mhc",)),
+    "luna_length": ("layer_form", ("luna",)),
+    "luna_tie_kv": ("layer_form", ("luna",)),
+    "luna_activation": ("layer_form", ("luna",)),
+    "encoder_kernel_sizes": ("layer_form", ("dynamic_convolution",)),
+    "decoder_kernel_sizes": ("layer_form", ("dynamic_convolution",)),
+}
 
 
 @validated
@@ -145,8 +171,9 @@ class VanillaTransformerConfig(DeepWideConfig):
         return super().least_parameters + maps + matrices + self.memory_rest * self.d_model
 
     def validate_depth(self) -> None:
-        """LayerDrop has a rate in [0, 1), and ways to join layers fit each other and the norms."""
+        """LayerDrop has a rate in [0, 1), and ways to join layers fit each other, their options and the norms."""
         check_rates(self, "layer_drop")
+        check_used(self, USED_WITH)
         if self.residual in ("deepnorm", "b2t") and self.normalize_before:
             raise ValueError(
                 f"`residual={self.residual!r}` is a way to join post-norm sub-layers; set `normalize_before=False`"
@@ -155,9 +182,6 @@ class VanillaTransformerConfig(DeepWideConfig):
             raise ValueError("`residual='rezero'` has no LayerNorms; set `normalize_before=False`")
         least = min(self.encoder_layers, self.decoder_layers)
         check_bounds(self, 1, max(1, least), "aggregation_dilation", "aggregation_period")
-        for name in ("aggregation_dilation", "aggregation_period"):
-            if getattr(self, name) > 1 and self.layer_aggregation != "denseformer":
-                raise ValueError(f"`{name}` is an option of DenseFormer; set `layer_aggregation='denseformer'`, or 1")
         if self.encoder_solver is not None and self.residual != "add":
             raise ValueError(
                 f"`encoder_solver={self.encoder_solver!r}` solves for layers whose sub-layers are added to their "
@@ -188,14 +212,10 @@ class VanillaTransformerConfig(DeepWideConfig):
         self._validate_joined_layers()
 
     def _validate_routing(self) -> None:
-        """Capsules are as wide as each other, and only EM routing has them."""
+        """Capsules are as wide as each other."""
         check_bounds(self, 1, WIDTH, "routing_capsules")
         check_bounds(self, 1, LAYERS, "routing_iterations")
-        if self.routing_capsules is None:
-            return
-        if self.layer_aggregation != "em_routing":
-            raise ValueError("`routing_capsules` belongs to `layer_aggregation='em_routing'`; set it, or None")
-        if self.d_model % self.routing_capsules:
+        if self.routing_capsules is not None and self.d_model % self.routing_capsules:
             raise ValueError(
                 f"`routing_capsules` must divide `d_model`, which is {self.d_model}; got {self.routing_capsules}"
             )
@@ -242,13 +262,6 @@ class VanillaTransformerConfig(DeepWideConfig):
     def _validate_layer_form(self) -> None:
         """A form of its own is joined by plain residual connections, and has no options of attention."""
         check_bounds(self, 1, ENTRIES, "luna_length")
-        if self.layer_form != "luna" and (self.luna_tie_kv or self.luna_activation != "softplus"):
-            raise ValueError(
-                f"`luna_tie_kv` and `luna_activation` belong to `layer_form='luna'`, and `layer_form` is "
-                f"{self.layer_form!r}; set `layer_form='luna'`, or leave them out"
-            )
-        if self.layer_form == "transformer":
-            return
         if self.layer_form == "luna" and self.layer_aggregation == "transparent":
             raise ValueError(
                 "`layer_aggregation='transparent'` gives each decoder layer states of its own, and "
@@ -290,14 +303,12 @@ class VanillaTransformerConfig(DeepWideConfig):
             )
 
     def _validate_kernels(self) -> None:
-        """Only dynamic convolutions have kernels, each at least one place wide, and at most one for each layer."""
+        """A kernel is at least one place wide, and there is at most one for each layer."""
         for stack in ("encoder", "decoder"):
             name, layers = f"{stack}_kernel_sizes", getattr(self, f"{stack}_layers")
             sizes = getattr(self, name)
             if sizes is None:
                 continue
-            if self.layer_form != "dynamic_convolution":
-                raise ValueError(f"`{name}` belongs to `layer_form='dynamic_convolution'`; set it, or None")
             if not 1 <= len(sizes) <= layers:
                 raise ValueError(f"`{name}` must have 1 to {layers} widths, for as many layers, got {quote(sizes)}")
             if not all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= KERNEL for size in sizes):
@@ -340,5 +351,3 @@ class VanillaTransformerConfig(DeepWideConfig):
                 "`residual='attention'` has a source for each sub-layer, which `layer_drop` would leave out; set "
                 "`layer_drop=0`"
             )
-        if self.attention_block is not None and self.residual != "attention":
-            raise ValueError(f"`attention_block` belongs to `residual='attention'`, and not to {self.residual!r}")

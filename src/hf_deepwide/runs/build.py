@@ -52,7 +52,7 @@ def build_model(
         except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: more memory than there is
             raise UserError(f"{recipe.source}: model: it cannot be made: {one_line(error)}") from error
     else:
-        model = _from_checkpoint(recipe, tokenizer)
+        model = _from_checkpoint(recipe)
         model.set_attn_implementation(args.attn_implementation)
         if recipe.tokenizer.new_languages:
             start_embeddings(model, tokenizer, recipe.tokenizer.new_languages)
@@ -165,7 +165,7 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
     return fields
 
 
-def _from_checkpoint(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
     """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
     base, fields = recipe.init_from, recipe.model_fields | posterior_fields(recipe)
     told = f"{recipe.source}: model.init_from {quote(base)}"

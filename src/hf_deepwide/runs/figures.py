@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from ..analysis import gradient_norms
 from ..analysis.figures import image_path, run_labels
@@ -29,7 +29,7 @@ from ..analysis.learning_curves import plot_runs
 from ..analysis.path_weights import path_weights, plot_path_weights, spread
 from ..durable import check_output
 from ..errors import UserError
-from ..loading import load_config, load_model
+from ..loading import auto_class, load_model
 from ..training.checkpoints import checkpoints, load_history
 
 
@@ -166,8 +166,7 @@ def newest_model(folder: Path) -> PreTrainedModel:
     found = [path for path in (folder, *reversed(checkpoints(folder))) if (path / "config.json").is_file()]
     if not found:
         raise UserError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
-    masked = any(name.endswith("ForMaskedLM") for name in load_config(found[0]).architectures or [])
-    return load_model(AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM, found[0])
+    return load_model(auto_class(found[0]), found[0])
 
 
 def latent_model(folder: Path) -> PreTrainedModel:

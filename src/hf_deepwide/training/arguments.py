@@ -55,7 +55,7 @@ REFUSED = {
         ),
         _EVALUATION,
     ),
-    "push_to_hub": "share a finished run with scripts/share.py",
+    "push_to_hub": "share a finished run with `hf-deepwide share`",
 }
 
 
@@ -235,7 +235,7 @@ def cpu_is_faster_in_bf16() -> bool:
 
     It is with AMX, with Arm's BF16, and with the BF16 of AVX-512 where its dot products run at full rate, as AMD's do.
     On Intel's processors these alone do not pay for the conversions and for all that is emulated
-    (benchmarks/precision.py, on a processor of each x86 kind).
+    (benchmarks/speed/precision.py, on a processor of each x86 kind).
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from ..errors import UserError, one_line, quote
 from ..families import count_posteriors
-from ..loading import load_config, load_model, load_tokenizer
+from ..loading import auto_class, load_model, load_tokenizer
 from ..models.modeling_base import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .faults import FAULT, REPLAYED, nonfinite_gradients, restore
@@ -62,9 +62,8 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
         load_best_model_at_end=False,
         label_smoothing_factor=told["label_smoothing_factor"],
     )
-    masked = any(name.endswith("ForMaskedLM") for name in load_config(folder).architectures or [])
-    model_class = AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM
-    model = load_model(model_class, folder, attn_implementation=told["attn_implementation"], accept_nonfinite=True)
+    options = {"attn_implementation": told["attn_implementation"], "accept_nonfinite": True}
+    model = load_model(auto_class(folder), folder, **options)
     model.to(device).train()
     check_indices(folder, batches, model.config)
     for module in model.modules():

@@ -36,11 +36,14 @@ class Sharding:
         self.trainer, self.enabled = trainer, trainer.is_fsdp_enabled
         if not self.enabled:
             if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-                raise UserError("accelerate shards on GPUs only, and there is none; use scripts/accelerate/cpu.yaml")
+                raise UserError(
+                    "accelerate shards on GPUs only, and there is none; give accelerate a config without FSDP "
+                    "(distributed_type: MULTI_GPU, use_cpu: true)"
+                )
             return
         plugin = trainer.accelerator.state.fsdp_plugin
         if plugin.fsdp_version != 2:
-            raise UserError("fsdp_version is 1; accepted: 2, as in scripts/accelerate/fsdp2.yaml")
+            raise UserError("fsdp_version is 1; accepted: 2 (in accelerate's config, or --fsdp_version 2)")
         if plugin.state_dict_type.name != "SHARDED_STATE_DICT":
             raise UserError(
                 f"fsdp_state_dict_type is {plugin.state_dict_type.name}; accepted: SHARDED_STATE_DICT; the whole "
@@ -52,7 +55,7 @@ class Sharding:
             if getattr(trainer.model.config, name, 0) > 0:
                 raise UserError(
                     f"model.{name}: processes skip different layers, and with FSDP2 each waits for the others' part "
-                    "of every layer; set it to 0, or train with scripts/accelerate/ddp.yaml"
+                    "of every layer; set it to 0, or train without FSDP (distributed_type: MULTI_GPU)"
                 )
         present = {type(module).__name__ for module in trainer.model.modules()}
         plugin.transformer_cls_names_to_wrap = sorted(present & set(trainer.model._no_split_modules))
