@@ -3,7 +3,10 @@
 import gzip
 import json
 import math
+import os
 import random
+import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     RobertaConfig,
     RobertaForMaskedLM,
+    Trainer,
     TrainerCallback,
     pipeline,
 )
@@ -23,7 +27,6 @@ from hf_deepwide.data.classification import ClassificationArguments, class_names
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.classification import classification_scores
-from hf_deepwide.runs import classification
 from hf_deepwide.runs.classification import ClassificationRecipe, run_classification
 from hf_deepwide.runs.recipe import check_recipe, load_recipe, packaged_recipes
 
@@ -83,6 +86,32 @@ def recipe_of(data, base, run, **training):
     return check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe)
 
 
+def after_steps(monkeypatch, act):
+    """Call a function with the arguments and the state after each step of a training."""
+
+    class Call(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            act(args, state)
+
+    plain = Trainer.__init__
+    monkeypatch.setattr(
+        Trainer, "__init__", lambda self, *args, **rest: plain(self, *args, **rest, callbacks=[Call()])
+    )
+
+
+def kill_at(monkeypatch, seed, step):
+    def act(args, state):
+        if (args.seed, state.global_step) == (seed, step):
+            raise KeyboardInterrupt
+
+    after_steps(monkeypatch, act)
+
+
+def same_weights(ours, theirs):
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 @pytest.fixture(scope="module")
 def finished(data, base, tmp_path_factory):
     run = tmp_path_factory.mktemp("finished") / "run"
@@ -118,14 +147,8 @@ def test_the_model_is_the_chosen_seeds_and_is_used_as_any(finished, data):
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(finished, data, base, tmp_path, monkeypatch):
-    class Kill(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            if args.seed == 2 and state.global_step == 9:
-                raise KeyboardInterrupt
-
-    plain = classification.Trainer
     recipe = recipe_of(data, base, tmp_path / "run")
-    monkeypatch.setattr(classification, "Trainer", lambda *args, **rest: plain(*args, **rest, callbacks=[Kill()]))
+    kill_at(monkeypatch, seed=2, step=9)
     with pytest.raises(KeyboardInterrupt):
         run_classification(recipe)
     monkeypatch.undo()
@@ -135,16 +158,122 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(finished, data, base, tmp
         run_classification(recipe_of(data, base, tmp_path / "run", learning_rate=1e-3))
     results = run_classification(recipe)
     for seed in (1, 2):
-        ours, theirs = (
-            load_file(run / f"seed-{seed}" / "model.safetensors") for run in (tmp_path / "run", finished[0])
-        )
-        assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+        assert same_weights(tmp_path / "run" / f"seed-{seed}", finished[0] / f"seed-{seed}")
     assert results["validation"] == finished[1]["validation"]
     with pytest.raises(UserError, match="finished run"):
         run_classification(recipe)
     again = run_classification(recipe_of(data, base, tmp_path / "run", seeds=[2]), overwrite=True)
     assert [result["seed"] for result in again["seeds"]] == [2]
     assert not (tmp_path / "run" / "seed-1").exists()
+
+
+def test_a_half_written_checkpoint_is_set_aside(finished, data, base, tmp_path, monkeypatch):
+    recipe = recipe_of(data, base, tmp_path / "run", seeds=[1])
+    kill_at(monkeypatch, seed=1, step=13)
+    with pytest.raises(KeyboardInterrupt):
+        run_classification(recipe)
+    monkeypatch.undo()
+    seed = tmp_path / "run" / "seed-1"
+    (seed / "checkpoint-12" / "trainer_state.json").unlink()
+    shutil.copytree(seed / "checkpoint-6" if (seed / "checkpoint-6").is_dir() else seed / "checkpoint-12",
+                    seed / "checkpoint-11")  # fmt: skip
+    run_classification(recipe)
+    assert same_weights(seed, finished[0] / "seed-1")
+    assert not list(seed.glob("*checkpoint-*"))
+
+
+def test_a_signal_saves_the_step_and_the_same_command_goes_on(finished, data, base, tmp_path, monkeypatch, caplog):
+    """Even where the checkpoint of the step is not the best one, of which alone Transformers keeps one."""
+    recipe = recipe_of(data, base, tmp_path / "run", seeds=[1])
+    after_steps(monkeypatch, lambda args, state: state.global_step == 8 and os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SystemExit) as exit:
+        run_classification(recipe)
+    monkeypatch.undo()
+    assert exit.value.code == 128 + signal.SIGINT
+    assert "Give the same command again" in caplog.text
+    seed = tmp_path / "run" / "seed-1"
+    assert {path.name for path in seed.glob("checkpoint-*")} == {"checkpoint-6", "checkpoint-8"}
+    run_classification(recipe)
+    assert same_weights(seed, finished[0] / "seed-1")
+
+
+def test_a_training_that_had_ended_is_not_continued(data, base, tmp_path, monkeypatch):
+    """Where its last step is within an epoch, a Trainer would make one more."""
+    steps = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 4, "save_steps": 4, "max_steps": 8}
+    recipes = [
+        recipe_of(data, base, tmp_path / name, seeds=[1], save_total_limit=5, **steps) for name in ("whole", "killed")
+    ]
+    expected = run_classification(recipes[0])
+    plain = Trainer.evaluate
+
+    def kill(self, *args, metric_key_prefix="eval", **rest):
+        if metric_key_prefix == "validation":
+            raise KeyboardInterrupt
+        return plain(self, *args, metric_key_prefix=metric_key_prefix, **rest)
+
+    monkeypatch.setattr(Trainer, "evaluate", kill)
+    with pytest.raises(KeyboardInterrupt):
+        run_classification(recipes[1])
+    monkeypatch.undo()
+    (tmp_path / "killed").rename(tmp_path / "moved")
+    assert run_classification(recipe_of(data, base, tmp_path / "moved", seeds=[1], save_total_limit=5, **steps))[
+        "seeds"
+    ] == expected["seeds"]  # fmt: skip
+    assert same_weights(tmp_path / "moved", tmp_path / "whole")
+
+
+def test_an_older_run_stays_until_the_first_seed_of_the_new_one_is_trained(
+    finished, data, base, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    new = recipe_of(data, base, run, seeds=[2, 3], learning_rate=1e-3)
+    for step in (2, 8):  # before the first checkpoint, and after it
+        kill_at(monkeypatch, seed=2, step=step)
+        with pytest.raises(KeyboardInterrupt):
+            run_classification(new, overwrite=True)
+        monkeypatch.undo()
+        files = [path for path in run.rglob("*") if path.is_file() and ".new" not in path.relative_to(run).parts]
+        assert {path.relative_to(run): path.read_bytes() for path in files} == before
+        assert (run / ".new").exists() is (step == 8)
+    kill_at(monkeypatch, seed=3, step=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_classification(new)
+    monkeypatch.undo()
+    assert {path.name for path in run.iterdir()} == {"run.json", "recipe.yaml", "seed-2", "seed-3"}
+    results = run_classification(new)
+    alone = run_classification(recipe_of(data, base, tmp_path / "alone", seeds=[2, 3], learning_rate=1e-3))
+    assert results["seeds"] == alone["seeds"]
+    assert same_weights(run, tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "words"), [(6, "seed 1, step 2: the training loss is"), (1, "seed 1, step 1: weights are not")]
+)
+def test_a_training_that_diverges_is_no_result(max_steps, words, data, base, tmp_path, monkeypatch):
+    plain = torch.optim.AdamW.step
+
+    def diverge(self, *args, **rest):
+        plain(self, *args, **rest)
+        self.param_groups[0]["params"][0].data.fill_(math.inf)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", diverge)
+    recipe = recipe_of(data, base, tmp_path / "run", seeds=[1], max_steps=max_steps)
+    with pytest.raises(UserError, match=words):
+        run_classification(recipe)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+    assert not list((tmp_path / "run").rglob("results.json"))
+
+
+def test_long_sentences_are_cut_to_the_positions_of_the_base(data, base, tmp_path):
+    (tmp_path / "long.tsv").write_text("sentence\tlabel\n" + f"{'a dog ' * 100}\tyes\na tree\tno\n" * 4)
+    recipe = recipe_of(data, base, tmp_path / "run", seeds=[1], num_train_epochs=1)
+    place = str(tmp_path / "long.tsv")
+    recipe.data = ClassificationArguments(train=place, validation=place, max_length=500)
+    recipe.values["model"] = {"family": "roberta", "init_from": str(base)}
+    run_classification(recipe)
+    assert recipe.data.max_length == 64
 
 
 def test_other_models_are_fine_tuned_plainly(data, base, tmp_path):
@@ -226,8 +355,33 @@ def test_mistakes_in_data_are_named(fields, words, data):
 
 
 @pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"sentence,label\na,1\nb,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
+        ("sentence,label\nGr\u00fc\u00dfe,1\n".encode("latin-1"), "can't decode byte 0xfc"),
+        (b"", "No columns to parse"),
+        (None, r"no file .*a.csv or a.csv.gz\. Relative paths start at \S+, else at \S+ \([^)]*\), else in the "
+         r"working directory$"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_reported_with_its_fault(content, words, tmp_path):
+    if content is not None:
+        (tmp_path / "a.csv").write_bytes(content)
+    args = ClassificationArguments(format="csv", root=str(tmp_path), train="a.csv", validation="a.csv")
+    with pytest.raises(UserError, match=words) as error:
+        read_splits(args)
+    assert str(error.value).count("Relative paths") == (content is None)
+
+
+@pytest.mark.parametrize(
     ("training", "words"),
     [
+        ({"learning_rate": -1}, "learning_rate is -1; accepted: 0 or more"),
+        ({"max_steps": 0}, "max_steps is 0; accepted: 1 or more"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0; accepted: 1 or more"),
+        ({"seeds": [-1]}, "seeds: -1 is not accepted; accepted: 0 or more"),
+        ({"seeds": [99999999999]}, "seeds: 99999999999 is not accepted"),
+        ({"save_only_model": True}, "a run is resumed from its checkpoints"),
         ({"seeds": [1, 1]}, "each once"),
         ({"metric_for_best_model": "bleu"}, "accepted: accuracy, f1, matthews"),
         ({"seed": 3}, "set training.seeds"),

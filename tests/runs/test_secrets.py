@@ -1,5 +1,6 @@
 """Tokens, passwords and keys of a recipe are used, and written nowhere."""
 
+import pickle
 import shutil
 
 import pytest
@@ -9,6 +10,8 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.redaction import is_secret, take_secrets, with_secrets
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.training.arguments import TranslationTrainingArguments
+from hf_deepwide.training.classification import ClassificationTrainingArguments
 
 RESUMABLE = {
     "max_steps": 2,
@@ -62,6 +65,14 @@ def test_a_run_writes_no_secret(tmp_path, capfd):
     del values["training"]["hub_token"], values["training"]["fsdp_config"]["api_key"]
     run_recipe(load_recipe(write_recipe(tmp_path, values)))
     assert SECRET not in kept.read_text()
+
+
+@pytest.mark.parametrize("kind", [TranslationTrainingArguments, ClassificationTrainingArguments])
+def test_training_arguments_are_written_without_secrets(kind, tmp_path):
+    args = kind(output_dir=str(tmp_path), hub_token=SECRET, lr_scheduler_kwargs={"api_key": SECRET}, use_cpu=True)
+    assert args.hub_token == SECRET
+    written = [pickle.dumps(args).decode("latin-1"), str(args.to_dict()), args.to_json_string()]
+    assert [text for text in written if SECRET in text] == []
 
 
 def test_no_message_shows_a_secret(tmp_path):

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError, one_line, quote
 from ..limits import Range, check_numbers
-from .arguments import RANGES, Places, Split, where_paths_start
+from .arguments import RANGES, Places, Split
 from .corpora import find_file
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -109,17 +109,7 @@ def encode_rows(
 def _read(args: ClassificationArguments, split: Split) -> Dataset:
     place = args.location(split)
     told = f"data.{split} {quote(place)}"
-    try:
-        if args.format == "datasets":
-            rows = load_dataset(str(args.name), args.config, split=place)
-        elif args.format == "jsonl":
-            rows = load_dataset("json", data_files=os.fspath(find_file(args.resolve(place))), split="train")
-        else:
-            plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if args.format == "tsv" else {}
-            file = os.fspath(find_file(args.resolve(place)))
-            rows = load_dataset("csv", data_files=file, split="train", keep_default_na=False, **plain)
-    except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
-        raise UserError(f"{told} could not be loaded: {one_line(error)}. {where_paths_start()}") from error
+    rows = _load(args, place, told)
     columns = {"text": args.sentence1, "pair": args.sentence2, "label": args.label}
     for field, column in columns.items():
         if column is not None and column not in rows.column_names:
@@ -138,6 +128,25 @@ def _read(args: ClassificationArguments, split: Split) -> Dataset:
         if "" in taken[field]:
             raise UserError(f"{told}, row {taken[field].index('') + 1}: the column {quote(columns[field])} is empty")
     return Dataset.from_dict(taken)
+
+
+def _load(args: ClassificationArguments, place: str, told: str) -> Dataset:
+    """The rows of a split as they are, with all columns."""
+    try:
+        file = "" if args.format == "datasets" else os.fspath(find_file(args.resolve(place)))
+    except UserError as error:
+        raise UserError(f"{told} could not be loaded: {error}") from error
+    try:
+        if args.format == "datasets":
+            return load_dataset(str(args.name), args.config, split=place)
+        if args.format == "jsonl":
+            return load_dataset("json", data_files=file, split="train")
+        plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if args.format == "tsv" else {}
+        return load_dataset("csv", data_files=file, split="train", keep_default_na=False, **plain)
+    except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
+        # `datasets` says only that something went wrong, and keeps what it was as the cause
+        reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
+        raise UserError(f"{told} could not be loaded: {one_line(reason)}") from error
 
 
 def _text(value: Any) -> str:

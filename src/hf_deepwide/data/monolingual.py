@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import torch
 from datasets import Dataset
+from tokenizers import AddedToken
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
 from ..errors import UserError, quote
@@ -25,7 +26,8 @@ from .corpora import check_words, find_file, read_lines
 
 logger = logging.getLogger(__name__)
 
-MASK = "<mask>"
+# As RoBERTa's: the mask takes the space before it, because it stands for a piece that begins with this space.
+MASK = AddedToken("<mask>", lstrip=True, normalized=False, special=True)
 PosteriorsBy = Literal["language", "none"]
 NUMBERS = {
     "max_length": RANGES["max_length"],

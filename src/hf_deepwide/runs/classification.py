@@ -4,14 +4,15 @@
     run/          the model of the seed with the median validation score; results.json of all seeds
 
 Each seed is a training by Transformers' own `Trainer`. An interrupted run goes on at the seed, and at the checkpoint,
-where it was.
+where it was. A run that replaces an older one begins in `.new`; once its first seed is trained it moves up.
 """
 
 import json
 import logging
 import shutil
 import statistics
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -24,55 +25,29 @@ from transformers import (
     DataCollatorWithPadding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import EvalPrediction, get_last_checkpoint
+from transformers.trainer_utils import EvalPrediction
 
 from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
 from ..data.tokenizer import TokenizerArguments, load_or_train
-from ..durable import remove, saving, whole_files, write_whole
+from ..durable import discard, remove, saving, whole_files, write_whole
 from ..errors import UserError, quote
 from ..evaluation.classification import classification_scores
 from ..families import ENCODERS
 from ..loading import load_config, load_model, refusing_pickles
+from ..models.plain_text import positions
 from ..reading import read_text
+from ..training.arguments import REFUSED
+from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state, newest_whole
+from ..training.classification import METRICS, ClassificationTrainer, ClassificationTrainingArguments
 from .facts import machine, versions
 from .lock import locked
 from .recipe import MARK, RECIPE, Recipe, differences, read_mark
-from .run_folder import RESULTS, RunFolder
+from .run_folder import NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 logger = logging.getLogger(__name__)
-
-METRICS = ("accuracy", "f1", "matthews")
-
-
-@dataclass
-class ClassificationTrainingArguments(TrainingArguments):
-    """Transformers' arguments; `seeds` in the place of `seed`."""
-
-    seeds: list[int] = field(default_factory=lambda: [1], metadata={"help": "One training each."})
-    attn_implementation: str = field(default="sdpa", metadata={"help": "eager or sdpa."})
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to validate."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept beside the best."})
-    load_best_model_at_end: bool = field(default=True, metadata={"help": "The best checkpoint becomes the model."})
-    metric_for_best_model: str | None = field(default="accuracy", metadata={"help": "accuracy, f1 or matthews."})
-    report_to: str = field(default="none", metadata={"help": "Where to log."})
-
-    def __post_init__(self) -> None:
-        """Check what `Trainer` would not."""
-        super().__post_init__()
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds is {quote(self.seeds)}; give numbers, each once")
-        if self.metric_for_best_model not in METRICS:
-            raise ValueError(
-                f"metric_for_best_model is {quote(self.metric_for_best_model)}; accepted: {', '.join(METRICS)}"
-            )
-        if self.attn_implementation not in ("eager", "sdpa"):
-            raise ValueError(f"attn_implementation is {quote(self.attn_implementation)}; accepted: eager, sdpa")
 
 
 @dataclass
@@ -92,6 +67,7 @@ class ClassificationRecipe(Recipe):
         "resume_from_checkpoint": "an interrupted run is resumed by itself",
         "push_to_hub": "a finished run is uploaded by `push_to_hub` of its model",
         "greater_is_better": "the largest score is the best one",
+        "save_only_model": REFUSED["save_only_model"],
     }
 
     evaluation: None = None
@@ -107,30 +83,33 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
 
     Raises:
         UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; another
-            process has it; or something in the data, the tokenizer or the recipe is wrong.
+            process has it; something in the data, the tokenizer or the recipe is wrong; or training diverged.
+        Interrupted: a signal ended training. The run has been saved, and goes on from there.
     """
     args, process = cast(ClassificationTrainingArguments, recipe.training_arguments()), PartialState()
     if recipe.init_from is None:
         raise UserError(f"{recipe.source}: model.init_from is not set; name a trained encoder to start from")
     run, data = recipe.output_dir, cast(ClassificationArguments, recipe.data)
-    _check_folder(recipe, overwrite)
+    if process.is_main_process:
+        _check_folder(recipe, overwrite)
     splits = read_splits(data)
     names = class_names(data, splits)
     tokenizer = load_or_train(recipe.tokenizer, iter(()))
     model = _new_model(recipe, args, names, args.seeds[0])  # what is wrong with it is said before anything is written
-    if longest := getattr(model.config, "max_position_embeddings", None):
+    if longest := _longest(model):
         data.max_length = min(data.max_length, longest)
     encoded = {split: encode_rows(data, rows, names, tokenizer) for split, rows in splits.items()}
     if process.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
     process.wait_for_everyone()
-    with locked(run) if process.is_main_process else _nothing():
-        if process.is_main_process:
-            _open_folder(recipe, overwrite)
-        process.wait_for_everyone()
-        of_seeds = {
-            seed: _train(recipe, args, seed, names, tokenizer, encoded, process.is_main_process) for seed in args.seeds
-        }
+    with locked(run) if process.is_main_process else nullcontext():
+        try:
+            if process.is_main_process:
+                _open_folder(recipe, overwrite)
+            of_seeds = _train_all(recipe, args, names, tokenizer, encoded, process)
+        finally:
+            if process.is_main_process and read_mark(run / NEW) is not None and not _has_begun(run / NEW):
+                discard(run / NEW)  # it ended before there was anything to keep
         results = _summary(recipe, args, of_seeds, names, model.num_parameters())
         if process.is_main_process:
             chosen = run / f"seed-{results['chosen_seed']}"
@@ -143,20 +122,13 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
     return results
 
 
-class _nothing:
-    """A context of processes that wait for the one that has the folder."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def _check_folder(recipe: Recipe, overwrite: bool) -> None:
     """Refuse a folder that is no run's, or that holds a finished run or another one, unless it may be replaced."""
     run = recipe.output_dir
     RunFolder(run).check(recipe)
+    if (run / NEW).is_dir() or (run / RENEWED).is_dir():
+        with locked(run):
+            _finish_replacing(run)
     if overwrite or read_mark(run) is None:
         return
     if (run / RESULTS).is_file():
@@ -170,13 +142,36 @@ def _check_folder(recipe: Recipe, overwrite: bool) -> None:
 
 
 def _open_folder(recipe: Recipe, overwrite: bool) -> None:
+    """Leave the mark and the recipe of a run in its folder, or in `.new` if the run replaces another one."""
     run = recipe.output_dir
-    if overwrite:
-        (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
-        for folder in run.glob("seed-*"):
-            remove(folder)
+    _finish_replacing(run)
+    discard_start(run / NEW)
+    if overwrite and read_mark(run) is not None:
+        logger.info("%s stays as it is until the new run has trained its first seed", run)
+        run = run / NEW
+        run.mkdir()
     write_whole(run / MARK, json.dumps({"hf_deepwide": versions()["hf_deepwide"], "name": recipe.name}) + "\n")
     write_whole(run / RECIPE, to_yaml(recipe.values))
+
+
+def _has_begun(new: Path) -> bool:
+    """True if a run has anything to go on from."""
+    return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in new.glob("seed-*"))
+
+
+def _finish_replacing(run: Path) -> None:
+    """Put a new run that has begun in the place of the older one, or go on with that where it was left."""
+    new, renewed = run / NEW, run / RENEWED
+    if _has_begun(new):
+        (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
+        for seed in run.glob("seed-*"):
+            for file in seed.iterdir():
+                if file.is_file():  # the older run's model is a copy of a seed's
+                    (run / file.name).unlink(missing_ok=True)
+            remove(seed)
+        new.rename(renewed)
+    if renewed.is_dir():
+        move_into(renewed, run)
 
 
 def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: list[str], seed: int) -> PreTrainedModel:
@@ -203,29 +198,60 @@ def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: lis
     return model.float()
 
 
+def _longest(model: PreTrainedModel) -> int | None:
+    """Most tokens of a sequence. The positions of RoBERTa and its kin count from the padding's id on."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    return positions(model.config)
+
+
+def _train_all(
+    recipe: Recipe,
+    args: ClassificationTrainingArguments,
+    names: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    encoded: dict[str, Dataset],
+    process: PartialState,
+) -> dict[int, dict[str, Any]]:
+    """Train with each seed; what each came to. An older run is replaced once the first seed is trained."""
+    run, of_seeds = recipe.output_dir, {}
+    for seed in args.seeds:
+        process.wait_for_everyone()
+        folder = (run / NEW if (run / NEW).is_dir() else run) / f"seed-{seed}"
+        of_seeds[seed] = _train(recipe, args, seed, folder, names, tokenizer, encoded, process)
+        process.wait_for_everyone()
+        if process.is_main_process:
+            _finish_replacing(run)
+    return of_seeds
+
+
 def _train(
     recipe: Recipe,
     args: ClassificationTrainingArguments,
     seed: int,
+    folder: Path,
     names: list[str],
     tokenizer: PreTrainedTokenizerBase,
     encoded: dict[str, Dataset],
-    is_main: bool,
+    process: PartialState,
 ) -> dict[str, Any]:
     """Train with one seed, or go on, or read what it came to."""
-    folder = recipe.output_dir / f"seed-{seed}"
     if (folder / RESULTS).is_file():
         return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     own = cast(ClassificationTrainingArguments, recipe.training_arguments())
     own.output_dir, own.seed = str(folder), seed
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    logger.info("seed %d%s", seed, f": resuming from {Path(last).name}" if last else "")
+    if process.is_main_process:
+        last_checkpoint(folder)  # sets damaged ones aside before the other processes look
+    process.wait_for_everyone()
+    last = next(reversed(checkpoints(folder)), None)
+    logger.info("seed %d%s", seed, f": resuming from {last.name}" if last else "")
 
     def scores(prediction: EvalPrediction) -> dict[str, float]:
         chosen = np.asarray(prediction.predictions).argmax(-1)
         return classification_scores(chosen, np.asarray(prediction.label_ids), len(names))
 
-    trainer = Trainer(
+    trainer = ClassificationTrainer(
         _new_model(recipe, args, names, seed),
         own,
         DataCollatorWithPadding(tokenizer),
@@ -234,8 +260,11 @@ def _train(
         processing_class=tokenizer,
         compute_metrics=scores,
     )
-    with refusing_pickles(None if last is None else Path(last)):
-        trainer.train(resume_from_checkpoint=last)
+    with refusing_pickles(last):
+        if last is not None and is_last(load_state(last)):
+            trainer.read_back(last)
+        else:
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
     results: dict[str, Any] = {"seed": seed, "steps": trainer.state.global_step, "epochs": trainer.state.epoch}
     results["curve"] = [
         [entry["step"], *(entry[f"eval_{name}"] for name in ("loss", *METRICS))]
@@ -246,13 +275,13 @@ def _train(
         if split in encoded:
             found = trainer.evaluate(encoded[split], metric_key_prefix=split)
             results[split] = {name: found[f"{split}_{name}"] for name in ("loss", *METRICS)}
-    if is_main:
+    if process.is_main_process:
         with saving(folder), whole_files(folder) as draft:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(draft)
             tokenizer.save_pretrained(draft)
         write_whole(folder / RESULTS, json.dumps(results, indent=2) + "\n")
-        for checkpoint in folder.glob("checkpoint-*"):
-            remove(checkpoint)
+        for checkpoint in folder.glob("*checkpoint-*"):
+            discard(checkpoint)
     return results
 
 

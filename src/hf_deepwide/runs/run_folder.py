@@ -186,7 +186,7 @@ class RunFolder:
                 now |= mark
         elif mark is not None:
             self._forget_another_start(recipe)
-        _discard_start(run / NEW)
+        discard_start(run / NEW)
         if replaces:
             run = run / NEW
             run.mkdir()
@@ -354,7 +354,7 @@ def _is_within(path: Path, folder: Path) -> bool:
     return any(is_same(each, folder) for each in (path, *path.parents))
 
 
-def _discard_start(new: Path) -> None:
+def discard_start(new: Path) -> None:
     """Remove what is left of a start that was killed before its first checkpoint."""
     begun = new.is_dir() and (read_mark(new) is not None or all(path.name in DRAFTS for path in new.iterdir()))
     if new.exists() and not begun:

@@ -64,8 +64,20 @@ def _default(name: str, value: Any) -> Any:
     return field(default=value, metadata=Seq2SeqTrainingArguments.__dataclass_fields__[name].metadata)
 
 
+class WithoutSecrets:
+    """Training arguments whose tokens, passwords and keys are written nowhere; the first of the base classes."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, into `training_args.bin` of every checkpoint: all fields, without secrets."""
+        return without_secrets(vars(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What reporters write down; the parent leaves secrets within dictionaries in."""
+        return without_secrets(super().to_dict())  # type: ignore[misc]
+
+
 @dataclass
-class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTrainingArguments):
+class TranslationTrainingArguments(WithoutSecrets, DepthArguments, FaultArguments, Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
 
     Defaults are the papers' (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight decay);
@@ -166,14 +178,6 @@ class TranslationTrainingArguments(DepthArguments, FaultArguments, Seq2SeqTraini
             self.save_total_limit = max(self.average_last, 1) + 1
         super().__post_init__()
         self._check()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled, into `training_args.bin` of every checkpoint: all fields, without secrets."""
-        return without_secrets(vars(self))
-
-    def to_dict(self) -> dict[str, Any]:
-        """What reporters write down; the parent leaves secrets within dictionaries in."""
-        return without_secrets(super().to_dict())
 
     def _check(self) -> None:
         self.check_faults()

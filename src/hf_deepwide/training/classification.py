@@ -1,0 +1,135 @@
+"""The trainer of classifiers: Transformers' own, which obeys signals and stops at numbers that are not finite."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+
+from ..errors import quote
+from ..limits import Range, check_numbers
+from ..loading import is_finite
+from .arguments import WithoutSecrets
+from .checkpoints import best_checkpoint, load_state
+from .faults import NonFiniteError
+from .preemption import Preemption
+from .ranges import COUNT, RANGES
+
+METRICS = ("accuracy", "f1", "matthews")
+SIZES = ("per_device_train_batch_size", "per_device_eval_batch_size", "eval_accumulation_steps")
+REMEDY = "Lower training.learning_rate or raise training.warmup_steps, and start afresh with --overwrite"
+
+
+@dataclass
+class ClassificationTrainingArguments(WithoutSecrets, TrainingArguments):
+    """Transformers' arguments; `seeds` in the place of `seed`.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    seeds: list[int] = field(default_factory=lambda: [1], metadata={"help": "One training each."})
+    attn_implementation: str = field(default="sdpa", metadata={"help": "eager or sdpa."})
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to validate."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept beside the best."})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "The best checkpoint becomes the model."})
+    metric_for_best_model: str | None = field(default="accuracy", metadata={"help": "accuracy, f1 or matthews."})
+    report_to: str = field(default="none", metadata={"help": "Where to log."})
+
+    def __post_init__(self) -> None:
+        """Check what `Trainer` would not."""
+        sizes = dict.fromkeys(SIZES, Range(1, COUNT))
+        check_numbers(self, {name: RANGES[name] for name in RANGES if name in vars(self)} | sizes)
+        if self.max_steps == 0:
+            raise ValueError("max_steps is 0; accepted: 1 or more, or -1 for num_train_epochs epochs")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds is {quote(self.seeds)}; give numbers, each once")
+        for seed in self.seeds:
+            if not RANGES["seed"].holds(seed):
+                raise ValueError(f"seeds: {quote(seed)} is not accepted; accepted: {RANGES['seed']}")
+        super().__post_init__()
+        if self.metric_for_best_model not in METRICS:
+            raise ValueError(
+                f"metric_for_best_model is {quote(self.metric_for_best_model)}; accepted: {', '.join(METRICS)}"
+            )
+        if self.attn_implementation not in ("eager", "sdpa"):
+            raise ValueError(f"attn_implementation is {quote(self.attn_implementation)}; accepted: eager, sdpa")
+
+
+class ClassificationTrainer(Trainer):
+    """Trains a classifier. Arguments are `Trainer`'s."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.preemption = Preemption()
+        self.add_callback(self.preemption)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train from the start or from a checkpoint.
+
+        Raises:
+            NonFiniteError: the loss or a prediction is not finite.
+            Interrupted: a signal ended training. The run has been saved, and goes on from there.
+        """
+        with self.preemption.listening():
+            output = super().train(*args, **kwargs)
+            self.preemption.asked(self.args)
+        self.preemption.leave(self.args, self.state)
+        return output
+
+    def read_back(self, last: Path) -> None:
+        """Load what a training that ended at its last checkpoint came to: the state and the chosen weights."""
+        self.state = load_state(last)
+        best = self._find_best() if self.args.load_best_model_at_end else None
+        self._load_from_checkpoint(str(best or last))
+
+    def _find_best(self) -> Path | None:
+        """Put the path of the best checkpoint right, as the run's folder may have moved."""
+        best = best_checkpoint(Path(self.args.output_dir), self.state)
+        self.state.best_model_checkpoint = str(best) if best else None
+        return best
+
+    def _load_callback_state(self) -> None:
+        """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
+        self._find_best()
+        super()._load_callback_state()
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Load the best weights and delete checkpoints, unless a signal ended training: the run needs its newest."""
+        self.preemption.leave(self.args, self.state)
+        return super()._finalize_training(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Compute the loss of one batch and add its gradients.
+
+        Raises:
+            NonFiniteError: the loss is not finite; the optimizer has not seen its gradients.
+        """
+        loss = super().training_step(*args, **kwargs)
+        summed = self.accelerator.reduce(loss.float().reshape(1), "sum").item()  # a fault of one process is one of all
+        if not math.isfinite(summed):
+            raise self._fault(self.state.global_step + 1, f"the training loss is {summed}")
+        return loss
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Compute the metrics of a dataset.
+
+        Raises:
+            NonFiniteError: a weight, a prediction or the loss is not finite. The class with the largest number would
+                then mean nothing.
+        """
+        if not all(is_finite(weights) for weights in self.model.parameters()):
+            raise self._fault(self.state.global_step, "weights are not finite")
+        output = super().evaluation_loop(*args, **kwargs)
+        losses = [value for name, value in output.metrics.items() if name.endswith("_loss")]
+        if not np.isfinite(output.predictions).all() or not all(map(math.isfinite, losses)):
+            raise self._fault(self.state.global_step, "predictions or their loss are not finite")
+        return output
+
+    def _fault(self, step: int, what: str) -> NonFiniteError:
+        return NonFiniteError(f"seed {self.args.seed}, step {step}: {what}. {REMEDY}")
