@@ -69,7 +69,7 @@ def test_a_run_writes_no_secret(tmp_path, capfd):
 
 @pytest.mark.parametrize("kind", [TranslationTrainingArguments, ClassificationTrainingArguments])
 def test_training_arguments_are_written_without_secrets(kind, tmp_path):
-    args = kind(output_dir=str(tmp_path), hub_token=SECRET, lr_scheduler_kwargs={"api_key": SECRET}, use_cpu=True)
+    args = kind(output_dir=str(tmp_path), hub_token=SECRET, fsdp_config={"api_key": SECRET}, use_cpu=True)
     assert args.hub_token == SECRET
     written = [pickle.dumps(args).decode("latin-1"), str(args.to_dict()), args.to_json_string()]
     assert [text for text in written if SECRET in text] == []
