@@ -7,6 +7,7 @@ import sys
 import pytest
 from mistakes import SCRIPTS
 
+from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import parse_overrides
 from hf_deepwide_cli.parser import Parser, split_overrides
 
@@ -61,3 +62,9 @@ def test_overrides_have_both_spellings(monkeypatch):
     parsed, overrides = split_overrides(parser_of("--repo-id"), sys.argv[1:])
     assert (parsed.place, parsed.repo_id) == ("x-y", "z")
     assert parse_overrides(overrides) == [("training.max_steps", 3), ("d_model", 8)]
+
+
+def test_a_value_that_yaml_takes_for_a_comment_is_not_lost():
+    with pytest.raises(UserError, match=r"""--data\.sentence1 "'#1 String'"$"""):
+        parse_overrides(["--data.sentence1", "#1 String"])
+    assert parse_overrides(["--data.sentence1", "'#1 String'"]) == [("data.sentence1", "#1 String")]

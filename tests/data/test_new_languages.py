@@ -119,9 +119,9 @@ def test_codes_that_cannot_be_added_are_refused_and_change_nothing(kind, languag
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"path": "x", "new_languages": {"gsw_Latn": 3}}, "'gsw_Latn': 3 is not accepted"),
-        ({"path": "x", "new_languages": {1: "deu_Latn"}}, "1: 'deu_Latn' is not accepted"),
-        ({"path": "x", "new_languages": {"a-b": None}}, "'a-b': None is not accepted"),
+        ({"path": "x", "new_languages": {"gsw_Latn": 3}}, "'gsw_Latn': 3 is no code"),
+        ({"path": "x", "new_languages": {1: "deu_Latn"}}, "1: 1 is no code"),
+        ({"path": "x", "new_languages": {"a-b": None}}, "'a-b': 'a-b' is no code of a language; accepted: letters"),
         ({"new_languages": {"gsw_Latn": None}}, "set tokenizer.path"),
     ],
 )

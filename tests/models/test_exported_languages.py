@@ -6,10 +6,13 @@ import pytest
 import torch
 from coded_languages import KINDS, SIZES
 from model_cases import scramble
+from transformers import M2M100Config, M2M100ForConditionalGeneration
 
 import hf_deepwide
 from hf_deepwide.card_text import use_of_folder
 from hf_deepwide.data.new_languages import add_languages
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.checkpoint import load_translator
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.models.language_pairs import language_ids
 
@@ -104,3 +107,15 @@ def test_the_readme_tells_of_languages_that_were_added(tmp_path):
     assert "`__gsw__`" in readme
     assert 'src_lang="gsw"' not in readme
     assert "sentencepiece" in readme
+
+
+def test_codes_behind_the_embeddings_are_refused(tmp_path):
+    """M2M100's tokenizer does not count them."""
+    tokenizer = KINDS["m2m100"][0](tmp_path)
+    base = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), **SIZES))
+    for part in (base, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    entries = max(language_ids(tokenizer).values()) + 1
+    assert entries > len(tokenizer)
+    with pytest.raises(UserError, match=f"tokenizer has {entries} entries and its model {len(tokenizer)} embeddings"):
+        load_translator(tmp_path / "model")

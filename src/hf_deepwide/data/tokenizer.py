@@ -89,8 +89,9 @@ class TokenizerArguments:
             for language in (code, related):
                 if language is not None and not (isinstance(language, str) and re.fullmatch(r"[A-Za-z]\w*", language)):
                     raise UserError(
-                        f"tokenizer.new_languages: {quote(code)}: {quote(related)} is not accepted; write the new "
-                        "code and a related one that the tokenizer knows, or null"
+                        f"tokenizer.new_languages: {quote(code)}: {quote(language)} is no code of a language; "
+                        "accepted: letters, digits and _. Write the new code, and a related one that the tokenizer "
+                        "knows, or null"
                     )
         if self.new_languages and not self.path:
             raise UserError("tokenizer.new_languages adds to a tokenizer with codes; set tokenizer.path to it")

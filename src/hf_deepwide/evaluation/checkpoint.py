@@ -7,6 +7,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 
 from ..errors import UserError, one_line
 from ..loading import load_model, load_tokenizer
+from ..models.language_pairs import language_ids
 
 
 def load_translator(
@@ -23,10 +24,10 @@ def load_translator(
     """
     model = load_model(AutoModelForSeq2SeqLM, checkpoint, dtype=torch.float32, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(checkpoint, trust_remote_code=trust_remote_code)
-    if len(tokenizer) > (embeddings := model.get_input_embeddings().num_embeddings):
-        raise UserError(
-            f"{checkpoint}: its tokenizer has {len(tokenizer)} entries and its model {embeddings} embeddings"
-        )
+    # M2M100's tokenizer does not count its language codes, whose ids lie behind its vocabulary.
+    entries = max(len(tokenizer), *(token_id + 1 for token_id in language_ids(tokenizer).values()), 0)
+    if entries > (embeddings := model.get_input_embeddings().num_embeddings):
+        raise UserError(f"{checkpoint}: its tokenizer has {entries} entries and its model {embeddings} embeddings")
     return model, tokenizer
 
 

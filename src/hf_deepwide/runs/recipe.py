@@ -292,6 +292,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
             if not rest or re.match(r"--\w+\.", rest[0]):
                 raise UserError(f"{told} has no value; write {told} VALUE (a switch: {told} true)")
             value = rest.pop(0)
+        if value.lstrip().startswith("#"):
+            raise UserError(f"{told}: {quote(value)} begins a comment in YAML; quote it twice: {told} \"'{value}'\"")
         pairs.append((key, parse_yaml(value, told)))
     return pairs
 
