@@ -70,11 +70,12 @@ def literal(value: str) -> str:
     return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 
-def use_of_folder(folder: str) -> str:
-    """The lines that load a model from its author's folder."""
+def use_of_folder(folder: str, task: str = "translation") -> str:
+    """The lines that load a model from its author's folder by a pipeline's task."""
+    what = "the model family and the translation pipeline" if task == "translation" else "the model family"
     return (
-        "import hf_deepwide  # registers the model family and the translation pipeline\n"
-        f'from transformers import pipeline\n\ntranslator = pipeline("translation", model={literal(folder)})'
+        f"import hf_deepwide  # registers {what}\n"
+        f'from transformers import pipeline\n\n{PIPELINES[task]} = pipeline("{task}", model={literal(folder)})'
     )
 
 

@@ -11,6 +11,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from model_cases import scramble
 from safetensors.torch import load_file
 from transformers import (
@@ -22,7 +23,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_deepwide import MATRobertaForSequenceClassification
+from hf_deepwide import MATRobertaForSequenceClassification, share
 from hf_deepwide.data.classification import ClassificationArguments, class_names, read_splits
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
@@ -144,6 +145,22 @@ def test_the_model_is_the_chosen_seeds_and_is_used_as_any(finished, data):
         right += classify({"text": first, "text_pair": second})["label"] == label
     of_seed = results["seeds"][results["chosen_seed"] - 1]
     assert of_seed["test"]["accuracy"] == pytest.approx(100 * right / len(lines))
+
+
+def test_the_card_has_the_scores_of_the_model_and_of_all_seeds(finished, tmp_path):
+    run, results = finished
+    card = ModelCard.load(run / "README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    of_seed = results["seeds"][results["chosen_seed"] - 1]["test"]
+    scores = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    names = {"accuracy": "accuracy", "f1": "f1", "matthews": "matthews_correlation"}
+    assert scores == {theirs: round(of_seed[ours], 2) for ours, theirs in names.items()}
+    told = results["test"]["accuracy"]
+    assert f"± standard deviation | {told['median']:.2f} ± {told['standard_deviation']:.2f} |" in card.text
+    share(run, tmp_path / "shared")
+    shared = (tmp_path / "shared" / "README.md").read_text()
+    assert "trust_remote_code=True" in shared
+    assert "import hf_deepwide  #" not in shared
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(finished, data, base, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from model_cases import scramble
 from safetensors.torch import load_file
 from tiny_run import SCRIPT, run_script_here, write_recipe
@@ -112,6 +113,18 @@ def test_what_a_run_leaves_behind(finished):
     logged = [entry for entry in history(run) if "loss" in entry]
     assert {"reconstruction", "kl", "effective_depth_encoder", "layer_utilization"} <= logged[-1].keys()
     assert [len(row) for row in logged[-1]["layer_utilization"]["encoder"]] == [3, 3]
+
+
+def test_the_card_has_the_perplexities(finished):
+    run, results = finished
+    card = ModelCard.load(run / "README.md")
+    assert (card.data.pipeline_tag, card.data.language, card.data.metrics) == (
+        "fill-mask",
+        ["en", "de"],
+        ["perplexity"],
+    )
+    found = [results["test"][name] for name in results["test"]]
+    assert f"| test | {' | '.join(f'{perplexity:.2f}' for perplexity in found)} |" in card.text
 
 
 def history(run):

@@ -1,7 +1,7 @@
 """The task of classification: fine-tune a trained encoder on labelled sentences, with several seeds.
 
     run/seed-1/   checkpoints of the first seed, and its results.json
-    run/          the model of the seed with the median validation score; results.json of all seeds
+    run/          the model of the seed with the median validation score; its card; results.json of all seeds
 
 Each seed is a training by Transformers' own `Trainer`. An interrupted run goes on at the seed, and at the checkpoint,
 where it was. A run that replaces an older one begins in `.new`; once its first seed is trained it moves up.
@@ -41,10 +41,11 @@ from ..reading import read_text
 from ..training.arguments import REFUSED
 from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state, newest_whole
 from ..training.classification import METRICS, ClassificationTrainer, ClassificationTrainingArguments
+from .encoder_card import write_classifier_card
 from .facts import machine, versions
 from .lock import locked
 from .recipe import MARK, RECIPE, Recipe, differences, read_mark
-from .run_folder import NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
+from .run_folder import CARD, NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
                 for file in chosen.iterdir():
                     if file.is_file() and file.name != RESULTS:
                         shutil.copyfile(file, draft / file.name)
+            write_classifier_card(run, recipe, results)
             write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         process.wait_for_everyone()
     return results
@@ -164,6 +166,7 @@ def _finish_replacing(run: Path) -> None:
     new, renewed = run / NEW, run / RENEWED
     if _has_begun(new):
         (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
+        (run / CARD).unlink(missing_ok=True)
         for seed in run.glob("seed-*"):
             for file in seed.iterdir():
                 if file.is_file():  # the older run's model is a copy of a seed's

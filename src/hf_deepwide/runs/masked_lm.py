@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
@@ -24,6 +25,7 @@ from ..loading import load_config, load_model
 from ..training.arguments import REFUSED
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
 from .build import check_memory, posterior_fields
+from .encoder_card import write_masked_lm_card
 from .recipe import Recipe
 from .run import run
 from .task import Task, warn_of_few
@@ -125,6 +127,10 @@ class MaskedLM(Task):
             for split, rows in encoded.items()
             if split != "train"
         }
+
+    def write(self, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
+        """Write the model card."""
+        write_masked_lm_card(folder, self.recipe, results)
 
 
 def new_model(

@@ -78,11 +78,11 @@ def _fill(
     # Of a run that is not here, nothing tells whether a name is the Hub's or that of a folder.
     datasets, base = ([], None) if samples is None else (_datasets(data), recipe.init_from)
     card_data = ModelCardData(
-        language=None if code else list(dict.fromkeys(filter(None, map(_iso, sources + targets)))) or None,
+        language=None if code else list(dict.fromkeys(filter(None, map(iso, sources + targets)))) or None,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["translation", "hf_deepwide", recipe.family, *(["code", *sorted(code)] if code else [])],
-        base_model=base if base and _is_on_hub(base) else None,
+        base_model=base if base and is_on_hub(base) else None,
         datasets=datasets or None,
         model_name=card_text.plain(recipe.name),
         metrics=[ON_HUB.get(metric, metric) for metric in metrics] or None,
@@ -101,13 +101,13 @@ def _fill(
             sources=[card_text.text(language) for language in sources],
             targets=[card_text.text(language) for language in targets],
             test_name=_test_name(data),
-            init_from=_portable(recipe.init_from),
+            init_from=portable(recipe.init_from),
             evaluation=recipe.evaluation,
             results=results,
             metrics={metric: NAMES.get(metric, metric) for metric in metrics},
             samples=samples,
             sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
-            recipe=to_yaml(_portable(recipe.values)).strip(),
+            recipe=to_yaml(portable(recipe.values)).strip(),
             text=card_text.text,
             code=card_text.code,
             block=card_text.block,
@@ -128,7 +128,7 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="translation",
-            dataset_type=card_text.plain(_portable(data.name) or data.format),
+            dataset_type=card_text.plain(portable(data.name) or data.format),
             dataset_name=card_text.plain(f"{_test_name(data)} {pair}"),
             metric_type=ON_HUB.get(metric, metric),
             metric_value=round(scores[metric], 2),
@@ -141,7 +141,7 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
 
 def _test_name(data: DataArguments) -> str:
     places = data.test if isinstance(data.test, list) else [data.test]
-    return ", ".join(_portable(place) for place in places if place) or "held-out phrases"
+    return ", ".join(portable(place) for place in places if place) or "held-out phrases"
 
 
 def _datasets(data: DataArguments) -> list[str]:
@@ -149,10 +149,10 @@ def _datasets(data: DataArguments) -> list[str]:
     if data.format != "datasets":
         return []
     names = [data.for_pair(pair).name for pair in data.pairs] if data.pairs else [data.name]
-    return [name for name in dict.fromkeys(names) if _is_on_hub(name) and not data.resolve(name).exists()]
+    return [name for name in dict.fromkeys(names) if is_on_hub(name) and not data.resolve(name).exists()]
 
 
-def _is_on_hub(name: str) -> bool:
+def is_on_hub(name: str) -> bool:
     """True if a name is a repository on the Hub, and not a folder here, nor one in a folder that is here."""
     try:
         validate_repo_id(name)
@@ -162,18 +162,18 @@ def _is_on_hub(name: str) -> bool:
     return not Path(name).exists() and not (namespace and Path(namespace).exists())
 
 
-def _iso(language: str) -> str | None:
+def iso(language: str) -> str | None:
     """The code of two or three letters by which the Hub knows a language: de of de_DE, deu of deu_Latn."""
     match = re.match(r"([a-z]{2,3})(?![a-zA-Z])", language)
     return match and match[1]
 
 
-def _portable(values: Any) -> Any:
+def portable(values: Any) -> Any:
     """Values of a recipe, in which a path that starts at a root or a home keeps only its last part."""
     if isinstance(values, dict):
-        return {key: _portable(value) for key, value in values.items()}
+        return {key: portable(value) for key, value in values.items()}
     if isinstance(values, list):
-        return [_portable(value) for value in values]
+        return [portable(value) for value in values]
     if isinstance(values, str) and re.match(r"([/\\~]|[A-Za-z]:[/\\]).", values):
         return "…/" + re.split(r"[/\\]", values.rstrip("/\\"))[-1]
     return values

@@ -1,0 +1,139 @@
+"""The model card (README.md) of a masked language model or a classifier."""
+
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from .. import card_text
+from ..durable import write_whole
+from ..families import all_families
+from .model_card import is_on_hub, iso, portable
+from .recipe import Recipe
+from .run_folder import CARD
+from .yaml_values import to_yaml
+
+METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews' correlation"}
+ON_HUB = {"matthews": "matthews_correlation"}  # the Hub's name, where it is another
+PERPLEXITY = "perplexity"
+
+
+def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) -> None:
+    """Write the card of a masked language model: perplexities, of all text and of each language.
+
+    Args:
+        folder: the folder of the run.
+        recipe: its recipe.
+        results: what `results.json` holds.
+    """
+    data, train = recipe.data, results["train"]
+    scored = [split for split in ("validation", "test") if split in results]
+    names = list(results[scored[0]]) if len(data.languages) > 1 else [PERPLEXITY]
+    _write(
+        folder,
+        recipe,
+        results,
+        task="masked-lm",
+        pipeline="fill-mask",
+        kind=f"A masked language model ({', '.join(map(card_text.text, data.languages))})",
+        languages=[code for code in map(iso, data.languages) if code],
+        columns=[name.replace("_", " ") for name in names],
+        rows={split: [f"{results[split][name]:.2f}" for name in names] for split in scored},
+        metrics=[PERPLEXITY],
+        scores={},  # a perplexity is of a vocabulary, and not to be ranked among others
+        told=f"Perplexity of the masked tokens: {data.mask_probability:.0%} of each text.",
+        training=f"{train['steps']:,} steps, {train['epochs']:.1f} epochs, in {train['minutes']:.1f} minutes",
+    )
+
+
+def write_classifier_card(folder: Path, recipe: Recipe, results: dict[str, Any]) -> None:
+    """Write the card of a classifier: scores of the model that is in the folder, and their spread over seeds.
+
+    Arguments are as in `write_masked_lm_card`.
+    """
+    data = recipe.data
+    (chosen,) = (result for result in results["seeds"] if result["seed"] == results["chosen_seed"])
+    scored = [split for split in ("validation", "test") if split in chosen]
+    count = len(results["seeds"])
+    rows = {split: [f"{chosen[split][name]:.2f}" for name in METRICS] for split in scored}
+    if count > 1:
+        for split in scored:
+            of_seeds = [results[split][name] for name in METRICS]
+            rows[f"{split}, median of {count} seeds ± standard deviation"] = [
+                f"{each['median']:.2f} ± {each['standard_deviation']:.2f}" for each in of_seeds
+            ]
+    _write(
+        folder,
+        recipe,
+        results,
+        task="classification",
+        pipeline="text-classification",
+        kind=f"A classifier of {'sentences' if data.sentence2 is None else 'pairs of sentences'}",
+        languages=[],
+        columns=list(METRICS.values()),
+        rows=rows,
+        metrics=list(METRICS),
+        scores={name: chosen["test"][name] for name in METRICS} if "test" in chosen else {},
+        told=f"All in per cent. The model is that of seed {results['chosen_seed']}, with the median score.",
+        training=f"{chosen['steps']:,} steps, {chosen['epochs']:.1f} epochs",
+    )
+
+
+def _write(
+    folder: Path,
+    recipe: Recipe,
+    results: dict[str, Any],
+    *,
+    task: str,
+    pipeline: str,
+    languages: list[str],
+    metrics: list[str],
+    scores: dict[str, float],
+    **shown: Any,
+) -> None:
+    data, family = recipe.data, all_families().get(recipe.family)
+    place = getattr(data, "name", None)
+    card_data = ModelCardData(
+        language=languages or None,
+        library_name="transformers",
+        pipeline_tag=pipeline,
+        tags=[pipeline, "hf_deepwide", recipe.family],
+        base_model=recipe.init_from if recipe.init_from and is_on_hub(recipe.init_from) else None,
+        datasets=[place] if place and is_on_hub(place) else None,
+        model_name=card_text.plain(recipe.name),
+        metrics=[ON_HUB.get(metric, metric) for metric in metrics],
+        eval_results=[
+            EvalResult(
+                task_type=pipeline,
+                dataset_type=card_text.plain(portable(place) or data.format),
+                dataset_name=card_text.plain(portable(data.test)),
+                metric_type=ON_HUB.get(metric, metric),
+                metric_value=round(score, 2),
+                metric_name=METRICS[metric],
+            )
+            for metric, score in scores.items()
+        ]
+        or None,
+    )
+    use = card_text.use_of_folder(folder.as_posix(), pipeline)
+    if family is None:  # a class of Transformers
+        use = use.partition("\n")[2]
+    with as_file(files("hf_deepwide") / "encoder_card_template.md") as path:
+        card = ModelCard.from_template(
+            card_data,
+            template_path=str(path),
+            name=recipe.name,
+            task=task,
+            use=use,
+            family=recipe.family,
+            paper=getattr(family, "paper", None),
+            init_from=portable(recipe.init_from),
+            results=results,
+            recipe=to_yaml(portable(recipe.values)).strip(),
+            text=card_text.text,
+            code=card_text.code,
+            block=card_text.block,
+            **shown,
+        )
+    write_whole(folder / CARD, str(card))
