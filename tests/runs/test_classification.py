@@ -202,11 +202,11 @@ def test_a_half_written_checkpoint_is_set_aside(finished, data, base, tmp_path, 
 def test_a_signal_saves_the_step_and_the_same_command_goes_on(finished, data, base, tmp_path, monkeypatch, caplog):
     """Even where the checkpoint of the step is not the best one, of which alone Transformers keeps one."""
     recipe = recipe_of(data, base, tmp_path / "run", seeds=[1])
-    after_steps(monkeypatch, lambda args, state: state.global_step == 8 and os.kill(os.getpid(), signal.SIGINT))
+    after_steps(monkeypatch, lambda args, state: state.global_step == 8 and os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as exit:
         run_classification(recipe)
     monkeypatch.undo()
-    assert exit.value.code == 128 + signal.SIGINT
+    assert exit.value.code == 128 + signal.SIGTERM
     assert "Give the same command again" in caplog.text
     seed = tmp_path / "run" / "seed-1"
     assert {path.name for path in seed.glob("checkpoint-*")} == {"checkpoint-6", "checkpoint-8"}
