@@ -32,7 +32,7 @@ CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
     "adapter_model.safetensors",
 )
 INDEX = f"{WEIGHTS}.index.json"
-RUN = "run.json"  # what `hf_deepwide.runs` marks the folder of a run by
+MARK = "run.json"  # what `hf_deepwide.runs` marks the folder of a run by
 CTRANSLATE2, ONNX = "model.bin", "encoder.onnx"  # what marks an exported folder
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-*-model-*.safetensors"  # what Transformers writes from several processes
@@ -89,7 +89,7 @@ def check_model(where: str | Path) -> None:
             )
     if not folder.is_dir() or any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         return
-    begun = ". Its training has not ended: give the command that began it again" if (folder / RUN).is_file() else ""
+    begun = ". Its training has not ended: give the command that began it again" if (folder / MARK).is_file() else ""
     raise OSError(f"the folder holds no model: there is no {CONFIG} in it{begun}")
 
 

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.bpe_codes import SPECIAL_TOKENS
 from ..data.fairseq_dictionary import read_dictionary, tokenizer_of_dictionary
-from ..errors import UserError
+from ..errors import UserError, some
 from ..families import FAMILIES
 from ..loading import check_finite
 from ..models.configuration_base import DeepWideConfig
-from ..vanilla_form import DECODER, ENCODER, HEAD, SHARED, Tensors, some, tie
+from ..vanilla_form import DECODER, ENCODER, HEAD, SHARED, Tensors, tie
 from .fields import LOGITS, check_tying, config_of
 from .naming import one_of_many, rename
 from .reading import read_checkpoint

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 import torch
 
-from ..errors import UserError
-from ..vanilla_form import HEAD, Tensors, some
+from ..errors import UserError, some
+from ..loading import LEFT_OUT
+from ..vanilla_form import HEAD, Tensors
 
-# What checkpoints hold beside weights: a version, computed positions, and a dummy.
-LEFT_OUT = re.compile(r"(encoder|decoder)\.(version|embed_positions\.(weights|_float_tensor))")
 ATTENTION = re.compile(
     r"(encoder|decoder)\.layers\.(\d+)\.(self_attn|encoder_attn)(?:_branches\.(\d+))?\."
     r"(in|q|k|v|out)_proj[._](weight|bias)"
@@ -48,7 +47,7 @@ def rename(weights: Tensors) -> Tensors:
     along: dict[str, int] = {}
     unknown = []
     for name, tensor in weights.items():
-        if LEFT_OUT.fullmatch(name):
+        if LEFT_OUT.search(name):
             continue
         found = False
         for key, branch, dim, piece in _places(name, tensor):

@@ -29,6 +29,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalPrediction
 
+from ..checkpoint_files import MARK
 from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
 from ..data.tokenizer import TokenizerArguments, load_or_train
 from ..durable import discard, remove, saving, whole_files, write_whole
@@ -44,7 +45,7 @@ from ..training.classification import METRICS, ClassificationTrainer, Classifica
 from .encoder_card import write_classifier_card
 from .facts import machine, versions
 from .lock import locked
-from .recipe import MARK, RECIPE, Recipe, differences, read_mark
+from .recipe import RECIPE, Recipe, differences, read_mark
 from .run_folder import CARD, NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 

@@ -25,6 +25,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
 
+from ..checkpoint_files import MARK
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TokenizerArguments
 from ..durable import is_same
@@ -42,14 +43,9 @@ from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
 NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
-
-
 LINEAGE = 5  # how many recipes may extend one another
 
-# In the folder of a run: what it was started with, and what tells that the folder is a run's, which only we write.
-RECIPE, MARK = "recipe.yaml", "run.json"
-
-
+RECIPE = "recipe.yaml"  # in the folder of a run: what it was started with
 EXTENDS = "extends"  # the key that names the recipe whose keys a recipe begins with
 PACKAGED = Path(__file__).parents[1] / "recipes"
 

@@ -31,6 +31,7 @@ from ..analysis.layer_joints import WEIGHTS as LAYER_WEIGHTS
 from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
 from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
+from ..checkpoint_files import MARK
 from ..durable import STAGING, Writing, discard, is_same, remove, write_whole
 from ..errors import UserError
 from ..reading import read_text
@@ -50,7 +51,7 @@ from ..training.faults import FAULTS
 from ..training.memory import bound_kernel_caches, keep_memory
 from .averaging import SIDE_FILES
 from .lock import LOCK, locked
-from .recipe import MARK, NO_DIFFERENCE, RECIPE, Recipe, differences, read_mark
+from .recipe import NO_DIFFERENCE, RECIPE, Recipe, differences, read_mark
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 logger = logging.getLogger(__name__)

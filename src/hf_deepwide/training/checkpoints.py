@@ -15,13 +15,13 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..checkpoint_files import WEIGHTS
 from ..durable import STAGING, discard, remove
 from ..errors import UserError, one_line, quote
 from .checksums import UNREAD, compare, other_run, parse, read_checksums
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = "model.safetensors"
 REQUIRED = (TRAINER_STATE_NAME, WEIGHTS, "config.json", "tokenizer_config.json", "scheduler.pt")
 OPTIMIZER = ("optimizer.pt", "optimizer_0/.metadata")  # the latter, written after the shards, of a sharded model
 # What is drawn of a log: numbers, and of each stack numbers by layer, or by posterior and layer.
