@@ -21,7 +21,7 @@ from .errors import UserError, quote
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
-from .models.language_pairs import pairs_of_posterior
+from .models.language_pairs import keep_languages, pairs_of_posterior
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .vanilla_form import SHARED, own_fields, tie
 
@@ -48,9 +48,12 @@ def prune(
     Raises:
         UserError: another kind of model, no such posterior or selection, or a stack that is left without layers.
     """
-    config = model.config
     if not is_prunable(model):
-        raise UserError(f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be")
+        raise UserError(
+            f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be, loaded by "
+            "from_pretrained"
+        )
+    config = model.config
     selection = selection or config.inference_selection
     if selection not in SELECTIONS:
         raise UserError(f"selection is {quote(selection)}; accepted: {', '.join(SELECTIONS)}")
@@ -73,6 +76,7 @@ def prune(
     depths = {f"{stack}_layers": len(layers) for stack, layers in kept.items()}
     joined: dict[str, Any] = {} if config.layer_norms else {"residual": "rezero", "normalize_before": False}
     pruned_config = VanillaTransformerConfig(**fields | depths | joined)
+    keep_languages(config, pruned_config)
     if pairs := pairs_of_posterior(config, posterior):
         pruned_config.translation_pairs = pairs
     tensors = {}
@@ -97,10 +101,10 @@ def prune(
     return pruned.to(model.device)
 
 
-def is_prunable(model: PreTrainedModel) -> bool:
-    """Whether a model is a translation model of latent depth."""
-    whole = hasattr(model, "model") and hasattr(model, "lm_head")
-    return model.config.model_type == LatentDepthConfig.model_type and whole
+def is_prunable(model: Any) -> bool:
+    """Whether something is a translation model of latent depth."""
+    whole = isinstance(model, PreTrainedModel) and hasattr(model, "model") and hasattr(model, "lm_head")
+    return whole and model.config.model_type == LatentDepthConfig.model_type
 
 
 def posterior_index(config: LatentDepthConfig, language: int | str | None) -> int:

@@ -202,6 +202,7 @@ def test_mistakes_end_in_one_line(run, arguments, message, tmp_path, capsys, mon
     build("vanilla").save_pretrained(vanilla)
     AutoTokenizer.from_pretrained(run).save_pretrained(vanilla)
     places = {"RUN": str(run), "VANILLA": str(vanilla), "NOWHERE": str(tmp_path / "nowhere")}
+    capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         script(*(places.get(argument, argument) for argument in arguments))
     assert end.value.code == 2
@@ -210,3 +211,15 @@ def test_mistakes_end_in_one_line(run, arguments, message, tmp_path, capsys, mon
     assert error.startswith("error: ")
     assert error.strip().count("\n") == 0
     assert not (tmp_path / "out").exists()
+
+
+def test_the_result_names_the_languages_of_the_model():
+    model = latent()
+    model.config.source_lang, model.config.target_lang = "en", "de"
+    pruned = prune(model, language="de")
+    assert (pruned.config.source_lang, pruned.config.target_lang) == ("en", "de")
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(UserError, match=r"cannot prune a str: .* loaded by from_pretrained"):
+        prune("runs/latent")

@@ -373,6 +373,15 @@ def test_several_posteriors_start_from_a_base_without_any():
     assert model.config.posterior_names == ["de", "fr"]
 
 
+def test_the_result_names_the_languages_of_the_base():
+    base, pairs = make("vanilla"), {"en-de": {"tag": "<2de>"}}
+    base.config.source_lang, base.config.target_lang = "en", "de"
+    config = MATForConditionalGeneration.from_base(base, attention_branches=2).config
+    assert (config.source_lang, config.target_lang) == ("en", "de")
+    base.config.update({"source_lang": None, "target_lang": None, "translation_pairs": pairs})
+    assert MATForConditionalGeneration.from_base(base).config.translation_pairs == pairs
+
+
 def quantized() -> PreTrainedModel:
     model = make("marian")
     model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}

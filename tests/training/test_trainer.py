@@ -444,6 +444,22 @@ def test_models_that_compute_different_things_have_no_mean(tmp_path):
         average_checkpoints([one, two], tmp_path / "mean")
 
 
+def test_models_of_other_languages_or_tokens_have_no_mean(tmp_path):
+    """Though their weights have the same shapes."""
+    one, two = (checkpoint(tmp_path / name, w=torch.zeros(3)) for name in ("one", "two"))
+    config = {"source_lang": "en", "target_lang": "de"}
+    for folder in (one, two):
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "padding": folder.name}))
+    average_checkpoints([one, two], tmp_path / "mean")
+    (two / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0}}}))
+    with pytest.raises(UserError, match=r"not checkpoints of one model: their tokenizer\.json differ"):
+        average_checkpoints([one, two], tmp_path / "mean")
+    (two / "config.json").write_text(json.dumps(config | {"source_lang": "fr"}))
+    with pytest.raises(UserError, match=r"not checkpoints of one model: `source_lang` is 'en' in one and 'fr'"):
+        average_checkpoints([one, two], tmp_path / "mean")
+
+
 def test_an_input_is_never_the_output_of_an_average(tmp_path):
     one, two = (checkpoint(tmp_path / name, w=torch.full((3,), float(len(name)))) for name in ("one", "three"))
     before = (two / "model.safetensors").read_bytes()

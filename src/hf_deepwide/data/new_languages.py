@@ -4,6 +4,7 @@ A code is a special token. Its embedding begins as that of a related language, o
 then teaches the language.
 """
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +15,7 @@ from ..errors import UserError, quote
 from ..models.language_pairs import language_ids, nearest
 
 WHERE = "tokenizer.new_languages"
+CODE = r"[A-Za-z]\w*"  # of a language
 
 
 def add_languages(
@@ -43,6 +45,11 @@ def add_codes(tokenizer: PreTrainedTokenizerBase, languages: Mapping[str, str | 
         UserError: the tokenizer has no codes, or none can be added; it knows a code, or does not know the related
             language.
     """
+    if not isinstance(languages, Mapping) or not languages:
+        raise UserError(f"{WHERE}: {quote(languages)} is not accepted; accepted: {{new code: related code, or None}}")
+    for code in (*languages, *(related for related in languages.values() if related is not None)):
+        if not isinstance(code, str) or not re.fullmatch(CODE, code):
+            raise UserError(f"{WHERE}: {quote(code)} is no code of a language; accepted: letters, digits and _")
     codes, kind = language_ids(tokenizer), type(tokenizer).__name__
     has_table = hasattr(tokenizer, "lang_code_to_id")
     if not codes or (has_table and not hasattr(tokenizer, "lang_code_to_token")):

@@ -24,6 +24,7 @@ from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
 from .arguments import Places
 from .bpe_codes import SPECIAL_TOKENS, finish, tokenizer_from_codes
+from .new_languages import CODE
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class TokenizerArguments:
             raise UserError("tokenizer.path and tokenizer.codes are both set; set the one that is meant")
         for code, related in self.new_languages.items():
             for language in (code, related):
-                if language is not None and not (isinstance(language, str) and re.fullmatch(r"[A-Za-z]\w*", language)):
+                if language is not None and not (isinstance(language, str) and re.fullmatch(CODE, language)):
                     raise UserError(
                         f"tokenizer.new_languages: {quote(code)}: {quote(language)} is no code of a language; "
                         "accepted: letters, digits and _. Write the new code, and a related one that the tokenizer "

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 from ..errors import UserError, quote
 from ..families import FAMILIES
 from ..models.configuration_base import DeepWideConfig
+from ..models.language_pairs import FIELDS
 from ..prune import is_prunable, prune
 from ..vanilla_form import COPIED, ENCODER, FOREIGN, SHARED, Tensors, as_vanilla
 
@@ -23,7 +24,6 @@ RENAMED = (
     (".embeddings.positions.", ".embed_positions."),
     (".embeddings.layer_norm.", ".layernorm_embedding."),
 )
-LANGUAGES = ("translation_pairs", "source_lang", "target_lang")  # what a config of ours may say of languages
 
 
 def as_stock(model: PreTrainedModel, model_type: str) -> PreTrainedModel:
@@ -60,7 +60,7 @@ def as_stock(model: PreTrainedModel, model_type: str) -> PreTrainedModel:
     if model_type == "marian":
         fields["decoder_vocab_size"] = config.decoder_vocab_size
         fields["share_encoder_decoder_embeddings"] = config.share_encoder_decoder_embeddings
-    fields |= {name: value for name in LANGUAGES if (value := getattr(model.config, name, None)) is not None}
+    fields |= {name: value for name in FIELDS if (value := getattr(model.config, name, None)) is not None}
     stock: Any = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=model.dtype)
     _load(stock, _renamed(tensors, config, model_type))
     stock.generation_config = copy.deepcopy(model.generation_config)

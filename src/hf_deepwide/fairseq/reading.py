@@ -53,8 +53,13 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
             f"{path} holds {found[1]}, and to read it could run any code; accepted are tensors, plain values and "
             f"argparse.Namespace. {SAVE_AGAIN}"
         ) from error
-    except UNREADABLE as error:
+    except OSError as error:
         raise UserError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
+    except UNREADABLE as error:
+        raise UserError(
+            f"{path} cannot be read: it is damaged, or no file that PyTorch has written "
+            f"({type(error).__name__}: {one_line(error)})"
+        ) from error
     weights = state.get("model") if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")

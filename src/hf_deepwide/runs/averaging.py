@@ -1,5 +1,6 @@
 """The mean of several checkpoints' weights: what a run has learnt, with less of the last steps' noise."""
 
+import json
 import logging
 import shutil
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from ..checkpoint_files import CONFIG, read_fields
 from ..durable import check_output, is_empty_folder, saving, whole_files, whole_folder
 from ..errors import UserError, one_line, quote
 from ..loading import is_finite
+from ..models.language_pairs import FIELDS as LANGUAGES
 from ..training.checkpoints import WEIGHTS
 from ..warm_start import FUNCTION
 
@@ -44,8 +46,10 @@ SIDE_FILES = (
     "merges.txt",
     "prophetnet.tokenizer",
 )
+# … and of these, the files that tell which token a row of the embeddings stands for.
+VOCABULARY = [name for name in SIDE_FILES if not name.endswith(("config.json", "tokens_map.json", ".jinja"))]
 # Fields of a config that leave the shapes of the weights as they are, and change what the model computes.
-DECIDE = sorted({"model_type", "branch_merge"} | FUNCTION)
+DECIDE = sorted({"model_type", "branch_merge", *LANGUAGES} | FUNCTION)
 
 
 def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -> Path:
@@ -58,8 +62,8 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
 
     Raises:
         UserError: there is no checkpoint; a `model.safetensors` is missing, damaged, or holds NaN; the checkpoints are
-            not of one model (names, shapes, dtypes, integer tensors or configs differ); `output` is one of the
-            checkpoints; or the mean cannot be written.
+            not of one model (names, shapes, dtypes, integer tensors, configs or vocabularies differ); `output` is one
+            of the checkpoints; or the mean cannot be written.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     if not folders:
@@ -70,6 +74,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     output = Path(output)
     check_output(output, inputs=folders, overwrite=True)
     _check_configs(folders)
+    _check_vocabularies(folders)
     files = []
     for folder in folders:
         try:
@@ -106,6 +111,29 @@ def _check_configs(folders: Sequence[Path]) -> None:
                     f"{folder} and {folders[-1]} are not checkpoints of one model: `{field}` is "
                     f"{quote(config.get(field))} in one and {quote(last.get(field))} in the other"
                 )
+
+
+def _check_vocabularies(folders: Sequence[Path]) -> None:
+    """Refuse checkpoints whose rows of embeddings stand for different tokens."""
+    last = folders[-1]
+    for folder in folders[:-1]:
+        for name in VOCABULARY:
+            ours, theirs = (place / name for place in (last, folder))
+            if ours.is_file() and theirs.is_file() and _vocabulary(ours) != _vocabulary(theirs):
+                raise UserError(f"{folder} and {last} are not checkpoints of one model: their {name} differ")
+
+
+def _vocabulary(file: Path) -> Any:
+    """What a file says of tokens; a tokenizer also saves how it padded and cut last."""
+    if file.name != "tokenizer.json":
+        return file.read_bytes()
+    try:
+        fields = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({one_line(error)})") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{file} is damaged (no object)")
+    return {name: value for name, value in fields.items() if name not in ("padding", "truncation")}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
