@@ -41,7 +41,8 @@ def check_file(path: Path, told: str) -> None:
     if found is None:
         raise UserError(f"there is no {told} {one_line(path)}")
     if found != "a file":
-        raise UserError(f"{one_line(path)} is {found}; a {told} is a file")
+        wanted = "give the name of a file" if told == "file" else f"a {told} is a file"
+        raise UserError(f"{one_line(path)} is {found}; {wanted}")
 
 
 def read_text(path: Path, told: str, most: int) -> str:

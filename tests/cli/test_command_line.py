@@ -8,7 +8,7 @@ import pytest
 from mistakes import SCRIPTS
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.runs.recipe import parse_overrides
+from hf_deepwide.runs.recipe import load_recipe, parse_overrides
 from hf_deepwide_cli.parser import Parser, split_overrides
 
 
@@ -68,3 +68,19 @@ def test_a_value_that_yaml_takes_for_a_comment_is_not_lost():
     with pytest.raises(UserError, match=r"""--data\.sentence1 "'#1 String'"$"""):
         parse_overrides(["--data.sentence1", "#1 String"])
     assert parse_overrides(["--data.sentence1", "'#1 String'"]) == [("data.sentence1", "#1 String")]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("--max_steps", "an override names a section and a key, here --training.max_steps; the sections are model, "),
+        (
+            "--nonsense",
+            "as in --training.max_steps 100; the sections are model, data, tokenizer, ",
+        ),
+        ("--trainig.max_steps", "unknown section 'trainig'; the nearest is 'training'"),
+    ],
+)
+def test_an_override_without_its_section_is_shown_with_it(override, told):
+    with pytest.raises(UserError, match=told):
+        load_recipe("quickstart", [override, "3"])

@@ -150,11 +150,13 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
         values["training"]["output_dir"] = str(path.parent)
     for key, value in parse_overrides(overrides):
         section, _, field = key.partition(".")
-        _check_name(f"--{one_line(key, QUOTED)}", "section", section, kind.sections)
+        told = f"--{one_line(key, QUOTED)}"
         if not field or "." in field:
-            raise UserError(
-                f"--{one_line(key, QUOTED)}: an override names a section and a key, as in --training.max_steps 100"
-            )
+            owners = [name for name, cls in kind.sections.items() if cls and key in cls.__dataclass_fields__]
+            example = f"here --{owners[0]}.{key}" if owners else "as in --training.max_steps 100"
+            sections = ", ".join(kind.sections)
+            raise UserError(f"{told}: an override names a section and a key, {example}; the sections are {sections}")
+        _check_name(told, "section", section, kind.sections)
         values[section][field] = value
     return check_recipe(values, name, str(path), kind)
 
