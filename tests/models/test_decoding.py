@@ -21,6 +21,7 @@ SEARCHES = {
     "samples": {"do_sample": True, "num_return_sequences": 3},
     "sampled beams": {"do_sample": True, "num_beams": 3},
 }
+DRAWN = ["vanilla", "mat-3", "multipath-2", "latent-both", "lstm"]  # a twin does not know how its tokens are chosen
 NEW = 6
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -72,8 +73,11 @@ def assert_same(got, expected):
         torch.testing.assert_close(got.sequences_scores, expected.sequences_scores, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("case", WITH_TWIN)
+@pytest.mark.parametrize(
+    ("case", "search"),
+    [(case, search) for case in WITH_TWIN for search in ("greedy", "beams")]
+    + [(case, search) for case in DRAWN for search in ("samples", "sampled beams")],
+)
 def test_fast_decoder_generates_the_same_tokens(case, search, caches, monkeypatch):
     """Three sentences of different lengths, and one alone."""
     options = SEARCHES[search]

@@ -58,18 +58,19 @@ def test_greedy_search_takes_the_best_next_token_of_the_whole_prefix(case):
             assert row[t + 1] == allowed.argmax()
 
 
-@pytest.mark.parametrize("cache", [{"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_every_cache_gives_the_same_tokens_and_logits(case, beams, cache):
+def test_every_cache_gives_the_same_tokens_and_logits(case, beams):
     needs_beams_of_two_vocabularies(case, beams)
     model = build(case)
     more = {"num_beams": beams, "return_dict_in_generate": True, "output_logits": True, "output_scores": True}
-    expected, got = generate(model, **more), generate(model, **more, **cache)
-    assert torch.equal(got.sequences, expected.sequences)
-    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), **CLOSE)
-    if beams > 1:
-        torch.testing.assert_close(got.sequences_scores, expected.sequences_scores, **CLOSE)
+    expected = generate(model, **more)
+    for cache in ({"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}):
+        got = generate(model, **more, **cache)
+        assert torch.equal(got.sequences, expected.sequences), cache
+        torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), **CLOSE)
+        if beams > 1:
+            torch.testing.assert_close(got.sequences_scores, expected.sequences_scores, **CLOSE)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
@@ -102,8 +103,7 @@ def test_decoding_in_chunks_of_any_size_is_teacher_forcing(case, kind, chunk):
     torch.testing.assert_close(torch.cat(parts, 1), whole, **CLOSE)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize(("beams", "side"), [(1, "left"), (2, "right")])  # beams copy what the encoder made of a side
 @pytest.mark.parametrize("case", CASES)
 def test_a_sentence_is_translated_alike_alone_and_in_a_padded_batch(case, beams, side):
     needs_beams_of_two_vocabularies(case, beams)
@@ -262,8 +262,7 @@ def test_generation_continues_from_the_cache_of_an_earlier_call(case):
             torch.testing.assert_close(got.values, expected.values, **CLOSE)
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize(("beams", "use_cache"), [(1, False), (2, True)])
 @pytest.mark.parametrize("case", CASES)
 def test_shapes_of_what_generate_returns(case, beams, use_cache):
     """Those that Hugging Face's own generation tests derive from the config; attentions are averaged over branches."""
