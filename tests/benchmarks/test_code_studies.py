@@ -1,5 +1,6 @@
 """The studies of code: like is compared with like, and a small one runs from its corpus to its table."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import definition
@@ -12,11 +13,21 @@ from definition import load_study, recipe_of
 
 from hf_deepwide.models.word_tokenizer import WordTokenizer
 from hf_deepwide.runs.build import new_config
+from hf_deepwide.runs.run import run_recipe
 
 FOLDER = Path(definition.__file__).parent
 NAMES = ["code_django", "code_conala"]
 WORDS = WordTokenizer([f"s{number}" for number in range(4594)], [f"t{number}" for number in range(4887)])
 CODE = ["if  x :", "x = f ( y )", "return x"] * 10
+
+
+class Here(ThreadPoolExecutor):
+    """Runs what it is given at once, in the thread that gives it."""
+
+    def submit(self, function, *arguments, **options):
+        future = Future()
+        future.set_result(function(*arguments, **options))
+        return future
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,7 +53,7 @@ def test_systems_have_the_shapes_of_the_paper_and_searches_of_one_length(name):
     assert study.seeds == [1, 2, 3]
 
 
-def test_study_runs_from_corpus_to_table(tmp_path):
+def test_study_runs_from_corpus_to_table(tmp_path, monkeypatch):
     name = "code_django"
     for split in ("train", "valid", "test"):
         corpus = tmp_path / name.removeprefix("code_") / split
@@ -61,6 +72,9 @@ def test_study_runs_from_corpus_to_table(tmp_path):
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     study, results = load_study(path), tmp_path / "results"
+    # test_studies.py has the processes in which a study trains, and their threads
+    monkeypatch.setattr(command, "train", lambda recipe, threads: run_recipe(recipe))
+    monkeypatch.setattr(command.concurrent.futures, "ThreadPoolExecutor", Here)
     command.Workshop(study, tmp_path / "runs", results, 1).make(study.systems)
     assert [record["system"] for record in records.read_records(results)] == ["vanilla", "mat"]
     head = (results / pages.TABLE).read_text(encoding="utf-8").splitlines()[0]
