@@ -5,12 +5,13 @@ import itertools
 
 import paper_tables
 import pytest
-from paper_rows import arguments, load, overrides_of, parameters_of, read_table, read_tables
+from paper_rows import arguments, load, overrides_of, parameters_of, read_table
+from parameter_counts import tables
 
 from hf_deepwide import VanillaTransformerConfig
 from hf_deepwide.runs.recipe import PACKAGED, packaged_recipes, parse_overrides
 
-TABLES = list(read_tables())
+TABLES = tables()
 ROWS = [row for table in TABLES for row in table.rows]
 TRAINED = [row for row in ROWS if row.recipe]
 # a table of quoted systems prints the sizes of models that are not here
