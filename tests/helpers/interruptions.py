@@ -247,8 +247,8 @@ def write_case(
     The corpus is written beside it, where it is not there yet.
     """
     if not (folder / "train.tsv").is_file():
-        splits = build_phrases("de", "en", train_size=300)
-        for split, size in (("train", 300), ("validation", 60), ("test", 40)):
+        splits = build_phrases("de", "en", train_size=150)
+        for split, size in (("train", 150), ("validation", 60), ("test", 40)):
             rows = splits[split].select(range(size))
             lines = (f"{source}\t{target}\n" for source, target in zip(rows["source"], rows["target"], strict=True))
             (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")

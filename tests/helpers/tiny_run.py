@@ -50,12 +50,12 @@ def tiny_values(output_dir: Path, family: str = "mat", model: dict | None = None
     """The sections of a tiny recipe; 24 steps in 3 epochs of 8."""
     return {
         "model": {"family": family, **MODEL, **(model or {})},
-        "data": {"format": "phrases", "source_lang": "de", "target_lang": "en", "train_size": 300, "max_length": 128},
+        "data": {"format": "phrases", "source_lang": "de", "target_lang": "en", "train_size": 150, "max_length": 128},
         "tokenizer": {"vocab_size": 200},
         "training": {
             "output_dir": str(output_dir),
             "seed": 3,
-            "max_tokens": 2048,
+            "max_tokens": 1024,
             "max_steps": 20,
             "learning_rate": 2e-3,
             "warmup_steps": 5,
@@ -87,8 +87,9 @@ def write_recipe(folder: Path, values: dict) -> Path:
 
 
 def tiny_corpus() -> SimpleNamespace:
-    """The 300 training pairs of the phrases corpus that the recipe asks for, encoded, and their tokenizer."""
+    """Twice as many pairs of the phrases corpus as the recipe asks for, encoded, and their tokenizer."""
     recipe = tiny_recipe(Path("unused"))
+    recipe.data.train_size = 300
     texts = load_parallel(recipe.data, "train")
     tokenizer = train_tokenizer(training_texts(texts), TokenizerArguments(vocab_size=200))
     return SimpleNamespace(tokenizer=tokenizer, encoded=encode(texts, tokenizer, recipe.data, filter=True))

@@ -76,7 +76,7 @@ def test_what_a_run_leaves_behind(undisturbed):
     assert train["peak_memory_bytes"] > 100 * 2**20
     assert results["generation"]["sentences_per_second"] > 1
     assert 0 < train["best_validation_loss"] < 6
-    assert results["recipe"]["training"]["max_tokens"] == 2048
+    assert results["recipe"]["training"]["max_tokens"] == 1024
     assert results["machine"]["cores"] >= 1
     assert {"torch", "transformers", "hf_deepwide", "sacrebleu"} <= results["versions"].keys()
     assert len((run / "translations.txt").read_text(encoding="utf-8").splitlines()) == phrases.HELD_OUT
@@ -100,7 +100,7 @@ def test_the_model_card(undisturbed):
     assert not [word for word in ("{{", "None", "nan") if word in card]
     assert f"| sacreBLEU | {results['test']['bleu']:.2f} |" in card
     assert "https://arxiv.org/abs/2006.10270" in card
-    assert "max_tokens: 2048" in card
+    assert "max_tokens: 1024" in card
     rows = [line for line in card.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}, "all tables have three columns"
 
