@@ -343,8 +343,9 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
         _check_type(key, value, hints[key], f"{source}: model")
     _check_sizes(cls, given, source)
     for key in ("is_encoder_decoder", "return_dict"):
-        if given.get(key) not in (None, needed := getattr(cls(), key)):
-            raise UserError(f"{source}: model.{key}: {quote(given[key])} is not accepted; the family needs {needed}")
+        value = given.get(key)
+        if value is not None and value != (needed := getattr(cls(), key)):
+            raise UserError(f"{source}: model.{key}: {quote(value)} is not accepted; the family needs {needed}")
     try:
         cls(**given)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype
