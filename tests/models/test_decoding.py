@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EncoderDecoderCache
 
-from hf_deepwide.models import attention_step, matrix_product, modeling_base
+from hf_deepwide.models import attention_step, decoding, matrix_product, modeling_base
 from hf_deepwide.models.decoding import DecodingCache
 from hf_deepwide.models.matrix_product import MatrixProduct
 
@@ -93,9 +93,11 @@ def test_fast_decoder_generates_the_same_tokens(case, search, caches, monkeypatc
         assert_same(a, b)
 
 
+@pytest.mark.parametrize("many", [3, 4], ids=["many rows", "few rows"])
 @pytest.mark.parametrize("case", ["vanilla", "mat-3", "latent-decoder-hard", "lstm"])
-def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case, monkeypatch):
+def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case, many, monkeypatch):
     """In float64, over more tokens than a block of the cache holds, without the float32 logits of `generate`."""
+    monkeypatch.setattr(decoding, "MANY", many)
     monkeypatch.setattr(attention_step, "BLOCK", 4)
     monkeypatch.setattr(attention_step, "SLOTS", 4)
     model, target = build(case), torch.randint(4, 37, (3, 20), generator=torch.Generator().manual_seed(3))
