@@ -32,6 +32,7 @@ CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
     "adapter_model.safetensors",
 )
 INDEX = f"{WEIGHTS}.index.json"
+RESULTS = "results.json"  # what a run writes last
 MARK = "run.json"  # what `hf_deepwide.runs` marks the folder of a run by
 CTRANSLATE2, ONNX = "model.bin", "encoder.onnx"  # what marks an exported folder
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -89,7 +90,9 @@ def check_model(where: str | Path) -> None:
             )
     if not folder.is_dir() or any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         return
-    begun = ". Its training has not ended: give the command that began it again" if (folder / MARK).is_file() else ""
+    begun = ""
+    if (folder / MARK).is_file() and not (folder / RESULTS).is_file():
+        begun = ". Its training has not ended: give the command that began it again"
     raise OSError(f"the folder holds no model: there is no {CONFIG} in it{begun}")
 
 

@@ -19,13 +19,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check the output folder and the checkpoints, average."""
+    from hf_deepwide.checkpoint_files import MARK
     from hf_deepwide.durable import check_output
+    from hf_deepwide.errors import UserError
     from hf_deepwide.families import all_families
     from hf_deepwide.loading import load_model
     from hf_deepwide.runs.averaging import average_checkpoints, read_config
 
     checkpoints = [Path(checkpoint) for checkpoint in args.checkpoints]
     check_output(args.output, inputs=checkpoints, overwrite=args.overwrite, option="--overwrite")
+    if (args.output / MARK).is_file():
+        raise UserError(f"{args.output} holds a run, and its scores are not those of the mean; give another folder")
     config = read_config(checkpoints[-1])
     if (family := all_families().get(str(config.get("model_type")))) is not None:
         classes = {cls.__name__: cls for cls in family.auto_classes.values()}

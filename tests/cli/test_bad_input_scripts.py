@@ -156,6 +156,10 @@ ARGUMENTS = {
     "average into an input": (
         None, (*AVERAGE, LATENT, VANILLA, "--output", f"x/../{VANILLA}/.", "--overwrite"), ["is also an input"],
     ),
+    "average into a run": (
+        lambda at: at.put("run/run.json", '{"hf_deepwide": "0"}'),
+        (*AVERAGE, VANILLA, "--output", "run", "--overwrite"), ["run holds a run"],
+    ),
     "average what its config does not describe": (
         lambda at: at.edit_config(VANILLA, attention_bias=False), (*AVERAGE, VANILLA, "--output", "out"),
         ["weights that its config does not ask for"],

@@ -28,7 +28,7 @@ from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import NEW, RENEWED, RunFolder
 from hf_deepwide.runs.task import warn_of_few
 from hf_deepwide.training.callbacks import WarmUpFits
-from hf_deepwide.training.checkpoints import checkpoints
+from hf_deepwide.training.checkpoints import INTERRUPTED, checkpoints
 
 WORDS = ["red", "green", "blue", "old", "new", "big", "small", "fast"]
 TRAINING = {"max_steps": 8, "bf16": False, "max_tokens": 512}
@@ -146,6 +146,33 @@ def test_the_old_run_stays_until_the_new_one_has_a_checkpoint(step, corpus, fini
         assert not (run / "results.json").exists()
         assert [path.name for path in checkpoints(run)] == ["checkpoint-4"]
         run_recipe(new)
+    reference = tmp_path / "reference"
+    run_recipe(recipe(corpus, reference, seed=4))
+    ours, theirs = load_file(run / "model.safetensors"), load_file(reference / "model.safetensors")
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert files(run).keys() == files(reference).keys()
+
+
+def test_a_signal_before_the_first_checkpoint_keeps_the_old_run(corpus, finished, tmp_path, monkeypatch):
+    """It may be from somebody who did not mean to overwrite; the new run goes on where it is asked for again."""
+    run = copy_of(finished, tmp_path)
+    before, original = files(run), Trainer.training_step
+
+    def signalled(trainer, *args, **kwargs):
+        if trainer.state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(trainer, *args, **kwargs)
+
+    new = recipe(corpus, run, seed=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "training_step", signalled)
+        with pytest.raises(SystemExit):
+            run_recipe(new, overwrite=True)
+    assert {name: digest for name, digest in files(run).items() if not name.startswith(NEW)} == before
+    with pytest.raises(UserError, match="holds a finished run"):
+        run_recipe(recipe(corpus, run, seed=5))
+    assert [path.name for path in checkpoints(run / NEW, INTERRUPTED)] == ["interrupted-3"]
+    run_recipe(new)
     reference = tmp_path / "reference"
     run_recipe(recipe(corpus, reference, seed=4))
     ours, theirs = load_file(run / "model.safetensors"), load_file(reference / "model.safetensors")

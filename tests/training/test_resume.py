@@ -98,7 +98,7 @@ def test_saves_and_exits_on_a_signal(options, blow, status, left, runs, case):
     assert "Traceback" not in output
     name = signal.Signals(blow.number).name
     assert f"{name} ended the run after step" in output
-    assert "Give the same command again to go on" in output
+    assert "Give the same command again" in output
     assert_whole(run)
     newest = last_checkpoint(run)
     assert left in (None, newest.name)

@@ -49,7 +49,7 @@ SIDE_FILES = (
 # … and of these, the files that tell which token a row of the embeddings stands for.
 VOCABULARY = [name for name in SIDE_FILES if not name.endswith(("config.json", "tokens_map.json", ".jinja"))]
 # Fields of a config that leave the shapes of the weights as they are, and change what the model computes.
-DECIDE = sorted({"model_type", "branch_merge", *LANGUAGES} | FUNCTION)
+DECIDE = ["model_type", *sorted({"branch_merge", *LANGUAGES} | FUNCTION)]
 
 
 def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -> Path:

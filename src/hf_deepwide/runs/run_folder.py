@@ -7,7 +7,8 @@
 
 A run that replaces an older one begins in the hidden folder `.new`, and the older one stays as it is. Once `.new`
 holds a checkpoint, the older run is deleted, `.new` becomes `.renewed`, and what it holds moves up. So whenever a
-process is killed, what is there tells what is left to be done.
+process is killed, what is there tells what is left to be done. A run that a signal ends before its first regular
+checkpoint stays in `.new`: perhaps it was not meant. It takes the older one's place when it goes on.
 """
 
 import json
@@ -31,7 +32,7 @@ from ..analysis.layer_joints import WEIGHTS as LAYER_WEIGHTS
 from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
 from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
-from ..checkpoint_files import MARK
+from ..checkpoint_files import MARK, RESULTS
 from ..durable import STAGING, Writing, discard, is_same, remove, write_whole
 from ..errors import UserError
 from ..reading import read_text
@@ -56,7 +57,7 @@ from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 logger = logging.getLogger(__name__)
 
-RESULTS, TRANSLATIONS, CURVES = "results.json", "translations.txt", "plots/learning_curves.png"
+TRANSLATIONS, CURVES = "translations.txt", "plots/learning_curves.png"
 PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, JOINT_WEIGHTS, LAYER_WEIGHTS, SOLVER_GATES)
 # What `hf-deepwide plot` draws in a run unless another place is given.
 DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
@@ -168,7 +169,7 @@ class RunFolder:
         self.check(recipe)
         run = self.path
         run.mkdir(parents=True, exist_ok=True)
-        self.finish_replacing()
+        self.finish_replacing(goes_on=not overwrite and self._goes_on_in_new(recipe))
         mark, now = read_mark(run), {**resolved(args), "name": recipe.name}
         mark = mark and EARLIER | mark
         replaces, finished = mark is not None and overwrite, (run / RESULTS).is_file()
@@ -278,10 +279,20 @@ class RunFolder:
                 "start afresh"
             )
 
-    def finish_replacing(self) -> None:
-        """Put a new run that has a checkpoint in the place of the older one, or go on with that where it was left."""
+    def _goes_on_in_new(self, recipe: Recipe) -> bool:
+        """Whether `.new` holds a run of this recipe that a signal ended before its first regular checkpoint."""
+        new = self.path / NEW
+        if not checkpoints(new, INTERRUPTED):
+            return False
+        return not differences(RunFolder(new)._earlier_recipe(), recipe.values, NO_DIFFERENCE | RESOLVED)
+
+    def finish_replacing(self, goes_on: bool = False) -> None:
+        """Put a new run that has a checkpoint in the place of the older one, or go on with that where it was left.
+
+        A checkpoint that a signal had saved counts if the run `goes_on`.
+        """
         run, new, renewed = self.path, self.path / NEW, self.path / RENEWED
-        if checkpoints(new, REGULAR, INTERRUPTED):
+        if checkpoints(new, REGULAR, *([INTERRUPTED] if goes_on else [])):
             if not (run / MARK).is_file():  # an older version left none
                 write_whole(run / MARK, (new / MARK).read_text(encoding="utf-8"))
             self._clear()
@@ -416,6 +427,11 @@ class Replacing(TrainerCallback):
         if state.is_world_process_zero:
             self.folder.finish_replacing()
         self.process.wait_for_everyone()
+        new = self.folder.path / NEW
+        if new.is_dir():
+            if state.is_world_process_zero:
+                logger.info("%s stays as it is until the new run goes on; to keep it, remove %s", new.parent, new)
+            return
         args.output_dir = str(self.folder.path)
         if state.best_model_checkpoint:
             state.best_model_checkpoint = str(self.folder.path / Path(state.best_model_checkpoint).name)

@@ -86,7 +86,8 @@ class Preemption(TrainerCallback):
         if not self.agreed:
             return
         logger.warning(
-            "%s ended the run after step %d of %d, which is saved in %s. Give the same command again to go on",
+            "%s ended the run after step %d of %d, which is saved in %s. Give the same command again, without "
+            "--overwrite, to go on",
             signal.Signals(self.agreed).name,
             state.global_step,
             state.max_steps,
