@@ -8,6 +8,7 @@ also have `run_light`: it does what needs no library, and returns True if nothin
 import difflib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -35,7 +36,16 @@ COMMANDS = {
 
 
 def main(command: str | None = None) -> None:
-    """Run a subcommand: `command`, else the first word of the command line."""
+    """Run a subcommand: `command`, else the first word of the command line; Ctrl-C ends it in one word."""
+    try:
+        run_subcommand(command)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def run_subcommand(command: str | None) -> None:
+    """Find the subcommand, read its arguments, run it."""
     words = sys.argv[1:]
     if command is None:
         command, *words = _first(words)

@@ -49,6 +49,17 @@ def test_a_wrong_command_names_the_nearest(monkeypatch, capsys):
     assert "'train'" in capsys.readouterr().err
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_deepwide_cli.compare.run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, "compare", "a", "b")
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_packaged_recipes_are_listed_and_copied_whole(monkeypatch, capsys, tmp_path):
     call(monkeypatch, "recipes")
     listed = capsys.readouterr().out
