@@ -25,7 +25,8 @@ CASES = {
     "normalised paths": ("multipath-3-more", SMALL),
     "lstm": ("lstm-two", SMALL),
     "attention residuals, relative positions": ("vanilla-attention", SMALL | {"max_relative_position": 2}),
-    "merged attention, transparent attention": ("vanilla-merged-prenorm", SMALL | {"decoder_layers": 2}),
+    "merged attention": ("vanilla-merged", SMALL),
+    "transparent attention, sdu residuals": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "branched attention, routing": ("vanilla-weighted", SMALL | {"layer_aggregation": "em_routing"}),
     "dynamic convolution, hierarchical aggregation": (
         "vanilla-dynamic",
