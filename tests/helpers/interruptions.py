@@ -248,7 +248,7 @@ def write_case(
     """
     if not (folder / "train.tsv").is_file():
         splits = build_phrases("de", "en", train_size=150)
-        for split, size in (("train", 150), ("validation", 60), ("test", 40)):
+        for split, size in (("train", 150), ("validation", 24), ("test", 16)):
             rows = splits[split].select(range(size))
             lines = (f"{source}\t{target}\n" for source, target in zip(rows["source"], rows["target"], strict=True))
             (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
