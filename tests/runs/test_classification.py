@@ -254,6 +254,9 @@ def test_an_older_run_stays_until_the_first_seed_of_the_new_one_is_trained(
         files = [path for path in run.rglob("*") if path.is_file() and ".new" not in path.relative_to(run).parts]
         assert {path.relative_to(run): path.read_bytes() for path in files} == before
         assert (run / ".new").exists() is (step == 8)
+    with pytest.raises(UserError, match="holds a finished run"):
+        run_classification(recipe_of(data, base, run, seeds=[2, 3], learning_rate=2e-3))
+    assert all((run / path).read_bytes() == content for path, content in before.items())
     kill_at(monkeypatch, seed=3, step=1)
     with pytest.raises(KeyboardInterrupt):
         run_classification(new)

@@ -121,22 +121,35 @@ def test_a_mistake_leaves_the_run_that_was_to_be_overwritten(name, corpus, finis
     assert not (run / NEW).exists()
 
 
+def assert_like_undisturbed(run: Path, undisturbed: Recipe):
+    """The same weights and files as of a run that nothing disturbs."""
+    run_recipe(undisturbed)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run, undisturbed.output_dir))
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert files(run).keys() == files(undisturbed.output_dir).keys()
+
+
+def overwrite_until(step: int, act: Callable[[], None], new: Recipe, monkeypatch, ends: type[BaseException]):
+    """Begin a run that replaces another one; something happens before a step, and ends it."""
+    original = Trainer.training_step
+
+    def training_step(trainer, *args, **kwargs):
+        if trainer.state.global_step == step:
+            act()
+        return original(trainer, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "training_step", training_step)
+        with pytest.raises(ends):
+            run_recipe(new, overwrite=True)
+
+
 @pytest.mark.parametrize("step", [3, 4])
 def test_the_old_run_stays_until_the_new_one_has_a_checkpoint(step, corpus, finished, tmp_path, monkeypatch):
     """Ended before the first checkpoint, and right after it; both times the same command goes to the end."""
     run = copy_of(finished, tmp_path)
-    before, original = files(run), Trainer.training_step
-
-    def killed(trainer, *args, **kwargs):
-        if trainer.state.global_step == step:
-            raise KeyboardInterrupt
-        return original(trainer, *args, **kwargs)
-
-    new = recipe(corpus, run, seed=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "training_step", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(new, overwrite=True)
+    before, new = files(run), recipe(corpus, run, seed=4)
+    overwrite_until(step, Mock(side_effect=KeyboardInterrupt), new, monkeypatch, ends=KeyboardInterrupt)
     if step == 3:
         assert files(run) == before
         with pytest.raises(UserError, match="holds a finished run"):
@@ -146,38 +159,20 @@ def test_the_old_run_stays_until_the_new_one_has_a_checkpoint(step, corpus, fini
         assert not (run / "results.json").exists()
         assert [path.name for path in checkpoints(run)] == ["checkpoint-4"]
         run_recipe(new)
-    reference = tmp_path / "reference"
-    run_recipe(recipe(corpus, reference, seed=4))
-    ours, theirs = load_file(run / "model.safetensors"), load_file(reference / "model.safetensors")
-    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-    assert files(run).keys() == files(reference).keys()
+    assert_like_undisturbed(run, recipe(corpus, tmp_path / "reference", seed=4))
 
 
 def test_a_signal_before_the_first_checkpoint_keeps_the_old_run(corpus, finished, tmp_path, monkeypatch):
     """It may be from somebody who did not mean to overwrite; the new run goes on where it is asked for again."""
     run = copy_of(finished, tmp_path)
-    before, original = files(run), Trainer.training_step
-
-    def signalled(trainer, *args, **kwargs):
-        if trainer.state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(trainer, *args, **kwargs)
-
-    new = recipe(corpus, run, seed=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "training_step", signalled)
-        with pytest.raises(SystemExit):
-            run_recipe(new, overwrite=True)
+    before, new = files(run), recipe(corpus, run, seed=4)
+    overwrite_until(2, lambda: os.kill(os.getpid(), signal.SIGINT), new, monkeypatch, ends=SystemExit)
     assert {name: digest for name, digest in files(run).items() if not name.startswith(NEW)} == before
     with pytest.raises(UserError, match="holds a finished run"):
         run_recipe(recipe(corpus, run, seed=5))
     assert [path.name for path in checkpoints(run / NEW, INTERRUPTED)] == ["interrupted-3"]
     run_recipe(new)
-    reference = tmp_path / "reference"
-    run_recipe(recipe(corpus, reference, seed=4))
-    ours, theirs = load_file(run / "model.safetensors"), load_file(reference / "model.safetensors")
-    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-    assert files(run).keys() == files(reference).keys()
+    assert_like_undisturbed(run, recipe(corpus, tmp_path / "reference", seed=4))
 
 
 class Killed(BaseException):

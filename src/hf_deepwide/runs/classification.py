@@ -131,17 +131,22 @@ def _check_folder(recipe: Recipe, overwrite: bool) -> None:
     RunFolder(run).check(recipe)
     if (run / NEW).is_dir() or (run / RENEWED).is_dir():
         with locked(run):
-            _finish_replacing(run)
+            goes_on = not overwrite and _has_begun(run / NEW) and not _changes(run / NEW, recipe)
+            _finish_replacing(run, goes_on)
     if overwrite or read_mark(run) is None:
         return
     if (run / RESULTS).is_file():
         raise UserError(f"{run} holds a finished run; give another training.output_dir, or --overwrite to replace it")
-    kept = parse_yaml(read_text(run / RECIPE, "recipe", LARGEST), RECIPE)
-    if changed := differences(kept, recipe.values):
+    if changed := _changes(run, recipe):
         raise UserError(
             f"{run} holds an unfinished run of another recipe ({'; '.join(changed[:3])}). Resume it with its own "
             "recipe, give another training.output_dir, or --overwrite to start afresh"
         )
+
+
+def _changes(run: Path, recipe: Recipe) -> list[str]:
+    """What differs between the recipe that a run began with and another one."""
+    return differences(parse_yaml(read_text(run / RECIPE, "recipe", LARGEST), RECIPE), recipe.values)
 
 
 def _open_folder(recipe: Recipe, overwrite: bool) -> None:
@@ -162,10 +167,13 @@ def _has_begun(new: Path) -> bool:
     return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in new.glob("seed-*"))
 
 
-def _finish_replacing(run: Path) -> None:
-    """Put a new run that has begun in the place of the older one, or go on with that where it was left."""
+def _finish_replacing(run: Path, goes_on: bool = False) -> None:
+    """Put a new run that has a trained seed in the place of the older one, or go on with that where it was left.
+
+    Any checkpoint counts if the new run `goes_on`.
+    """
     new, renewed = run / NEW, run / RENEWED
-    if _has_begun(new):
+    if goes_on or any(new.glob(f"seed-*/{RESULTS}")):
         (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
         (run / CARD).unlink(missing_ok=True)
         for seed in run.glob("seed-*"):
