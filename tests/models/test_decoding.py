@@ -252,11 +252,12 @@ def test_a_model_in_half_precision_decodes_in_it(dtype, caches, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 2, 5, 33])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("large", [0, 1000])
+@pytest.mark.parametrize("large", [0, 1000])  # at 1000 one row reads the matrix ahead
 @pytest.mark.parametrize("intel", [True, False])
 def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias, relu, large, intel, monkeypatch):
     """Whichever copy of the weights it reads, and also of fewer rows than it was made for."""
     monkeypatch.setattr(matrix_product, "LARGE", large)
+    monkeypatch.setattr(matrix_product, "AHEAD", 0)
     monkeypatch.setattr(matrix_product, "prefers_mkl", lambda: intel)
     linear = nn.Linear(24, 40, bias=bias, dtype=dtype)
     x = torch.randn(rows, 1, 24, dtype=dtype)
@@ -268,6 +269,17 @@ def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias, relu, large, inte
             assert got.shape == (*given.shape[:2], 40)
             near = {"atol": 2e-3, "rtol": 0.016} if dtype == torch.bfloat16 else {}  # a sum near 0 is rounded twice
             torch.testing.assert_close(got, expected, **near)
+
+
+@pytest.mark.parametrize(("intel", "rows", "columns", "is_read_ahead"), [
+    (False, 1, 256, True), (False, 2, 256, True), (False, 1, 32, False), (False, 1, 8192, False), (True, 1, 256, False)
+])  # fmt: skip
+def test_few_rows_read_a_matrix_ahead_that_neither_a_cache_keeps_nor_a_copy(
+    intel, rows, columns, is_read_ahead, monkeypatch
+):
+    monkeypatch.setattr(matrix_product, "prefers_mkl", lambda: intel)
+    product = MatrixProduct(torch.randn(128, columns), None, rows)
+    assert (product.ahead is not None) == is_read_ahead
 
 
 # Joints of sub-layers

@@ -20,6 +20,8 @@ HAS_ONEDNN = (
 FEW = 2  # rows with which float32 products wait for memory alone, so that no copy gains anything; MKL's: one more
 SOME = 12  # rows from which on a copy for MKL pays for all matrices: for fewer it takes as long as it can save
 LARGE = 2**20  # numbers in a matrix whose copy pays for fewer rows already: the vocabulary's
+AHEAD = 2**15  # numbers in a matrix from which on it does not stay in the caches from step to step
+LINE = 16  # float32 numbers that a processor fetches at once
 
 
 class MatrixProduct:
@@ -30,6 +32,9 @@ class MatrixProduct:
     pays where it does not for others. With one to three rows MKL reads W as it is at the speed of memory. With more,
     oneDNN's blocks of a large matrix are made in half the time of MKL's order. MKL has blocks of its own, too. They
     serve one number of rows, and sentences leave the batch.
+
+    On other processors than Intel's, MKL reads W as it is at a third of that speed: several of its rows at once, a few
+    numbers of each, which the processor cannot foresee. So W is read ahead, one number of each cache line, in order.
     """
 
     def __init__(
@@ -56,14 +61,17 @@ class MatrixProduct:
         if is_full and prefers_mkl():
             self.by_onednn = is_large and rows > FEW + 1 and can_pack(self.weight)
             is_turned = rows >= SOME and not self.by_onednn
+            is_read_ahead = False
         else:
             self.by_onednn = not (is_full and rows <= FEW) and can_pack(self.weight)
             is_turned = is_full and is_large and not self.by_onednn
+            is_read_ahead = is_full and weight.numel() >= AHEAD and not (self.by_onednn or is_turned)
         if self.by_onednn:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous())
             self.multiply, self.activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
         elif is_turned:
             self.weight = self.weight.t().contiguous().t()
+        self.ahead = self.weight[:, ::LINE] if is_read_ahead else None
 
     def __call__(self, x: torch.Tensor, **unused: Any) -> torch.Tensor:
         """Multiply. Arguments that only dropped branches need (`kept`, `gates`) are None in decoding."""
@@ -71,6 +79,8 @@ class MatrixProduct:
             x = x.to(self.dtype)
         if self.by_onednn:
             return self.multiply(x, self.weight, self.bias, self.activation, [], "")
+        if self.ahead is not None:
+            self.ahead.sum()  # brings W into the caches
         product = nn.functional.linear(x, self.weight, self.bias)
         return product.relu_() if self.relu else product
 
