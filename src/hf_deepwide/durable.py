@@ -32,9 +32,12 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
         option: the option that allows it, for the message.
 
     Raises:
-        UserError: `path` is an input, exists, or is a device or a pipe.
+        UserError: `path` is an input, exists, is a device or a pipe, or lies in a file instead of a folder.
     """
     _refuse_special(path)
+    around = next(parent for parent in path.absolute().parents if parent.exists())
+    if not around.is_dir():
+        raise UserError(f"{path} cannot be written: {around} is a file, not a folder; give another place")
     for given in inputs:
         if is_same(path, given):
             raise UserError(f"{path} is also an input; give another place for the output")

@@ -268,7 +268,7 @@ def _load_tokenizer(source: Path | None) -> PreTrainedTokenizerBase:
     if source is None:
         raise UserError("share: a model was given without its tokenizer; pass `tokenizer=`")
     if not any(source.glob("tokenizer*")):
-        raise UserError(f"share: {source} holds no tokenizer; save it there, or pass `tokenizer=`")
+        raise UserError(f"share: {source} holds no tokenizer; save it there by `tokenizer.save_pretrained`")
     return load_tokenizer(source, f"share: the tokenizer in {source} cannot be loaded")
 
 

@@ -184,6 +184,11 @@ def target_config(
     try:
         config = config_class(**{**fields, **start.defaults, **overrides})
     except ValueError as error:
+        if not base.normalize_before and "normalize_before" in str(error):
+            raise UserError(
+                f"{name} is post-norm, and its weights cannot start a {config_class.__name__} with these options, "
+                f"which must be pre-norm ({error}); train a base with `normalize_before=True`"
+            ) from error
         raise UserError(str(error)) from error
     for field, *_ in SUBLAYERS.values():
         have, want = getattr(base, field), getattr(config, field)

@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> None:
     from hf_deepwide.loading import load_model, load_tokenizer
 
     check_output(args.output, inputs=[args.checkpoint])
+    if not args.checkpoint.is_file():
+        raise UserError(f"{args.checkpoint}: there is no such file; give a checkpoint of fairseq")
     if (args.dict is None) != args.no_tokenizer:
         raise UserError("give the dictionary by --dict, or --no_tokenizer to convert the model alone")
     if args.codes is not None and args.dict is None:

@@ -156,6 +156,9 @@ ARGUMENTS = {
     "average into an input": (
         None, (*AVERAGE, LATENT, VANILLA, "--output", f"x/../{VANILLA}/.", "--overwrite"), ["is also an input"],
     ),
+    "average one twice": (
+        None, (*AVERAGE, LATENT, VANILLA, f"./{LATENT}", "--output", "out"), ["is given twice"],
+    ),
     "average into a run": (
         lambda at: at.put("run/run.json", '{"hf_deepwide": "0"}'),
         (*AVERAGE, VANILLA, "--output", "run", "--overwrite"), ["run holds a run"],
@@ -168,7 +171,9 @@ ARGUMENTS = {
         lambda at: poisoned(at, VANILLA), (*AVERAGE, VANILLA, "--output", "out"), ["fc1.bias", "NaN"],
     ),
     "average into a file": (None, (*AVERAGE, VANILLA, "--output", "recipe.yaml"), ["recipe.yaml"]),
-    "average below a file": (None, (*AVERAGE, VANILLA, "--output", "recipe.yaml/x"), ["recipe.yaml/x"]),
+    "average below a file": (
+        None, (*AVERAGE, VANILLA, "--output", "recipe.yaml/x"), ["recipe.yaml is a file, not a folder"],
+    ),
     "compare nothing": (None, (*COMPARE, "no", "--output", "out"), ["no holds no trainer_state.json"]),
     "compare what is cut": (
         lambda at: at.put(STATE, "{"), (*COMPARE, "run", "--output", "out"), [f"{STATE} is damaged"],

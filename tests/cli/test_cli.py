@@ -234,6 +234,8 @@ def test_an_input_is_never_the_output(tmp_path):
     with pytest.raises(UserError, match="input"):
         translate_stream(upper, str(source), str(tmp_path / "link.txt"), overwrite=True)
     assert source.read_text() == "kept\n"
+    with pytest.raises(UserError, match="is a folder; give the name of a file"):
+        translate_stream(upper, str(source), str(tmp_path))
 
 
 @pytest.mark.parametrize("how", [{"overwrite": True}, {"resume": True}])

@@ -138,11 +138,16 @@ def test_the_command_writes_a_folder_that_translates(dictionaries, monkeypatch, 
     translate = pipeline("translation", str(folder / "ours"), device="cpu")
     assert isinstance(translate("low new")[0]["translation_text"], str)
     assert translate.model.generation_config.num_beams == 5
-    mistakes = ([], ["--no_tokenizer", *given], ["--no_tokenizer", "--codes", "x"])
-    for mistake in mistakes:
-        monkeypatch.setattr(sys, "argv", ["hf-deepwide", *words[:2], str(folder / "second"), *mistake])
+    mistakes = [
+        (words[1], [], "give the dictionary by --dict"),
+        (words[1], ["--no_tokenizer", *given], "give the dictionary by --dict"),
+        (words[1], ["--no_tokenizer", "--codes", "x"], "--codes belongs to a tokenizer"),
+        ("no.pt", [], "no.pt: there is no such file"),
+    ]
+    for checkpoint, mistake, message in mistakes:
+        monkeypatch.setattr(sys, "argv", ["hf-deepwide", "convert", checkpoint, str(folder / "second"), *mistake])
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 2
-        assert "error: " in capsys.readouterr().err
+        assert f"error: {message}" in capsys.readouterr().err
     assert not (folder / "second").exists()

@@ -185,8 +185,9 @@ class PairFilter:
     def log(self) -> None:
         """Say in the log how many pairs were kept and left out."""
         logger.info(
-            "%s: %d pairs kept, %d with an empty side and %d repeated pairs left out",
+            "%s, %s: %d pairs kept, %d with an empty side and %d repeated pairs left out",
             self.split,
+            " and ".join(dict.fromkeys(self.files)),
             self.kept,
             self.empty,
             self.duplicates,

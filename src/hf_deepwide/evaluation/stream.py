@@ -81,6 +81,8 @@ def _check_target(source: str, target: str, resume: bool, overwrite: bool) -> No
         raise UserError(f"{target} is also the input; give another place for the output")
     if resume and path.suffix == ".gz":
         raise UserError(f"--resume: {target}: a compressed file cannot be continued; compress it when it is complete")
+    if path.is_dir():
+        raise UserError(f"{target} is a folder; give the name of a file")
     if path.exists() and not (resume or overwrite):
         raise UserError(f"{target} exists already; give another place, --resume to continue it, or --overwrite")
     if not path.parent.is_dir():

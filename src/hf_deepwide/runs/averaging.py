@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..checkpoint_files import CONFIG, read_fields
-from ..durable import check_output, is_empty_folder, saving, whole_files, whole_folder
+from ..durable import check_output, is_empty_folder, is_same, saving, whole_files, whole_folder
 from ..errors import UserError, one_line, quote
 from ..loading import is_finite
 from ..models.language_pairs import FIELDS as LANGUAGES
@@ -61,16 +61,18 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     are written last, and each file is there in full or not at all.
 
     Raises:
-        UserError: there is no checkpoint; a `model.safetensors` is missing, damaged, or holds NaN; the checkpoints are
-            not of one model (names, shapes, dtypes, integer tensors, configs or vocabularies differ); `output` is one
-            of the checkpoints; or the mean cannot be written.
+        UserError: there is no checkpoint, or one twice; a `model.safetensors` is missing, damaged, or holds NaN; the
+            checkpoints are not of one model (names, shapes, dtypes, integer tensors, configs or vocabularies differ);
+            `output` is one of the checkpoints; or the mean cannot be written.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     if not folders:
         raise UserError("no checkpoints to average")
-    for folder in folders:
+    for number, folder in enumerate(folders):
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"{folder}: there is no {WEIGHTS}, so there is nothing to average")
+        if any(is_same(folder, other) for other in folders[:number]):
+            raise UserError(f"{folder} is given twice, and would count twice in the mean; give each checkpoint once")
     output = Path(output)
     check_output(output, inputs=folders, overwrite=True)
     _check_configs(folders)
