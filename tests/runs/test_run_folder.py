@@ -166,7 +166,11 @@ def test_a_signal_before_the_first_checkpoint_keeps_the_old_run(corpus, finished
     """It may be from somebody who did not mean to overwrite; the new run goes on where it is asked for again."""
     run = copy_of(finished, tmp_path)
     before, new = files(run), recipe(corpus, run, seed=4)
-    overwrite_until(2, lambda: os.kill(os.getpid(), signal.SIGINT), new, monkeypatch, ends=SystemExit)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        overwrite_until(2, lambda: os.kill(os.getpid(), signal.SIGINT), new, monkeypatch, ends=SystemExit)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert {name: digest for name, digest in files(run).items() if not name.startswith(NEW)} == before
     with pytest.raises(UserError, match="holds a finished run"):
         run_recipe(recipe(corpus, run, seed=5))

@@ -1,6 +1,7 @@
 """A run with a vocabulary of words for each side: trained, scored, translated, shared."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_shared_folder_needs_no_package(trained, tmp_path):
 
 def test_mean_of_checkpoints_has_both_vocabularies(trained, tmp_path):
     run, _ = trained
-    average_checkpoints([run, run], tmp_path / "mean")
+    average_checkpoints([run, shutil.copytree(run, tmp_path / "equal")], tmp_path / "mean")
     model, tokenizer = load_translator(str(tmp_path / "mean"))
     args = EvaluationArguments(num_beams=1, metrics=["sentence_bleu4"])
     assert translate(model, tokenizer, list(INDENTED), args) == list(INDENTED.values())
