@@ -34,7 +34,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(SUITE) $(ARGS)
 
 pages: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/pages --numprocesses 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/pages --numprocesses 2 --dist loadgroup $(ARGS)
 
 browser: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/browser $(ARGS)

@@ -27,13 +27,16 @@ CASES = {
     "attention residuals, relative positions": ("vanilla-attention", SMALL | {"max_relative_position": 2}),
     "merged attention": ("vanilla-merged", SMALL),
     "transparent attention, sdu residuals": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
-    "branched attention, routing": ("vanilla-weighted", SMALL | {"layer_aggregation": "em_routing"}),
+    "branched attention, routing": (
+        "vanilla-weighted",
+        SMALL | {"layer_aggregation": "em_routing", "routing_iterations": 2},
+    ),
     "dynamic convolution, hierarchical aggregation": (
         "vanilla-dynamic",
         {"encoder_layers": 2, "decoder_layers": 2, "layer_aggregation": "hierarchical"},
     ),
     "luna": ("vanilla-luna", SMALL),
-    "hyper-connections": ("vanilla-mhc", {**SMALL, "sinkhorn_iterations": 2}),
+    "hyper-connections": ("vanilla-mhc", {**SMALL, "residual_streams": 2, "sinkhorn_iterations": 2}),
 }
 
 

@@ -41,6 +41,7 @@ SHORT = {
     "evaluation.max_length_factor": 0,
     "evaluation.max_length_offset": 8,
 }
+TOGETHER = pytest.mark.xdist_group("as long as getting started, which another process runs meanwhile")
 COMMAND = """#!/bin/sh
 if [ "$1" = train ]; then set -- "$@" {short}; fi
 exec {python} -m hf_deepwide.cli "$@"
@@ -80,6 +81,7 @@ def paste(tmp_path):
     return run
 
 
+@TOGETHER
 def test_readme_runs_as_printed(paste):
     """Its `runs/quickstart` is a small untrained model of the recipe's kind."""
     run = paste.folder / "runs" / "quickstart"
@@ -111,6 +113,7 @@ def test_getting_started_runs_as_printed(paste):
     assert (paste.folder / "to-upload" / "modeling_mat.py").is_file()
 
 
+@TOGETHER
 def test_data_that_a_model_makes_runs_as_printed(paste):
     """With a small corpus, and the recipe that the section starts from."""
     corpus = paste.folder / "corpus"
