@@ -12,6 +12,7 @@ from word_models import WORDS, tiny_model, tiny_tokenizer
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.translate import EvaluationArguments, generate_beams, generate_ids, translate
+from hf_deepwide.models.pipeline_translation import TranslationPipeline
 from hf_deepwide.models.plain_text import sorted_batches
 
 QUICK = EvaluationArguments(num_beams=3, max_length_factor=1.0, max_length_offset=4)
@@ -60,6 +61,24 @@ def test_order_and_batches_do_not_matter(model, tokenizer, sources, max_tokens):
     order = random.Random(1).sample(range(len(sources)), len(sources))
     expected = translate(model, tokenizer, sources, QUICK)
     assert translate(model, tokenizer, [sources[i] for i in order], args) == [expected[i] for i in order]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_nothing_stands_behind_an_end_where_padding_is_0(beams, sources):
+    """Transformers fills beams up with an end there, as many as the longest of a batch needs."""
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    tokenizer.pad_token = "<s>"
+    model.config.pad_token_id = 0
+    model.generation_config.update(pad_token_id=0, eos_token_id=list(range(2, 16)), no_repeat_ngram_size=1)
+    sources, settings = sources[:8], replace(QUICK, num_beams=beams)
+    alone = [generate_ids(model, tokenizer, [source], settings)[0] for source in sources]
+    assert len(set(map(len, alone))) > 1
+    assert generate_ids(model, tokenizer, sources, settings) == alone
+
+    pipeline = TranslationPipeline(model=model, tokenizer=tokenizer)
+    options = {"num_beams": beams, "max_new_tokens": 9, "return_tensors": True}
+    together = [result["translation_token_ids"].tolist() for result in pipeline(sources, **options)]
+    assert together == [pipeline(source, **options)[0]["translation_token_ids"].tolist() for source in sources]
 
 
 def test_beams_have_the_scores_that_the_model_gives_them(model, tokenizer, sources):

@@ -180,6 +180,14 @@ def test_a_posterior_is_chosen_by_its_name(tokenizer, tmp_path):
     assert scores[0] != scores[1]
 
 
+def test_each_module_of_the_model_keeps_its_mode(tokenizer, tmp_path):
+    model = build("mat-3").train()
+    model.model.encoder.eval()
+    hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    assert model.model.decoder.training
+    assert not model.model.encoder.training
+
+
 def test_a_folder_that_computes_something_else_is_not_left_behind(tokenizer, tmp_path):
     model = build("mat-3")
     model.model.encoder.layers[0].self_attn.register_forward_hook(lambda module, inputs, output: (2 * output[0], None))

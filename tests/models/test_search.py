@@ -7,7 +7,9 @@ import torch
 from model_cases import WITH_TWIN, build, needs_transformers
 from transformers import LogitsProcessor, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
+from transformers.modeling_outputs import BaseModelOutput
 
+from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.models import modeling_base, search
 from hf_deepwide.models.decoding import DecodingCache
 
@@ -116,6 +118,7 @@ OTHER_RULES = {
     "a prompt": {"decoder_input_ids": torch.tensor([[2, 11, 12]]).expand(SENTENCES, -1)},
     "a processor that sees all rows": {"logits_processor": [EndsNowAndThen()]},
     "repetition": {"repetition_penalty": 1.7, "no_repeat_ngram_size": 0},
+    "32-bit ids": {"decoder_input_ids": torch.full((SENTENCES, 1), 2, dtype=torch.int32)},
 }
 
 
@@ -131,7 +134,9 @@ def test_other_rules_hold(rule, beams, caches, theirs, monkeypatch):
     if rule == "a processor that sees all rows":
         assert len(cache.memory) == SENTENCES, "it would see other rows than it is made for"
     theirs()
-    assert torch.equal(got, translate(model, **options))
+    expected = translate(model, **options)
+    assert got.dtype == expected.dtype
+    assert torch.equal(got, expected)
     assert len(caches) == 1
 
 
@@ -169,6 +174,124 @@ class Silent(BaseStreamer):
 def test_asked_for_more_transformers_searches(options, caches):
     translate(build("vanilla"), **options)
     assert caches == []
+
+
+FEW_TOKENS = {
+    "one token, one language": {"forced_bos_token_id": 11, "max_new_tokens": 1, "num_return_sequences": 4},
+    "two ends at the last": {"forced_eos_token_id": [2, 9], "eos_token_id": [2, 9]},
+    "three translations": {
+        "prefix_allowed_tokens_fn": lambda batch, ids: {1: [5, 6, 7]}.get(len(ids), [2]), "num_return_sequences": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["vanilla", "mat-3", "lstm"])
+@pytest.mark.parametrize("few", FEW_TOKENS)
+def test_where_few_tokens_are_left_impossible_beams_are_those_of_transformers(few, case, caches, theirs):
+    model = build(case).double()
+    options = {"num_beams": 4, "logits_processor": [], "pad_token_id": 1} | FEW_TOKENS[few]
+    got = translate(model, **options)
+    assert caches == []
+    theirs()
+    assert torch.equal(got, translate(model, **options))
+
+
+def test_a_penalty_beyond_what_transformers_scores_bear_is_left_to_its_loops(caches, theirs):
+    model = build("vanilla").double()
+    options = {"num_beams": 3, "length_penalty": -9.0, "logits_processor": []}
+    got = translate(model, **options)
+    assert caches == []
+    theirs()
+    assert torch.equal(got, translate(model, **options))
+
+
+class Keeps(LogitsProcessor):
+    """Returns the same tensor each time, and keeps what it was given."""
+
+    def __init__(self, views):
+        self.views, self.own, self.given = views, None, []
+
+    def __call__(self, input_ids, scores):
+        if self.own is None:
+            generator = torch.Generator().manual_seed(1)
+            self.own = torch.randn(scores.shape, generator=generator).log_softmax(-1)
+        self.given.append(scores.exp().sum(-1))
+        if self.views:
+            input_ids.view(-1)
+        return self.own.bfloat16() if len(self.given) == 2 else self.own
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_a_processor_keeps_is_its_own(beams, caches, theirs, monkeypatch):
+    monkeypatch.setattr(search, "ROW_BY_ROW", ())
+    model = build("vanilla").double()
+    ours, others = (Keeps(views=beams == 1) for _ in range(2))  # Transformers' beams are no stretch of memory
+    options = {"num_beams": beams, "no_repeat_ngram_size": 0, "max_new_tokens": 6}
+    got = translate(model, logits_processor=[ours], **options)
+    assert len(caches) == 1
+    theirs()
+    assert torch.equal(got, translate(model, logits_processor=[others], **options))
+    assert torch.equal(ours.own, others.own)
+
+
+def test_scores_are_float32_whatever_is_the_default(caches):
+    torch.set_default_dtype(torch.float16)
+    try:
+        translate(build("vanilla").float(), num_beams=3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(caches) == 1
+
+
+def test_a_hook_may_change_logits_in_place(theirs):
+    model = build("vanilla")
+
+    def prefer(module, inputs, output):
+        output.logits[..., 5] = 1e4
+
+    model.register_forward_hook(prefer)
+    got = translate(model, logits_processor=[], no_repeat_ngram_size=0)
+    assert (got[:, 1:] == 5).all()
+
+
+class StartsAnew(VanillaTransformerForConditionalGeneration):
+    """Has inputs of its own in each step."""
+
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return inputs | {"decoder_input_ids": torch.full_like(inputs["decoder_input_ids"], 7)}
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_inputs_of_a_subclass_are_asked_for(beams, caches, theirs):
+    model = build("vanilla").double()
+    model.__class__ = StartsAnew
+    got = translate(model, num_beams=beams)
+    assert caches == []
+    theirs()
+    assert torch.equal(got, translate(model, num_beams=beams))
+
+
+def drop_rows(model, input_ids, **asked):
+    """A loop that decodes two tokens, and then every second row alone."""
+    asked = {name: asked[name] for name in ("past_key_values", "encoder_outputs", "attention_mask")}
+    for rows in (slice(None), slice(None, None, 2)):
+        kept = torch.arange(len(input_ids))[rows]
+        asked["past_key_values"].batch_select_indices(kept)
+        asked["attention_mask"] = asked["attention_mask"][kept]
+        asked["encoder_outputs"] = BaseModelOutput(asked["encoder_outputs"][0][kept])
+        logits = model(decoder_input_ids=input_ids[kept][:, -1:], **asked).logits
+        input_ids = torch.cat([input_ids[kept], logits[:, -1:].argmax(-1)], dim=1)
+    return input_ids
+
+
+def test_a_loop_of_the_caller_s_gets_an_ordinary_cache(theirs):
+    model = build("vanilla").double()
+    options = {"custom_generate": drop_rows, "logits_processor": [], "no_repeat_ngram_size": 0}
+    got = translate(model, **options)
+    assert got.shape == (SENTENCES // 2, 3)
+    theirs()
+    assert torch.equal(got, translate(model, **options))
 
 
 def test_a_model_with_a_hook_is_called_for_each_token(caches):

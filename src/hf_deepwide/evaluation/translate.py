@@ -16,7 +16,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
-from ..models.plain_text import Source, check_text, describe, encode_sources, positions, sorted_batches, source_limit
+from ..models.plain_text import (
+    Source,
+    check_text,
+    describe,
+    encode_sources,
+    padded_behind_end,
+    positions,
+    sorted_batches,
+    source_limit,
+)
 from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
 from .metrics import ALL_METRICS, METRICS, build_metrics
@@ -253,6 +262,7 @@ def _search(
                 **{name: tensor.to(model.device) for name, tensor in inputs.items()}, **drawing
             )  # [batch * count, 1 + target], or that with scores
             ids, scores = (generated, None) if count == 1 else (generated.sequences, generated.sequences_scores)
+            ids = padded_behind_end(ids, settings.eos_token_id, pad_id)
             found = [Hypothesis(_strip_padding(row, pad_id), None) for row in ids[:, 1:].tolist()]
             if scores is not None:
                 found = [Hypothesis(ids, score) for (ids, _), score in zip(found, scores.tolist(), strict=True)]

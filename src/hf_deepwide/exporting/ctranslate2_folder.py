@@ -7,6 +7,7 @@ The folder holds the model, its tokenizer, and a README with code that translate
 transformers, but not this package.
 """
 
+import copy
 import json
 import logging
 import os
@@ -153,6 +154,7 @@ def _check_scores(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTok
 
     from .ctranslate2_spec import start_tokens, vocabulary
 
+    model = copy.deepcopy(model).eval()  # the caller's keeps its mode
     config = model.config
     vocabularies = [vocabulary(tokenizer, size) for size in (config.vocab_size, config.decoder_vocab_size)]
     starts = sorted(start_tokens(config, tokenizer))
@@ -164,9 +166,7 @@ def _check_scores(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTok
         source = torch.randint(config.vocab_size, (1, length), generator=generator)
         target = torch.randint(config.decoder_vocab_size, (1, length), generator=generator)
         decoder_input = torch.cat([torch.tensor([[start]]), target], dim=1)
-        was_training = model.training
-        logits = model.eval()(source.to(model.device), decoder_input_ids=decoder_input.to(model.device)).logits
-        model.train(was_training)
+        logits = model(source.to(model.device), decoder_input_ids=decoder_input.to(model.device)).logits
         expected = logits[0, :length].float().cpu().log_softmax(-1).gather(-1, target[0, :, None])[:, 0]
         words = [
             [tokens[i] for i in ids[0].tolist()] for tokens, ids in zip(vocabularies, (source, target), strict=True)

@@ -339,10 +339,9 @@ def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode,
 
 def is_plain(model: nn.Module) -> bool:
     """Whether decoder and head are as they were made, in evaluation mode and on one device, and nobody looks on."""
-    plain_call = (
-        getattr(model.prepare_inputs_for_generation, "__func__", None) is type(model).prepare_inputs_for_generation
-    )
-    if not plain_call or model._compiled_call_impl is not None or torch.compiler.is_compiling():
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    is_ours = prepare is type(model).prepare_inputs_for_generation and prepare.__module__.startswith(PACKAGES[0])
+    if not is_ours or model._compiled_call_impl is not None or torch.compiler.is_compiling():
         return False
     if "forward" in vars(model) and not hasattr(model, "_original_forward"):  # Accelerate's autocast is welcome
         return False

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ from .layers import DecoderLayer, EncoderLayer
 from .loss import cross_entropy, linear_cross_entropy
 from .relative_positions import RelativeKeys
 from .search import BeamSearch, can_search, search_rows
+
+_has_own_loop: ContextVar[bool] = ContextVar("whether the caller of `generate` brings a loop", default=False)
 
 
 class DeepWidePreTrainedModel(PreTrainedModel):
@@ -464,8 +467,12 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers' own. A cache that it returns is an ordinary one."""
-        output = super().generate(*args, **kwargs)
+        """As Transformers' own. A cache that it returns is an ordinary one, and a loop of the caller's gets one."""
+        before = _has_own_loop.set(callable(kwargs.get("custom_generate")))
+        try:
+            output = super().generate(*args, **kwargs)
+        finally:
+            _has_own_loop.reset(before)
         if isinstance(getattr(output, "past_key_values", None), DecodingCache):
             output.past_key_values = output.past_key_values.ordinary()
         return output
@@ -475,7 +482,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
     ) -> None:
         """Put a `DecodingCache` into `model_kwargs`, or where it does not serve, what Transformers puts there."""
         beams = max(generation_config.num_beams, generation_config.num_return_sequences)
-        if not can_decode(self, generation_config, generation_mode, model_kwargs):
+        if _has_own_loop.get() or not can_decode(self, generation_config, generation_mode, model_kwargs):
             super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
             return
         encoder_outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
@@ -543,7 +550,8 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
                 `torch.nn.functional.cross_entropy`). Default: the model's `label_smoothing`, which is 0.
         """
         if isinstance(past_key_values, DecodingCache):
-            return Seq2SeqLMOutput(logits=past_key_values.logits(decoder_input_ids), past_key_values=past_key_values)
+            logits = past_key_values.logits(decoder_input_ids).clone()  # a hook may change them, and not those inside
+            return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values)
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
         if labels is not None:
             use_cache = bool(use_cache)

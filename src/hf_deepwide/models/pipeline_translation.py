@@ -20,7 +20,16 @@ from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import logging
 
 from .language_pairs import Languages, task_languages
-from .plain_text import MOST_CHARACTERS, check_text, describe, encode_sources, positions, sorted_batches, source_limit
+from .plain_text import (
+    MOST_CHARACTERS,
+    check_text,
+    describe,
+    encode_sources,
+    padded_behind_end,
+    positions,
+    sorted_batches,
+    source_limit,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -204,6 +213,8 @@ class TranslationPipeline(Pipeline):
         settings.update(self._default_settings(settings))
         output = self.model.generate(**inputs, **settings)
         ids = getattr(output, "sequences", output)  # [batch * num_return_sequences, target]
+        said = {**self.model.generation_config.to_dict(), **given_config(settings), **settings}
+        ids = padded_behind_end(ids, said["eos_token_id"], self.tokenizer.pad_token_id)
         return {"output_ids": ids.view(len(is_empty), -1, ids.shape[-1]), "is_empty": is_empty}
 
     def postprocess(

@@ -4,7 +4,7 @@ A tokenizer turns the words `</s>`, `<pad>`, `<2fr>` or `eng_Latn` in a sentence
 names. Such a sentence would end early, or ask for another language. `TextEncoder` encodes the letters of these words
 instead. Control tokens come from the caller, as ids.
 
-The file travels to the Hub with a shared model: it imports transformers and its neighbours, and nothing else.
+The file travels to the Hub with a shared model: it imports torch, transformers and its neighbours alone.
 """
 
 import math
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .language_pairs import Choice, Languages, control_ids, speaking
@@ -190,3 +191,15 @@ def sorted_batches(
         batch.append(i)
     if batch:
         yield batch
+
+
+def padded_behind_end(ids: torch.Tensor, ends: int | Sequence[int] | None, pad: int) -> torch.Tensor:
+    """Tokens `[R, 1 + T]` of `generate`, the start first, with padding alone behind the first end of each row.
+
+    Beam search of Transformers fills rows up with an end where padding has the id 0.
+    """
+    if ends is None:
+        return ids
+    is_end = torch.isin(ids, torch.as_tensor(ends, device=ids.device))
+    is_end[:, 0] = False
+    return ids.masked_fill(is_end.cumsum(1) > is_end.int(), pad)

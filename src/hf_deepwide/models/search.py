@@ -1,6 +1,7 @@
 """The loops of `generate` on a processor: greedy search, sampling and beam search over a `DecodingCache`.
 
-They find the tokens that Transformers' loops find. For a small model, Transformers' loops take up to a quarter of the
+They find the tokens that Transformers' loops find; of equally good ones, which are frequent in 16 bits, they may find
+another one. For a small model, Transformers' loops take up to a quarter of the
 time: they record each step, whether or not somebody asks for the record. They also go on with all sentences until the
 last one has ended. Here a sentence leaves the batch when its translation cannot change any more. Only where tokens are
 drawn do all rows stay, so that each gets the random numbers that it gets in Transformers. A call that asks for more
@@ -9,7 +10,8 @@ than tokens gets Transformers' loops: see `can_search`.
 Shapes: R rows, L sentences that are left in the batch, K beams, V vocabulary, T the most tokens of a translation.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +36,15 @@ ROW_BY_ROW: tuple[type, ...] = (
     logits_process.TopKLogitsWarper,
     logits_process.TopPLogitsWarper,
 )
+# Leave few tokens to choose from. Then beams that Transformers calls impossible can be among the returned ones.
+FEW_LEFT: tuple[type, ...] = (
+    logits_process.ForcedBOSTokenLogitsProcessor,
+    logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.PrefixConstrainedLogitsProcessor,
+)
+IMPOSSIBLE = (
+    1e9  # Transformers' score of what cannot be is that, negative; scores of translations must stay far from it
+)
 GROUP = 64  # scores of which the best one is looked at first
 
 
@@ -41,6 +52,7 @@ def can_search(
     generation_config: GenerationConfig,
     stopping_criteria: StoppingCriteriaList,
     past_key_values: Any = None,
+    logits_processor: Sequence[Any] = (),
     synced_gpus: bool = False,
     streamer: Any = None,
     **unused: Any,
@@ -51,6 +63,7 @@ def can_search(
         generation_config: how tokens are chosen.
         stopping_criteria: what ends a row; here, the usual ones do.
         past_key_values: what the model decodes with.
+        logits_processor: what changes scores.
         synced_gpus: whether processes wait for each other.
         streamer: what wants to see each token at once.
         unused: what `generate` hands its loops beside these.
@@ -63,6 +76,12 @@ def can_search(
         else type(criterion) is EosTokenCriteria and ends is not None and torch.equal(criterion.eos_token_id, ends)
         for criterion in stopping_criteria
     )
+    if config.num_beams > 1:
+        returns_few = config.num_return_sequences == 1 and (ends is None or len(ends) == 1)
+        if not returns_few and any(isinstance(processor, FEW_LEFT) for processor in logits_processor):
+            return False
+        if config.length_penalty < 0 and longest**-config.length_penalty > math.sqrt(IMPOSSIBLE):
+            return False
     return (
         isinstance(past_key_values, DecodingCache)
         and past_key_values.memory.device.type == "cpu"
@@ -111,7 +130,7 @@ def search_rows(
     read = reader(model, cache)
     leaves = ends is not None and not config.do_sample and may_leave(cache, processors)  # draws are of all rows
     fill = 0 if ends is None else int(config._pad_token_tensor)
-    sequences = input_ids.new_full((len(input_ids), config.max_length), fill)
+    sequences = input_ids.new_full((len(input_ids), config.max_length), fill, dtype=torch.long)
     sequences[:, :length] = input_ids
     rows: Any = slice(None)  # of `sequences` that are left
     has_ended = input_ids.new_zeros(len(input_ids), dtype=torch.bool)
@@ -119,7 +138,7 @@ def search_rows(
     while True:
         scores = read(tokens)[:, -1].float()
         if processors:  # which may change the scores in place
-            scores = processors(sequences[rows, :length], scores.clone())
+            scores = processors(sequences[rows, :length].contiguous(), scores.clone()).float()
         if config.do_sample:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
         else:
@@ -169,12 +188,13 @@ class BeamSearch:
         sentences = len(input_ids) // self.beams
         # as in Transformers, where a padding token of 0 counts as none, and the end stands in for it
         fill = -1 if ends is None else int(padding or ends[0])
-        self.running = input_ids.new_full((len(input_ids), config.max_length), fill)  # [L * K, T]
+        shape = (len(input_ids), config.max_length)
+        self.running = input_ids.new_full(shape, fill, dtype=torch.long)  # [L * K, T]
         self.running[:, : self.begin] = input_ids
-        self.scores = torch.zeros(sentences, self.beams)  # [L, K]; at first the beams are one
-        self.scores[:, 1:] = -1e9
+        self.scores = torch.zeros(sentences, self.beams, dtype=torch.float)  # [L, K]; at first the beams are one
+        self.scores[:, 1:] = -IMPOSSIBLE
         self.finished = self.running.view(sentences, self.beams, -1).clone()  # [L, K, T], the best first
-        self.finished_scores = torch.full((sentences, self.beams), -1e9)
+        self.finished_scores = torch.full_like(self.scores, -IMPOSSIBLE)
         self.finished_lengths = input_ids.new_zeros(sentences, self.beams, 1)
         self.is_finished = torch.zeros(sentences, self.beams, dtype=torch.bool)
         self.can_improve = torch.ones(sentences, 1, dtype=torch.bool)
@@ -204,7 +224,8 @@ class BeamSearch:
         sentences, beams = self.scores.shape
         log_probs = self.read(tokens)[:, -1].float().log_softmax(-1)
         if self.processors:
-            log_probs = self.processors(self.running[:, : self.length], log_probs)
+            changed = self.processors(self.running[:, : self.length], log_probs)
+            log_probs = changed.to(torch.float32, copy=True)  # a processor may keep what it returns
         vocabulary = log_probs.shape[1]
         totals = log_probs.contiguous().view(sentences, beams, vocabulary).add_(self.scores[:, :, None])
         scores, places = best(totals.view(sentences, -1), self.candidates)  # [L, candidates], the best first
@@ -215,7 +236,7 @@ class BeamSearch:
         if ends.any():
             if ends[:, :beams].any():
                 self.finish(scores[:, :beams], parents[:, :beams], tokens[:, :beams], ends[:, :beams])
-            self.scores, chosen = torch.topk(scores + ends * -1e9, beams)
+            self.scores, chosen = torch.topk(scores + ends * -IMPOSSIBLE, beams)
             parents, tokens = parents.gather(1, chosen).flatten(), tokens.gather(1, chosen).flatten()
         else:
             self.scores = scores[:, :beams]
