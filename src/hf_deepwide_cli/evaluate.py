@@ -65,7 +65,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--win_ratio", help="with --pairs: TSV table of others' scores, with the header pair and systems' names")
     option("--device", help="default: a GPU where there is one")
     option("--trust_remote_code", action="store_true", help="run model code from the checkpoint")
-    search = parser.add_argument_group("search and scores, as in the section evaluation of a recipe")
+    search = parser.add_argument_group(
+        "search and scores, as in the section evaluation of a recipe",
+        "Beams, length penalty and early stopping that are not given are those of the model's generation config.",
+    )
     search.argument_default = argparse.SUPPRESS
     option = search.add_argument
     option("--num_beams", type=int, help="beam size; 1 is greedy search")
@@ -96,11 +99,14 @@ def run(args: argparse.Namespace) -> None:
     from dataclasses import fields
 
     from hf_deepwide.evaluation.evaluate import Request, evaluate
-    from hf_deepwide.evaluation.translate import EvaluationArguments
+    from hf_deepwide.evaluation.translate import SEARCH, EvaluationArguments
 
     given = vars(args)
     own = {field.name for field in fields(Request)}
     evaluate(
-        Request(**{name: value for name, value in given.items() if name in own}),
+        Request(
+            **{name: value for name, value in given.items() if name in own},
+            own_search=[name for name in SEARCH if name not in given],
+        ),
         EvaluationArguments(**{name: value for name, value in given.items() if name not in own}),
     )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, NllbTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, NllbTokenizer
 from watched_generation import watch_generation
 from word_models import tiny_model, tiny_tokenizer
 
@@ -63,6 +63,19 @@ def test_a_checkpoint_decodes_the_fast_way(run, monkeypatch):
     counts = watch_generation(monkeypatch)
     run("--model", "checkpoint", "--source", "sources.txt", *SEARCH)
     assert counts["twins"] == counts["generate"] > 0
+
+
+def test_a_checkpoint_searches_as_its_generation_config_says(run):
+    config = GenerationConfig.from_pretrained("checkpoint")
+    config.update(num_beams=3, length_penalty=0.5, early_stopping=False)
+    config.save_pretrained("checkpoint")
+    own = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": False}
+    short = ("--model", "checkpoint", "--source", "sources.txt", *SEARCH[2:], "--output", "scores.json", "--overwrite")
+    for given, changed in (((), {}), (("--num_beams", "2"), {"num_beams": 2})):
+        run(*short, *given)
+        report = json.loads(Path("scores.json").read_text(encoding="utf-8"))
+        assert report["systems"]["checkpoint"]["search"] == own | changed
+        assert report["settings"].keys() & own.keys() == changed.keys()
 
 
 def test_scores_a_checkpoint_and_keeps_its_translations(run, capsys):

@@ -478,6 +478,19 @@ def test_resumes_without_the_base(corpus, finished, tmp_path):
     assert [name for name in reference if not torch.equal(ours[name], reference[name])] == []
 
 
+def test_a_tokenizer_of_another_model_is_refused(corpus, finished, tmp_path):
+    """It has equally many tokens, but gives two of them each other's ids."""
+    other = shutil.copytree(finished, tmp_path / "other")
+    content = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    first, second, *_ = (token for token in vocabulary if len(token) == 1 and token.isalpha())
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    options = {"model": {"init_from": str(finished)}, "tokenizer": {"path": str(other)}}
+    with pytest.raises(UserError, match=f"is not the tokenizer of the base.*the token '[{first}{second}]' has the id"):
+        run_recipe(recipe(corpus, tmp_path / "run", **options))
+
+
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_splits_are_read_before_the_tokenizer_is_trained(split, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(translation, "load_or_train", lambda *_: pytest.fail("a tokenizer was trained"))

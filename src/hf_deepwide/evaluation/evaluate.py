@@ -19,7 +19,7 @@ from .averages import ALL, group_means, groups, read_scores, win_ratio
 from .checkpoint import device_of, load_translator
 from .metrics import build_metrics, check_parallel, score
 from .significance import compare_to_baseline
-from .translate import EvaluationArguments, translate
+from .translate import SEARCH, EvaluationArguments, own_search, translate
 
 LOADED = ("config.json", "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)  # of a checkpoint
 
@@ -65,6 +65,10 @@ class Request:
     )
     device: str | None = field(default=None, metadata={"help": "Default: a GPU where there is one."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run model code from the checkpoint."})
+    own_search: Sequence[str] = field(
+        default=(),
+        metadata={"help": "Fields of the search that each checkpoint's generation config may say."},
+    )
 
     @property
     def system(self) -> str:
@@ -173,18 +177,18 @@ def evaluate_pair(request: Request, evaluation: EvaluationArguments) -> dict:
     }
     scores: dict[str, dict] = {}
     for system in (baseline, *request.compare):
-        speed = {}
+        made: dict[str, Any] = {}
         if system not in translations:
-            translations[system], seconds = translate_with(system, sources, request, evaluation)
-            speed = {"seconds": seconds, "sentences_per_second": len(sources) / seconds}
+            translations[system], seconds, search = translate_with(system, sources, request, evaluation)
+            made = {"seconds": seconds, "sentences_per_second": len(sources) / seconds, "search": search}
             if system == request.model and request.translations:
                 write_whole(Path(request.translations), "".join(f"{line}\n" for line in translations[system]))
-        scores[system] = score(translations[system], references, **scoring) | speed
+        scores[system] = score(translations[system], references, **scoring) | made
         print_scores(system, scores[system], evaluation.metrics)
     report = {
         "reference": request.reference,
         "source": request.source,
-        "settings": asdict(evaluation),
+        "settings": {name: value for name, value in asdict(evaluation).items() if name not in request.own_search},
         "hf_deepwide": version("hf_deepwide"),
         "systems": scores,
     }
@@ -272,15 +276,18 @@ def existing(name: str) -> Path:
 
 def translate_with(
     checkpoint: str, sources: Sequence[str], request: Request, evaluation: EvaluationArguments
-) -> tuple[list[str], float]:
-    """Load a checkpoint and translate with it; returns the translations, and the seconds that translating took."""
+) -> tuple[list[str], float, dict[str, Any]]:
+    """Load a checkpoint and translate with it; the translations, the seconds that translating took, and the search."""
     model, tokenizer = load_translator(checkpoint, request.trust_remote_code)
+    own = own_search(model)
+    evaluation = replace(evaluation, **{name: getattr(own, name) for name in request.own_search})
     several = Languages(model.config, model.generation_config, tokenizer).several
     # of a model of one pair, `--target_lang` alone is for sacreBLEU's tokenizer
     languages = (request.source_lang, request.target_lang) if several or request.source_lang else (None, None)
     start = time.perf_counter()
     translations = translate(model, tokenizer, sources, evaluation, device_of(request.device), *languages)
-    return translations, time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    return translations, seconds, {name: getattr(evaluation, name) for name in SEARCH}
 
 
 def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
@@ -288,6 +295,9 @@ def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
     print(f"{system} ({scores['sentences']} sentences)")
     for name in metrics:
         print(f"  {name:<10} {scores[name]:6.2f}   {scores['signature'][name]}")
+    if "search" in scores:
+        told = ", ".join(f"{name} {value}" for name, value in scores["search"].items())
+        print(f"  {'search':<10} {told}")
     if "seconds" in scores:
         print(f"  {'translated':<10} {scores['sentences_per_second']:6.2f} sentences a second")
 

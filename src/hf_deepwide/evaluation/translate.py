@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LINE_ENDS = {ord(end): " " for end in "\n\r"}  # what ends a line of a file
+SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a model's generation config says of searching
 _LENGTH_STEP = 8  # source lengths are rounded up to this before the length limit is computed
 
 RANGES = {
@@ -101,7 +102,10 @@ class EvaluationArguments:
             )
         if self.precision not in _AUTOCAST:
             raise UserError(f"evaluation.precision: {quote(self.precision)}; accepted: {', '.join(_AUTOCAST)}")
-        build_metrics(self.metrics, tokenize=self.tokenize)
+        try:
+            build_metrics(self.metrics, tokenize=self.tokenize)
+        except UserError as error:
+            raise UserError(f"evaluation.{error}") from None
 
 
 def own_search(model: PreTrainedModel, **asked: Any) -> EvaluationArguments:
@@ -111,8 +115,7 @@ def own_search(model: PreTrainedModel, **asked: Any) -> EvaluationArguments:
         model: the model.
         asked: fields that are to be otherwise; None is as the model has it.
     """
-    names = ("num_beams", "length_penalty", "early_stopping")
-    own = {name: getattr(model.generation_config, name, None) for name in names}
+    own = {name: getattr(model.generation_config, name, None) for name in SEARCH}
     if own["early_stopping"] is not None:
         own["early_stopping"] = own["early_stopping"] is True  # "never" keeps searching, too
     fields = own | {name: value for name, value in asked.items() if value is not None}

@@ -1,6 +1,7 @@
 """From a recipe and a tokenizer to a model: new, from a base of another family, or a checkpoint to go on from."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ from ..data.new_languages import start_embeddings
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, one_line, quote
 from ..families import family_of
-from ..loading import load_config, load_model
+from ..loading import load_config, load_model, load_tokenizer
 from ..models.configuration_base import DeepWideConfig
 from ..models.plain_text import positions
 from ..models.word_tokenizer import WordTokenizer
@@ -52,6 +53,7 @@ def build_model(
         except (ValueError, ImportError, RuntimeError) as error:  # RuntimeError: more memory than there is
             raise UserError(f"{recipe.source}: model: it cannot be made: {one_line(error)}") from error
     else:
+        check_same_tokens(recipe, tokenizer)
         model = _from_checkpoint(recipe)
         model.set_attn_implementation(args.attn_implementation)
         if recipe.tokenizer.new_languages:
@@ -163,6 +165,25 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
             )
         fields |= {"decoder_vocab_size": tokenizer.target_vocab_size, "share_encoder_decoder_embeddings": False}
     return fields
+
+
+def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    """See that a tokenizer gives the base's tokens the ids that they have there; it may have others beside them.
+
+    Raises:
+        UserError: it does not, so that each would get the embedding of another one.
+    """
+    base, path = str(recipe.init_from), str(recipe.tokenizer.path)
+    if base == path or not (Path(base) / "tokenizer_config.json").is_file():
+        return
+    ours = tokenizer.get_vocab()
+    for token, number in load_tokenizer(base).get_vocab().items():
+        if ours.get(token) != number:
+            raise UserError(
+                f"{recipe.source}: tokenizer.path {quote(path)} is not the tokenizer of the base, model.init_from "
+                f"{quote(base)}: there the token {quote(token)} has the id {number}, and here {ours.get(token)}. Set "
+                f"tokenizer.path to {quote(base)}"
+            )
 
 
 def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:

@@ -24,7 +24,7 @@ from ..families import ENCODERS, FAMILIES
 from ..loading import load_config, load_model
 from ..training.arguments import REFUSED
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
-from .build import check_memory, posterior_fields
+from .build import check_memory, check_same_tokens, posterior_fields
 from .encoder_card import write_masked_lm_card
 from .recipe import Recipe
 from .run import run
@@ -142,7 +142,11 @@ def new_model(
         UserError: fields that contradict the tokenizer, or a checkpoint that cannot be loaded.
     """
     set_seed(args.seed)
-    model = _new(recipe, tokenizer) if recipe.init_from is None else _from_checkpoint(recipe)
+    if recipe.init_from is None:
+        model = _new(recipe, tokenizer)
+    else:
+        check_same_tokens(recipe, tokenizer)
+        model = _from_checkpoint(recipe)
     model.set_attn_implementation(args.attn_implementation)
     check_tokenizer(tokenizer, model.config)
     return model.float()  # as in `build_model`
