@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -120,8 +121,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
         publish(draft, path)
 
 
+def let_others_read(folder: Path) -> None:
+    """Let others read what they may read in the folder: safetensors writes files for their owner alone."""
+    usual = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o600:
+            path.chmod(usual)
+
+
 def publish(draft: Path, final: Path) -> None:
     """Give a finished file or folder its name; what it holds reaches the disk before its name does."""
+    if draft.is_dir():
+        let_others_read(draft)
     for path in [*(draft.rglob("*") if draft.is_dir() else ()), draft]:
         _flush(path)
     draft.rename(final)
@@ -140,6 +151,7 @@ def whole_files(folder: Path, last: str = "") -> Iterator[Path]:
     draft.mkdir()
     try:
         yield draft
+        let_others_read(draft)
         for path in sorted(draft.iterdir(), key=lambda path: (path.name == last, path.name)):
             publish(path, folder / path.name)
     finally:

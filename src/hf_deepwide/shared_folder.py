@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .durable import Writing, publish, sha256_of, write_whole
+from .durable import Writing, let_others_read, publish, sha256_of, write_whole
 from .errors import UserError, one_line
 from .models import remote_code
 
@@ -152,6 +152,7 @@ def replace_files(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> 
     Raises:
         UserError: a file of somebody else is in the way; nothing has changed then.
     """
+    let_others_read(staged)
     new = _digests(staged, files_in(staged))
     for name in new:
         _check_way(folder, name, earlier)

@@ -6,7 +6,8 @@
     hf-deepwide translate --model facebook/nllb-200-1.3B --source_lang deu_Latn --target_lang eng_Latn < text.de
 
 The output has as many lines as the input, in the same order; an empty line stays empty. A text of any length needs
-the memory of a few thousand lines. `--resume` continues after the lines that the output already has.
+the memory of a few thousand lines. `--resume` continues after the lines that the output already has. Which model made
+these lines is not checked.
 
 `--sample` draws each word at random from the model's distribution, as back-translation wants it. What is drawn follows
 from the seed and the line. Equal lines get equal translations, also in another run, and after `--resume`.

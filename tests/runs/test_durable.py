@@ -1,11 +1,14 @@
 """Files and folders that appear whole or not at all, and never in place of an input."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from hf_deepwide.durable import check_output, whole_file, whole_folder, write_whole
+from hf_deepwide.durable import check_output, whole_file, whole_files, whole_folder, write_whole
 from hf_deepwide.errors import UserError, quote
 
 
@@ -103,3 +106,18 @@ def test_a_device_or_pipe_is_not_replaced(name, tmp_path):
 def test_the_links_to_open_files_are_refused():
     with pytest.raises(UserError, match="/dev/stdout"):
         check_output(Path("/dev/stdout"), overwrite=True)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o700])
+@pytest.mark.parametrize("writer", [whole_folder, whole_files])
+def test_weights_are_readable_for_those_who_may_read_the_folder(writer, mode, tmp_path):
+    """A library writes them for their owner alone; nothing else changes."""
+    before = os.umask(0o777 - mode)
+    try:
+        with writer(tmp_path / "run") as draft:
+            save_file({"w": torch.zeros(1)}, draft / "model.safetensors")
+            (draft / "program").touch(0o700)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run").iterdir()}
+    assert modes == {"model.safetensors": mode & 0o666, "program": 0o700}

@@ -394,3 +394,16 @@ def test_machines_of_one_brand_are_told_apart(text, name, flags):
     told = describe(text)
     assert told["model name"] == name
     assert [flag for flag in INSTRUCTION_SETS if flag in told["flags"].split()] == ["avx2", flags]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["--training.max_stepz", "3", "--training.seed", "4"], r"'max_stepz'.*\(set by --training\.max_stepz\)$"),
+        (["--data.max_length", "0"], r"data\.max_length is 0.*\(set by --data\.max_length\)$"),
+        (["--evaluation.metrics", "[blue]"], r"evaluation\.metrics: blue.*\(set by --evaluation\.metrics\)$"),
+    ],
+)
+def test_a_mistake_on_the_command_line_names_its_option(overrides, told):
+    with pytest.raises(UserError, match=told):
+        load_recipe("quickstart", overrides)

@@ -148,7 +148,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
     if mark is not None:
         name = mark.get("name", path.absolute().parent.name)
         values["training"]["output_dir"] = str(path.parent)
-    for key, value in parse_overrides(overrides):
+    given = parse_overrides(overrides)
+    for key, value in given:
         section, _, field = key.partition(".")
         told = f"--{one_line(key, QUOTED)}"
         if not field or "." in field:
@@ -158,7 +159,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
             raise UserError(f"{told}: an override names a section and a key, {example}; the sections are {sections}")
         _check_name(told, "section", section, kind.sections)
         values[section][field] = value
-    return check_recipe(values, name, str(path), kind)
+    try:
+        return check_recipe(values, name, str(path), kind)
+    except UserError as error:
+        words = set(re.findall(r"\w+", str(error)))
+        named = [f"--{key}" for key, _ in given if words.issuperset(key.split("."))]
+        raise UserError(f"{error} (set by {', '.join(named)})" if named else str(error)) from None
 
 
 def find_recipe(path: str | Path) -> Path:
