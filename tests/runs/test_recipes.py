@@ -400,7 +400,7 @@ def test_machines_of_one_brand_are_told_apart(text, name, flags):
     ("overrides", "told"),
     [
         (["--training.max_stepz", "3", "--training.seed", "4"], r"'max_stepz'.*\(set by --training\.max_stepz\)$"),
-        (["--data.max_length", "0"], r"data\.max_length is 0.*\(set by --data\.max_length\)$"),
+        (["--data.train", "x", "--data.max_length", "0"], r"data\.max_length is 0.*\(set by --data\.max_length\)$"),
         (["--evaluation.metrics", "[blue]"], r"evaluation\.metrics: blue.*\(set by --evaluation\.metrics\)$"),
     ],
 )

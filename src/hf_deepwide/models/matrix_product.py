@@ -33,8 +33,9 @@ class MatrixProduct:
     oneDNN's blocks of a large matrix are made in half the time of MKL's order. MKL has blocks of its own, too. They
     serve one number of rows, and sentences leave the batch.
 
-    On other processors than Intel's, MKL reads W as it is at a third of that speed: several of its rows at once, a few
-    numbers of each, which the processor cannot foresee. So W is read ahead, one number of each cache line, in order.
+    On other processors than Intel's, MKL reads W more slowly than the memory could give it. It reads several rows of W
+    at once, a few numbers of each, and the processor cannot foresee which come next. So W is read ahead: one number of
+    each cache line, in order.
     """
 
     def __init__(

@@ -162,9 +162,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
     try:
         return check_recipe(values, name, str(path), kind)
     except UserError as error:
-        words = set(re.findall(r"\w+", str(error)))
-        named = [f"--{key}" for key, _ in given if words.issuperset(key.split("."))]
+        named = [f"--{key}" for key, _ in given if _is_named(key, str(error))]
         raise UserError(f"{error} (set by {', '.join(named)})" if named else str(error)) from None
+
+
+def _is_named(key: str, message: str) -> bool:
+    """Whether a message is about a dotted key: `section.key`, or `section:` and the quoted key."""
+    section, _, field = key.partition(".")
+    return bool(re.search(rf"\b{re.escape(key)}\b|\b{re.escape(section)}: .*'{re.escape(field)}'", message))
 
 
 def find_recipe(path: str | Path) -> Path:
