@@ -31,6 +31,8 @@ EXPRESSIBLE = {
     "gelu of tanh": ("vanilla", {"activation_function": "gelu_new"}),
     "quick gelu": ("vanilla", {"activation_function": "quick_gelu"}),
     "swish": ("vanilla", {"activation_function": "silu", "position_embedding_type": "marian"}),
+    "DeepNorm": ("vanilla-deepnorm", {}),
+    "DeepNorm, un-joined networks": ("vanilla-deepnorm", {"ffn_branches": 2, "join_ffn": False}),
     "MAT": ("mat-3", {}),
     "MAT, branches of networks, Marian's sinusoids": ("mat-2-prenorm", {}),
     "MAT, two vocabularies, 1/N^2, no biases, no scale": ("mat-3-two-vocabularies", {}),
@@ -46,7 +48,6 @@ EXPRESSIBLE = {
 }
 REFUSED = {
     "rezero": ("vanilla-rezero", {}, "rezero"),
-    "deepnorm": ("vanilla-deepnorm", {}, "deepnorm"),
     "attention residuals": ("vanilla-attention", {}, "attention"),
     "hyper-connections": ("vanilla-hyper", {}, "hyper"),
     "mhc": ("vanilla-mhc", {}, "mhc"),

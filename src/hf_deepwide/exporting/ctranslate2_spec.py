@@ -24,6 +24,7 @@ from ..models.embeddings import Embeddings
 from ..models.feed_forward import MultiBranchFeedForward
 from ..models.language_pairs import language_ids, speaking, target_settings
 from ..models.modeling_multipath_transformer import MultiPathEncoderLayer, PathSum
+from ..models.residuals import DeepNorm
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -66,7 +67,7 @@ def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
             "it has no LayerNorms (`residual: rezero`, or `layer_norms: false` of latent_depth), and the engine's "
             "sub-layers have them"
         )
-    elif residual != "add":
+    elif residual not in ("add", "deepnorm"):
         yield f"`residual` is {residual!r}, and the engine's sub-layers are added to their inputs, pre- or post-norm"
     if (aggregation := getattr(config, "layer_aggregation", None)) is not None:
         yield f"`layer_aggregation` is {aggregation!r}, and the engine's layers read the layer before them alone"
@@ -196,8 +197,9 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
 def _set_encoder(spec: LayerSpec, encoder: Any) -> None:
     """Set the encoder.
 
-    A learned weight of a sub-layer's input (Multi-Path's beta) is a scale of the residual stream, which the next norm
-    undoes, but for its epsilon. So the stream is kept without the scale, and what is added to it is divided by it.
+    A weight of a sub-layer's input (Multi-Path's beta, DeepNorm's alpha) is a scale of the residual stream, which the
+    next norm undoes, but for its epsilon. So the stream is kept without the scale, and what is added to it is divided
+    by it.
     """
     _set_embeddings(spec, spec.embeddings[0], encoder)
     scale = 1.0
@@ -214,7 +216,7 @@ def _set_encoder(spec: LayerSpec, encoder: Any) -> None:
                 scale = scale * beta if layer.normalize_before else beta
                 weights = [weight / scale for weight in _path_weights(paths)]
             else:
-                paths, weights = None, [sublayer.merge_scale] * sublayer.branches
+                paths, weights = None, _branch_weights(sublayer, layer)
             if paths is not None and paths.path_norms:  # of a single path: x + PathNorm(F(LN(x)))
                 before, after = _norms_around(layer_spec, name)
                 _set_norm(before, norm)
@@ -236,6 +238,12 @@ def _norms_around(spec: LayerSpec, sublayer: str) -> tuple[LayerSpec, LayerSpec]
     return before, getattr(spec, f"post_{sublayer}_layer_norm")
 
 
+def _branch_weights(sublayer: Any, layer: nn.Module) -> list[float]:
+    """The weight of each branch of a sub-layer of a layer, beside a residual stream of weight 1."""
+    alpha = layer.alpha if isinstance(layer, DeepNorm) else 1.0
+    return [sublayer.merge_scale / alpha] * sublayer.branches
+
+
 def _path_weights(paths: PathSum) -> list[float]:
     """The weight of each path's raw feature."""
     if paths.path_norms:
@@ -253,10 +261,9 @@ def _set_decoder(spec: LayerSpec, decoder: Any) -> None:
             (layer_spec.attention, layer.encoder_attn, layer.encoder_attn_layer_norm, 1),
         )
         for sub_spec, attention, norm, fused in attentions:
-            _set_attention(sub_spec, attention, [attention.merge_scale] * attention.branches, fused)
+            _set_attention(sub_spec, attention, _branch_weights(attention, layer), fused)
             _set_norm(sub_spec.layer_norm, norm)
-        network = layer.feed_forward
-        _set_feed_forward(layer_spec.ffn, network, [network.merge_scale] * network.branches)
+        _set_feed_forward(layer_spec.ffn, layer.feed_forward, _branch_weights(layer.feed_forward, layer))
         _set_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
     if hasattr(spec, "layer_norm"):
         _set_norm(spec.layer_norm, decoder.layer_norm)
@@ -291,9 +298,10 @@ def _set_attention(spec: LayerSpec, attention: Any, weights: Sequence[float], fu
 
 def _set_feed_forward(spec: LayerSpec, network: Any, weights: Sequence[float]) -> None:
     if isinstance(network, MultiBranchFeedForward) and not network.joined:
-        inner, outer = network.averaged()
+        inner, (weight, bias) = network.averaged()
+        rest = weights[0] / network.merge_scale
         _set_linear(spec.linear_0, *inner)
-        _set_linear(spec.linear_1, *outer)
+        _set_linear(spec.linear_1, weight * rest, bias * rest)
         return
     _set_linear(spec.linear_0, network.fc1.weight, network.fc1.bias)
     _set_sum(spec.linear_1, network.fc2, weights)
