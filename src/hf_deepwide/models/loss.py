@@ -107,14 +107,11 @@ class LinearCrossEntropy(torch.autograd.Function):
                 h, target = hidden[here].to(dtype), targets[here]
                 logits = nn.functional.linear(h, matrix, offset).to(full)
                 at_target = logits.gather(1, target[:, None])[:, 0]
-                largest = logits.amax(-1, keepdim=True)
-                p = logits.sub_(largest).exp_()  # in place: what has left the cache is what costs time here
-                z = p.sum(-1, keepdim=True)
-                log_z = (largest + z.log())[:, 0]
+                p = logits.softmax(-1)  # one operation: what has left the cache is what costs time here
+                log_z = logits.amax(-1) - p.amax(-1).log()
                 mean_logit = (hidden[here].to(full) @ row_sum + bias_sum) / vocabulary
                 total += (log_z - (1 - eps) * at_target - eps * mean_logit).sum()
                 if train:
-                    p /= z
                     if grad_bias is not None:
                         grad_bias += p.sum(0)
                     p = p.to(dtype)
