@@ -1,4 +1,4 @@
-"""One model, one text, every way to decode it: `generate`, `torch.compile`, CTranslate2.
+"""One model, one text, every way to decode it: `generate`, `torch.compile`, CTranslate2, ONNX.
 
     python benchmarks/speed/engines.py --output benchmarks/results/decoding_engines_amd.json
     python benchmarks/speed/engines.py --threads 1 --sentences 32 --beams 5 --output decoding_engines.json
@@ -9,6 +9,7 @@ tokens. The ways take turns, and what counts is the median over the rounds of Ma
 same round. Numbers that `--output` holds already stay, so that a measurement can be made in pieces.
 
 `--compile` measures the other way to fast steps: the decoder as one graph, by `torch.compile`, with a static cache.
+ONNX's graphs decode greedily, as the README of an exported folder does, so the columns of beam search lack them.
 """
 
 import argparse
@@ -21,16 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
+import numpy as np
+import onnxruntime
 import torch
 from exported import OURS, SETTINGS, SIZE, VOCABULARY, step_of, tokenizer_of
 from harness import against, machine, take_turns, write_text
-from tasks import Decoding
+from tasks import NEW_TOKENS, SOURCE, Decoding
 from transformers import MarianConfig, MarianMTModel, PreTrainedModel, set_seed
 
 import hf_deepwide
 from hf_deepwide import MATConfig, VanillaTransformerConfig
 from hf_deepwide.errors import run_script
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
+from hf_deepwide.exporting.onnx_folder import DECODER, ENCODER
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 YARDSTICK = "Marian, `generate`"
@@ -65,7 +69,35 @@ def ways(folder: Path, threads: int, sentences: int, beams: int) -> dict[str, Ca
             hf_deepwide.export_ctranslate2(vanilla(), place, quantization=quantization, tokenizer=tokenizer_of(1))
         words = vocabulary(tokenizer_of(1), VOCABULARY)
         steps[f"vanilla, CTranslate2, {quantization}"] = step_of(place, words, sentences, beams, threads)
+    if beams == 1:
+        place = folder / "onnx"
+        if not place.exists():
+            hf_deepwide.export_onnx(vanilla(), place, tokenizer=tokenizer_of(1))
+        steps["vanilla, ONNX"] = by_graphs(place, sentences, threads)
     return steps
+
+
+def by_graphs(place: Path, sentences: int, threads: int) -> Callable[[], object]:
+    """A function that decodes the same sources each time by the graphs of a folder, greedily."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    encoder, decoder = (onnxruntime.InferenceSession(place / name, options) for name in (ENCODER, DECODER))
+    names = [node.name for node in decoder.get_inputs()]
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(4, VOCABULARY - 1, (sentences, SOURCE), generator=generator).numpy()
+    mask = np.ones_like(source)
+
+    def decode() -> object:
+        cross = encoder.run(None, {"input_ids": source, "attention_mask": mask})
+        past, token = [tensor[:, :, :0] for tensor in cross], np.full((sentences, 1), OURS["decoder_start_token_id"])
+        for _ in range(NEW_TOKENS):
+            inputs = [token, mask, *past, *cross]
+            logits, *past = decoder.run(None, dict(zip(names, inputs, strict=True)))
+            logits[:, OURS["eos_token_id"]] = -np.inf
+            token = logits.argmax(-1)[:, None]
+        return token
+
+    return decode
 
 
 def compiled(sentences: int, beams: int) -> tuple[dict[str, Callable[[], object]], float]:
