@@ -6,7 +6,6 @@ a head for the task gives all but the head, which starts as in a new model.
 """
 
 import dataclasses
-import logging
 import math
 import os
 import re
@@ -20,6 +19,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import logging
 
 from .errors import UserError, one_line, quote
 from .loading import load_config, load_model
@@ -27,7 +27,7 @@ from .models.configuration_mat_roberta import MATRobertaConfig
 from .vanilla_form import Tensors, name_of
 from .warm_start import BRANCHING, copy_branches
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 ROBERTA = ("roberta", "xlm-roberta", "camembert")
 LAYER_NORM_EPS = 1e-5  # of PyTorch's LayerNorm, and of all these models
@@ -87,7 +87,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     if lost := [key for key in lacking if key.startswith(body or "encoder.")]:
         raise UserError(f"cannot start from {name}: it has no weights for {lost[0]}")
     if lacking:
-        logger.warning(
+        logger.warning_once(
             "%s has no head for these labels or this task: %s … starts at random; train it before use",
             *(name, lacking[0].partition(".")[0]),
         )

@@ -16,6 +16,7 @@ from model_cases import scramble
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     RobertaConfig,
     RobertaForMaskedLM,
     Trainer,
@@ -28,6 +29,7 @@ from hf_deepwide.data.classification import ClassificationArguments, class_names
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.classification import classification_scores
+from hf_deepwide.runs import figures
 from hf_deepwide.runs.classification import ClassificationRecipe, run_classification
 from hf_deepwide.runs.recipe import check_recipe, load_recipe, packaged_recipes
 
@@ -157,10 +159,55 @@ def test_the_card_has_the_scores_of_the_model_and_of_all_seeds(finished, tmp_pat
     assert scores == {theirs: round(of_seed[ours], 2) for ours, theirs in names.items()}
     told = results["test"]["accuracy"]
     assert f"± standard deviation | {told['median']:.2f} ± {told['standard_deviation']:.2f} |" in card.text
+    assert "lower of the two" in card.text, "of two seeds neither has the median score"
     share(run, tmp_path / "shared")
     shared = (tmp_path / "shared" / "README.md").read_text()
     assert "trust_remote_code=True" in shared
     assert "import hf_deepwide  #" not in shared
+
+
+def test_its_figure_has_the_curve_of_each_seed(finished, tmp_path, monkeypatch):
+    run, results = finished
+    assert (run / "plots" / "learning_curves.png").is_file()
+    shown = {}
+    monkeypatch.setattr(figures, "plot_runs", lambda histories, path: shown.update(histories))
+    list(figures.draw_curves([run], tmp_path / "plots"))
+    assert list(shown) == ["run, seed 1", "run, seed 2"]
+    step, loss, accuracy, *_ = results["seeds"][1]["curve"][2]
+    assert (
+        shown["run, seed 2"][2] | {"step": step, "eval_loss": loss, "eval_accuracy": accuracy}
+        == (shown["run, seed 2"][2])
+    )
+
+
+def test_a_long_text_can_be_cut_to_what_the_model_takes(finished):
+    classify = pipeline("text-classification", model=str(finished[0]), device="cpu")
+    assert classify.tokenizer.model_max_length == 64  # positions of RoBERTa's begin behind the padding's id
+    assert classify("there is a dog " * 100, truncation=True)
+
+
+def test_the_tokenizer_is_the_bases(data, base, tmp_path):
+    """Else each token would get the embedding of another one, or of none; and nothing is left of such a start."""
+    other = train_tokenizer(["another text altogether"] * 9, TokenizerArguments(vocab_size=40))
+    other.save_pretrained(tmp_path / "other")
+    longer = AutoTokenizer.from_pretrained(base)
+    longer.add_tokens(["<new>"])
+    longer.save_pretrained(tmp_path / "longer")
+    for name, told in (("other", "is not the tokenizer of the base"), ("longer", "has embeddings for")):
+        recipe = recipe_of(data, base, tmp_path / "run")
+        recipe.tokenizer.path = str(tmp_path / name)
+        with pytest.raises(UserError, match=told):
+            run_classification(recipe)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_trained_nothing_may_be_corrected(data, base, tmp_path, monkeypatch):
+    kill_at(monkeypatch, seed=1, step=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_classification(recipe_of(data, base, tmp_path / "run", seeds=[1]))
+    monkeypatch.undo()
+    results = run_classification(recipe_of(data, base, tmp_path / "run", seeds=[1], max_steps=2))
+    assert [result["steps"] for result in results["seeds"]] == [2]
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(finished, data, base, tmp_path, monkeypatch):
@@ -340,6 +387,10 @@ def test_rows_are_read_as_they_are(data):
 
 def test_a_file_may_hold_objects_or_quoted_columns(tmp_path):
     expected = [("a, b", "1"), ("NA", "0"), ("null", "1")]
+    names = [("12", "01"), ("1.0", "02")]  # text, not numbers
+    (tmp_path / "b.csv").write_text("sentence,label\n" + "".join(f"{t},{n}\n" for t, n in names))
+    found = read_splits(ClassificationArguments("csv", "b.csv", "b.csv", root=str(tmp_path)))["train"]
+    assert list(zip(found["text"], found["label"], strict=True)) == names
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"sentence": t, "label": int(n)}) + "\n" for t, n in expected)
     )

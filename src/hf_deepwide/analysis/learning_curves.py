@@ -8,7 +8,12 @@ from matplotlib import colormaps
 
 from .figures import new_figure, save
 
-PANELS = (("loss", "training loss"), ("eval_loss", "validation loss"), ("eval_bleu", "validation BLEU"))
+PANELS = (
+    ("loss", "training loss"),
+    ("eval_loss", "validation loss"),
+    ("eval_bleu", "validation BLEU"),
+    ("eval_accuracy", "validation accuracy"),
+)
 
 
 def reconstruction(entry: dict) -> dict:
@@ -17,7 +22,7 @@ def reconstruction(entry: dict) -> dict:
 
 
 def plot_runs(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:
-    """Training and validation loss and BLEU of each run over steps; panels without data are left out.
+    """Training and validation loss, BLEU and accuracy of each run over steps; panels without data are left out.
 
     What is infinite or not a number, as after a divergence, leaves a gap.
 

@@ -3,7 +3,7 @@
 import csv
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from datasets import Dataset, load_dataset
@@ -33,19 +33,27 @@ class ClassificationArguments(Places):
     Sequences of more than `max_length` tokens are cut, the longer sentence of a pair first.
     """
 
-    format: Literal["tsv", "csv", "jsonl", "datasets"] = "tsv"
-    train: str | None = None
-    validation: str | None = None
-    test: str | None = None
-    name: str | None = None
-    config: str | None = None
-    root: str | None = None
-    sentence1: str = "sentence"
-    sentence2: str | None = None
-    label: str = "label"
-    labels: list[str] | None = None
-    validation_size: int | None = None
-    max_length: int = 128
+    format: Literal["tsv", "csv", "jsonl", "datasets"] = field(
+        default="tsv", metadata={"help": "kind of the files; datasets: of the Hub"}
+    )
+    train: str | None = field(default=None, metadata={"help": "file with a header, or split, to train on"})
+    validation: str | None = field(default=None, metadata={"help": "file or split that chooses the checkpoint"})
+    test: str | None = field(default=None, metadata={"help": "file or split that is scored at the end"})
+    name: str | None = field(default=None, metadata={"help": "the data set on the Hub (format datasets)"})
+    config: str | None = field(default=None, metadata={"help": "its part"})
+    root: str | None = field(
+        default=None, metadata={"help": "folder that relative paths start at; else $HF_DEEPWIDE_DATA"}
+    )
+    sentence1: str = field(default="sentence", metadata={"help": "column of the sentence, or of the first of a pair"})
+    sentence2: str | None = field(default=None, metadata={"help": "column of the second sentence of a pair"})
+    label: str = field(default="label", metadata={"help": "column of the class"})
+    labels: list[str] | None = field(
+        default=None, metadata={"help": "the classes in order; default: those of the training split, sorted"}
+    )
+    validation_size: int | None = field(
+        default=None, metadata={"help": "rows of the training split to hold out, without a validation split"}
+    )
+    max_length: int = field(default=128, metadata={"help": "longer sequences are cut to so many tokens"})
 
     def __post_init__(self) -> None:
         if self.train is None:
@@ -87,7 +95,7 @@ def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) ->
     for split, rows in splits.items():
         for number, label in enumerate(rows["label"], start=1):
             if label not in names:
-                known = ", ".join(map(str, names[:20]))
+                known = one_line(", ".join(map(str, names)), 200)
                 raise UserError(f"data.{split}, row {number}: the class {quote(label)} is not one of {known}")
     return names
 
@@ -111,9 +119,9 @@ def _read(args: ClassificationArguments, split: Split) -> Dataset:
     told = f"data.{split} {quote(place)}"
     rows = _load(args, place, told)
     columns = {"text": args.sentence1, "pair": args.sentence2, "label": args.label}
-    for field, column in columns.items():
+    for role, column in columns.items():
         if column is not None and column not in rows.column_names:
-            key = {"text": "sentence1", "pair": "sentence2", "label": "label"}[field]
+            key = {"text": "sentence1", "pair": "sentence2", "label": "label"}[role]
             have = ", ".join(rows.column_names)
             raise UserError(
                 f"{told}: data.{key}: there is no column {quote(column)}; the columns are {one_line(have)}"
@@ -121,12 +129,12 @@ def _read(args: ClassificationArguments, split: Split) -> Dataset:
     if rows.num_rows == 0:
         raise UserError(f"{told}: there are no rows")
     named = getattr(rows.features[args.label], "names", None)
-    taken = {field: [_text(value) for value in rows[column]] for field, column in columns.items() if column}
+    taken = {role: [_text(value) for value in rows[column]] for role, column in columns.items() if column}
     if named:  # `datasets` keeps numbers beside the names of classes
         taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label]]
-    for field in ("text", "label"):
-        if "" in taken[field]:
-            raise UserError(f"{told}, row {taken[field].index('') + 1}: the column {quote(columns[field])} is empty")
+    for role in ("text", "label"):
+        if "" in taken[role]:
+            raise UserError(f"{told}, row {taken[role].index('') + 1}: the column {quote(columns[role])} is empty")
     return Dataset.from_dict(taken)
 
 
@@ -142,7 +150,8 @@ def _load(args: ClassificationArguments, place: str, told: str) -> Dataset:
         if args.format == "jsonl":
             return load_dataset("json", data_files=file, split="train")
         plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if args.format == "tsv" else {}
-        return load_dataset("csv", data_files=file, split="train", keep_default_na=False, **plain)
+        texts = {column: str for column in (args.sentence1, args.sentence2, args.label) if column}  # 01 is no number
+        return load_dataset("csv", data_files=file, split="train", keep_default_na=False, converters=texts, **plain)
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
         # `datasets` says only that something went wrong, and keeps what it was as the cause
         reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"

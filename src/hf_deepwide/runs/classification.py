@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import statistics
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -29,6 +29,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalPrediction
 
+from ..analysis.learning_curves import plot_runs
 from ..checkpoint_files import MARK
 from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
 from ..data.tokenizer import TokenizerArguments, load_or_train
@@ -42,11 +43,13 @@ from ..reading import read_text
 from ..training.arguments import REFUSED
 from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state, newest_whole
 from ..training.classification import METRICS, ClassificationTrainer, ClassificationTrainingArguments
+from .build import check_same_tokens
 from .encoder_card import write_classifier_card
 from .facts import machine, versions
+from .figures import seed_histories
 from .lock import locked
 from .recipe import RECIPE, Recipe, differences, read_mark
-from .run_folder import CARD, NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
+from .run_folder import CARD, CURVES, NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 logger = logging.getLogger(__name__)
@@ -97,9 +100,17 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
     splits = read_splits(data)
     names = class_names(data, splits)
     tokenizer = load_or_train(recipe.tokenizer, iter(()))
+    check_same_tokens(recipe, tokenizer)
     model = _new_model(recipe, args, names, args.seeds[0])  # what is wrong with it is said before anything is written
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"{recipe.source}: tokenizer.path {quote(recipe.tokenizer.path)} has {len(tokenizer):,} entries, and the "
+            f"base, model.init_from {quote(recipe.init_from)}, has embeddings for {model.config.vocab_size:,}; set "
+            "tokenizer.path to the base"
+        )
     if longest := _longest(model):
         data.max_length = min(data.max_length, longest)
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)  # what `truncation=True` cuts to
     encoded = {split: encode_rows(data, rows, names, tokenizer) for split, rows in splits.items()}
     if process.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
@@ -120,6 +131,7 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
                     if file.is_file() and file.name != RESULTS:
                         shutil.copyfile(file, draft / file.name)
             write_classifier_card(run, recipe, results)
+            plot_runs(seed_histories(results), run / CURVES)
             write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         process.wait_for_everyone()
     return results
@@ -137,7 +149,7 @@ def _check_folder(recipe: Recipe, overwrite: bool) -> None:
         return
     if (run / RESULTS).is_file():
         raise UserError(f"{run} holds a finished run; give another training.output_dir, or --overwrite to replace it")
-    if changed := _changes(run, recipe):
+    if _has_begun(run) and (changed := _changes(run, recipe)):
         raise UserError(
             f"{run} holds an unfinished run of another recipe ({'; '.join(changed[:3])}). Resume it with its own "
             "recipe, give another training.output_dir, or --overwrite to start afresh"
@@ -176,6 +188,9 @@ def _finish_replacing(run: Path, goes_on: bool = False) -> None:
     if goes_on or any(new.glob(f"seed-*/{RESULTS}")):
         (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
         (run / CARD).unlink(missing_ok=True)
+        (run / CURVES).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else's figures lie there, too
+            (run / CURVES).parent.rmdir()
         for seed in run.glob("seed-*"):
             for file in seed.iterdir():
                 if file.is_file():  # the older run's model is a copy of a seed's

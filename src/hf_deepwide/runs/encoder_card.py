@@ -43,6 +43,7 @@ def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) 
         metrics=[PERPLEXITY],
         scores={},  # a perplexity is of a vocabulary, and not to be ranked among others
         told=f"Perplexity of the masked tokens: {data.mask_probability:.0%} of each text.",
+        then=_choice(data.posterior_names),
         training=f"{train['steps']:,} steps, {train['epochs']:.1f} epochs, in {train['minutes']:.1f} minutes",
     )
 
@@ -75,9 +76,28 @@ def write_classifier_card(folder: Path, recipe: Recipe, results: dict[str, Any])
         rows=rows,
         metrics=list(METRICS),
         scores={name: chosen["test"][name] for name in METRICS} if "test" in chosen else {},
-        told=f"All in per cent. The model is that of seed {results['chosen_seed']}, with the median score.",
+        told=f"All in per cent. The model is that of seed {results['chosen_seed']}{_why(count)}.",
         training=f"{chosen['steps']:,} steps, {chosen['epochs']:.1f} epochs",
     )
+
+
+def _choice(posteriors: list[str]) -> str:
+    """The lines that choose one of several posteriors, which the pipeline cannot be asked for."""
+    if len(posteriors) < 2:
+        return ""
+    numbers = ", ".join(f"{number} is {name}" for number, name in enumerate(posteriors))
+    return (
+        f"\n\n# the posterior of all texts: {card_text.plain(numbers)}\n"
+        "import functools, torch\n"
+        "fill_mask.model.forward = functools.partial(fill_mask.model.forward, posteriors=torch.tensor([0]))"
+    )
+
+
+def _why(seeds: int) -> str:
+    """Why the model in the folder is that of its seed, of so many."""
+    if seeds == 1:
+        return ""
+    return f", with the {'median validation score' if seeds % 2 else 'lower of the two middle validation scores'}"
 
 
 def _write(
@@ -90,6 +110,7 @@ def _write(
     languages: list[str],
     metrics: list[str],
     scores: dict[str, float],
+    then: str = "",
     **shown: Any,
 ) -> None:
     data, family = recipe.data, all_families().get(recipe.family)
@@ -116,7 +137,7 @@ def _write(
         ]
         or None,
     )
-    use = card_text.use_of_folder(folder.as_posix(), pipeline)
+    use = card_text.use_of_folder(folder.as_posix(), pipeline) + then
     if family is None:  # a class of Transformers
         use = use.partition("\n")[2]
     with as_file(files("hf_deepwide") / "encoder_card_template.md") as path:

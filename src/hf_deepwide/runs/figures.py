@@ -1,7 +1,9 @@
 """Figures of runs that are there already: learning curves, layer utilisation, joints of layers, path weights."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
@@ -28,9 +30,13 @@ from ..analysis.layer_utilization import (
 from ..analysis.learning_curves import plot_runs
 from ..analysis.path_weights import path_weights, plot_path_weights, spread
 from ..durable import check_output
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..loading import auto_class, load_model
 from ..training.checkpoints import checkpoints, load_history
+from ..training.classification import METRICS
+from .run_folder import RESULTS
+
+LOGGED = ("step", "eval_loss", *(f"eval_{metric}" for metric in METRICS))  # a point of a classifier's curve
 
 
 def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> Iterator[Path]:
@@ -44,7 +50,12 @@ def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> 
     Yields:
         Each figure that was written.
     """
-    histories = {label: load_history(folder) for label, folder in zip(run_labels(runs), runs, strict=True)}
+    histories = {}
+    for label, folder in zip(run_labels(runs), runs, strict=True):
+        of_seeds = _of_seeds(folder)
+        histories |= {f"{label}, {seed}": history for seed, history in of_seeds.items()}
+        if not of_seeds:
+            histories[label] = load_history(folder)
     curves, norms = output / "learning_curves.png", output / gradient_norms.PLOT.name
     measured = any(gradient_norms.KEY in entry for history in histories.values() for entry in history)
     for figure in (curves, *([norms] if measured else [])):
@@ -55,6 +66,23 @@ def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> 
         raise UserError(str(error)) from error
     if measured:
         yield gradient_norms.plot_gradient_norms(histories, norms)
+
+
+def seed_histories(results: dict[str, Any]) -> dict[str, list[dict]]:
+    """What validation found with each seed, of the results of a classifier's run; {} of those of another run."""
+    return {
+        f"seed {of_seed['seed']}": [dict(zip(LOGGED, point, strict=True)) for point in of_seed["curve"]]
+        for of_seed in results.get("seeds", ())
+    }
+
+
+def _of_seeds(run: Path) -> dict[str, list[dict]]:
+    """`seed_histories` of a folder; {} where there are no results."""
+    file = run / RESULTS
+    try:
+        return seed_histories(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is damaged, or not what a run writes: {one_line(error)}") from error
 
 
 def draw_layers(

@@ -17,7 +17,7 @@ from transformers import (
     set_seed,
 )
 
-from ..data.monolingual import MASK, MonolingualArguments, encode_texts, read_texts
+from ..data.monolingual import MonolingualArguments, add_mask, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from ..errors import UserError, one_line, quote
 from ..families import ENCODERS, FAMILIES
@@ -86,7 +86,7 @@ class MaskedLM(Task):
         """The tokenizer that the recipe names or a new one, with a mask."""
         tokenizer = load_or_train(self.recipe.tokenizer, (text for _, text in texts["train"]()), self.recipe.data)
         if tokenizer.mask_token is None:
-            tokenizer.add_special_tokens({"mask_token": MASK})
+            add_mask(tokenizer, is_new=self.recipe.tokenizer.path is None)
         return tokenizer
 
     def encode(self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Dataset]:

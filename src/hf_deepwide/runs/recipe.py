@@ -46,6 +46,7 @@ NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 LINEAGE = 5  # how many recipes may extend one another
 
 RECIPE = "recipe.yaml"  # in the folder of a run: what it was started with
+OF_BASE = ("d_model", "encoder_attention_heads", "decoder_attention_heads")
 EXTENDS = "extends"  # the key that names the recipe whose keys a recipe begins with
 PACKAGED = Path(__file__).parents[1] / "recipes"
 
@@ -335,6 +336,12 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
     if not isinstance(family, str):
         examples = "latent_depth" if len(families) == 1 else "vanilla_transformer or mat"
         raise UserError(f"{source}: model.family: give a model type, such as {examples}")
+    if family not in families and family in CONFIG_MAPPING:
+        accepted = one_line(", ".join(map(repr, families)), 150)
+        raise UserError(
+            f"{source}: model.family: {quote(family)} is not for this task; accepted: {accepted}. `hf-deepwide train` "
+            "is for translation, `train masked-lm` for masked language models, `train classification` for classifiers"
+        )
     _check_name(f"{source}: model.family", "model type", family, families)
     init_from = fields.get("init_from")
     if init_from is not None and not isinstance(init_from, str):
@@ -357,6 +364,8 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
         value = given.get(key)
         if value is not None and value != (needed := getattr(cls(), key)):
             raise UserError(f"{source}: model.{key}: {quote(value)} is not accepted; the family needs {needed}")
+    if init_from is not None:  # the base has the other sizes that these go with
+        given = {key: value for key, value in given.items() if key not in OF_BASE}
     try:
         cls(**given)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype

@@ -21,6 +21,7 @@ from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import check_lengths
 from ..durable import saving, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
+from ..models.plain_text import positions
 from ..training.arguments import TranslationTrainingArguments
 from ..training.callbacks import WarmUpFits
 from ..training.checkpoints import checkpoints, forget_interrupted, load_state
@@ -74,6 +75,8 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
         tokenizer = make_tokenizer(task, texts, args, folder, start, process)
         encoded = task.encode(texts, tokenizer)
         model = make_model(task, tokenizer, args, folder, start)
+        if start.results is None and start.checkpoint is None:
+            limit_length(tokenizer, model, Path(args.output_dir), process)
         for split, dataset in encoded.items():
             check_lengths(dataset, split, model.config, recipe.data)
         trainer = task.trainer(model, _without_evaluation(args) if start.ended else args, tokenizer, encoded, texts)
@@ -119,6 +122,18 @@ def make_tokenizer(
             tokenizer.save_pretrained(draft)
     process.wait_for_everyone()
     return load_tokenizer(args.output_dir)
+
+
+def limit_length(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, place: Path, process: PartialState
+) -> None:
+    """Let `truncation=True` cut a text to the tokens that a model has positions for."""
+    if (longest := positions(model.config)) is None or longest >= tokenizer.model_max_length:
+        return
+    tokenizer.model_max_length = longest
+    if process.is_main_process:
+        with saving(place, "the tokenizer"), whole_files(place) as draft:
+            tokenizer.save_pretrained(draft)
 
 
 def make_model(

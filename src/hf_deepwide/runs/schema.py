@@ -1,6 +1,7 @@
 """The JSON schema of a recipe, so that editors complete and explain its keys."""
 
 import dataclasses
+import inspect
 import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -14,8 +15,9 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict:
 def recipe_schema(kind: type[Recipe] = Recipe) -> dict[str, Any]:
     """Describe every section and key of a kind of recipe (JSON Schema 2020-12).
 
-    A key is explained by its field's help, else by the comment in the reference recipe. The section `model` lists the
-    fields of all families; a field of another library's model is accepted, too.
+    A key is explained by its field's help, if the field is our own, else by the comment in the reference recipe, else
+    by the help that Transformers gives. The section `model` lists the fields of all families; a field of another
+    library's model is accepted, too.
     """
     comments = reference_comments()
     sections = {
@@ -53,7 +55,8 @@ def _section(cls: type, comments: dict[str, str], refused: dict[str, str]) -> di
     properties = {}
     for field in dataclasses.fields(cls):
         if field.init and field.name not in refused:
-            explained = comments.get(field.name) or str(field.metadata.get("help", ""))
+            told, own = str(field.metadata.get("help", "")), field.name in inspect.get_annotations(cls)
+            explained = (told if own else "") or comments.get(field.name, told)
             properties[field.name] = _typed(hints[field.name]) | ({"description": explained} if explained else {})
     return {"type": "object", "properties": properties, "additionalProperties": False}
 

@@ -53,6 +53,7 @@ class ClassificationTrainingArguments(WithoutSecrets, TrainingArguments):
             if not RANGES["seed"].holds(seed):
                 raise ValueError(f"seeds: {quote(seed)} is not accepted; accepted: {RANGES['seed']}")
         super().__post_init__()
+        self.dataloader_pin_memory &= torch.cuda.is_available()  # without a GPU, PyTorch warns of it in each epoch
         if self.metric_for_best_model not in METRICS:
             raise ValueError(
                 f"metric_for_best_model is {quote(self.metric_for_best_model)}; accepted: {', '.join(METRICS)}"
