@@ -32,7 +32,7 @@ chosen = next(iter(pairs)).split("-") if pairs else codes[:1] + codes[-1:]
 translator("1", **dict(zip(("src_lang", "tgt_lang"), chosen)), max_length=4, num_beams=1)
 """
 USE_ENCODER = """
-import sys
+import functools, sys, torch
 sys.modules["hf_deepwide"] = None  # importing it fails
 from transformers import AutoModel, pipeline
 folder, task = sys.argv[1:]
@@ -40,6 +40,8 @@ AutoModel.from_pretrained(folder, trust_remote_code=True)
 use = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
 for loaded in (use.model, use.model.config):
     assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
+if getattr(use.model.config, "num_posteriors", 1) > 1:
+    use.model.forward = functools.partial(use.model.forward, posteriors=torch.tensor([0]))
 use(use.tokenizer.mask_token if task == "fill-mask" else "1")
 """
 USE_SPACE = """

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_run import SCRIPT, run_script_here, write_recipe
 from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, RobertaForMaskedLM, pipeline
 
-from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM
+from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM, share
 from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
@@ -125,6 +126,25 @@ def test_the_card_has_the_perplexities(finished):
     )
     found = [results["test"][name] for name in results["test"]]
     assert f"| test | {' | '.join(f'{perplexity:.2f}' for perplexity in found)} |" in card.text
+
+
+def test_the_card_says_how_to_choose_a_posterior_and_the_run_is_shared(finished, tmp_path):
+    """The pipeline cannot be asked for a posterior."""
+    run, _ = finished
+    share(run, tmp_path / "shared")
+    for folder in (run, tmp_path / "shared"):
+        code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+        code = code.replace("REPOSITORY", str(folder))
+        found = {}
+        exec(compile(code, "README.md", "exec"), found)
+        assert len(found["fill_mask"]("am <mask> Mai", top_k=3)) == 3
+
+
+def test_text_around_a_mask_has_the_pieces_that_it_has_around_a_word(finished):
+    tokenizer = AutoTokenizer.from_pretrained(finished[0])
+    assert tokenizer.model_max_length == 128
+    assert tokenizer("am <mask>.").tokens() == [*tokenizer.tokenize("am"), " <mask>", ".", "</s>"]
+    assert tokenizer("<mask> Mai  ").tokens() == ["<mask>", *tokenizer("Mai").tokens()]
 
 
 def history(run):

@@ -14,8 +14,10 @@ from typing import Literal, get_args
 
 import torch
 from datasets import Dataset
-from tokenizers import AddedToken
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+from tokenizers import AddedToken, normalizers
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.pre_tokenizers import Sequence as Sequential
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
@@ -36,6 +38,24 @@ NUMBERS = {
 }
 
 
+def add_mask(tokenizer: PreTrainedTokenizerFast, is_new: bool) -> None:
+    """Give a tokenizer the token `<mask>`.
+
+    Text with a mask in it has the pieces that it has without. So in a new tokenizer, which no model knows yet, what
+    stands behind a mask begins a word only if there is a space, and spaces at the end of a text are left out.
+    """
+    tokenizer.add_special_tokens({"mask_token": MASK})
+    if not is_new:
+        return
+    backend = tokenizer.backend_tokenizer
+    steps = backend.pre_tokenizer if isinstance(backend.pre_tokenizer, Sequential) else [backend.pre_tokenizer]
+    for step in steps:
+        if isinstance(step, Metaspace):
+            step.prepend_scheme = "first"
+    forms = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([*forms, normalizers.Strip(left=False)])
+
+
 @dataclass
 class MonolingualArguments(Places):
     """The section `data` of a recipe for a masked language model.
@@ -51,15 +71,25 @@ class MonolingualArguments(Places):
     anew in each epoch; validation and test are masked once and for all.
     """
 
-    languages: list[str] = field(default_factory=list)
-    train: str | None = None
-    validation: str | None = None
-    test: str | None = None
-    root: str | None = None
-    max_length: int = 256
-    posteriors: PosteriorsBy = "none"
-    sampling_temperature: float = 1.0
-    mask_probability: float = 0.15
+    languages: list[str] = field(default_factory=list, metadata={"help": "endings of the files, one a language"})
+    train: str | None = field(
+        default=None, metadata={"help": "text to train on: corpus/train.en and corpus/train.de, or .gz"}
+    )
+    validation: str | None = field(default=None, metadata={"help": "held-out text, scored during training"})
+    test: str | None = field(default=None, metadata={"help": "held-out text, scored at the end"})
+    root: str | None = field(
+        default=None, metadata={"help": "folder that relative paths start at; else $HF_DEEPWIDE_DATA"}
+    )
+    max_length: int = field(
+        default=256, metadata={"help": "longer sequences are left out of training, and cut elsewhere"}
+    )
+    posteriors: PosteriorsBy = field(
+        default="none", metadata={"help": "latent depth: language gives each language its own posterior"}
+    )
+    sampling_temperature: float = field(
+        default=1.0, metadata={"help": "T: a language of n lines is seen in proportion to n^(1/T)"}
+    )
+    mask_probability: float = field(default=0.15, metadata={"help": "share of the tokens that are to be predicted"})
 
     def __post_init__(self):
         for name in ("train", "validation"):
