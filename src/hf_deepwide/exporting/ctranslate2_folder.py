@@ -22,6 +22,7 @@ from ..card_text import literal
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, quote
 from ..models.language_pairs import Languages
+from ..models.plain_text import source_limit
 from .opening import open_model, require
 from .shown_languages import packages, shown_languages
 
@@ -79,7 +80,9 @@ def export_ctranslate2(
                 _write_engine(opened.model, opened.tokenizer, Path(exact), EXACT)
                 difference = _check_scores(Path(exact), *opened)
             _write_engine(opened.model, opened.tokenizer, draft, quantization)
-        opened.tokenizer.save_pretrained(draft)
+        tokenizer = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
+        tokenizer.model_max_length = source_limit(opened.model.config, tokenizer)
+        tokenizer.save_pretrained(draft)
         (draft / "README.md").write_text(readme(opened.model, opened.tokenizer), encoding="utf-8")
     logger.info("%s: in float32 its scores differ from the model's by up to %.2g", target, difference)
     return str(target)
