@@ -256,6 +256,13 @@ def test_an_exported_folder_translates_and_shows_its_attention(exported, system)
     assert len(images(show_inside(engine, request, answer, 2, None))) == 1
 
 
+def test_an_exported_folder_cuts_a_line_as_its_model_does(exported, system):
+    (engine,) = load_systems([exported])
+    request = read_request(f"{TEXTS[0]}\n{'wort ' * 400}", 2)
+    assert engine.translate(request).notes == system.translate(request).notes != ()
+    assert all(engine.translate(request).beams)
+
+
 def test_the_engine_shows_the_first_head_of_its_last_layer(tmp_path):
     folder = save(tmp_path / "model", "vanilla_transformer")
     (engine,) = load_systems([export_ctranslate2(folder, tmp_path / "exported")])

@@ -178,6 +178,7 @@ class ExportedSystem:
             ) from error
         self.name, self.folder = name, folder
         self.tokenizer = load_tokenizer(folder)
+        self.limit = source_limit(SimpleNamespace(), self.tokenizer)
         device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
         try:
             self.engine = ctranslate2.Translator(str(folder), device=device)
@@ -220,8 +221,7 @@ class ExportedSystem:
 
     def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
         choice = self.languages.choose(*_languages(self, request))
-        limit = source_limit(SimpleNamespace(), self.tokenizer)
-        return choice, encode_sources(self.languages, choice, request.lines, limit)
+        return choice, encode_sources(self.languages, choice, request.lines, self.limit)
 
     def _search(self, request: Request, choice: Choice, rows: list[list[int]], **options: Any) -> list[Any]:
         settings = EvaluationArguments()
@@ -236,7 +236,8 @@ class ExportedSystem:
             beam_size=request.beams,
             num_hypotheses=request.beams,
             length_penalty=settings.length_penalty,
-            max_decoding_length=length_limit(None, longest, settings),
+            max_input_length=self.limit,
+            max_decoding_length=min(length_limit(None, longest, settings), self.limit - 1),
             return_scores=True,
             **options,
         )
