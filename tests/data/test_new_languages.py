@@ -251,8 +251,25 @@ def test_decoders_of_mbart_start_from_the_language_of_each_pair(tmp_path):
     assert all(row["labels"][-2:] == [2, row["decoder_start"]] for row in encoded)
     translate = pipeline("translation", str(tmp_path / "run"), device="cpu", max_new_tokens=4, max_length=None)
     for language in ("fr_XX", "en_XX"):
-        said = translate("a b", src_lang="de_DE", tgt_lang=language, return_tensors=True)
+        said = translate("a b", tgt_lang=language, return_tensors=True)  # all pairs have one source
         assert said[0]["translation_token_ids"][0] == token_id(tokenizer, language)
+    with pytest.raises(ValueError, match="say the target language"):
+        translate("a b")
+
+
+def test_a_model_of_several_targets_forgets_the_target_of_its_base(tmp_path):
+    """The base was trained on one pair, so its tokenizer names a target."""
+    _, tokenizer = make("nllb", tmp_path / "base")
+    tokenizer.src_lang, tokenizer.tgt_lang = "eng_Latn", "deu_Latn"
+    tokenizer.save_pretrained(tmp_path / "base")
+    write_corpus(tmp_path)
+    run_recipe(recipe_of(tmp_path, pairs=["eng_Latn-deu_Latn", "deu_Latn-eng_Latn"]))
+    translate = pipeline("translation", str(tmp_path / "run"), device="cpu", max_new_tokens=4, max_length=None)
+    with pytest.raises(ValueError, match="say the target language"):
+        translate("a b", src_lang="deu_Latn")
+    with pytest.raises(ValueError, match="say the source language"):
+        translate("a b", tgt_lang="deu_Latn")
+    assert translate("a b", src_lang="eng_Latn", tgt_lang="deu_Latn")
 
 
 def test_pairs_of_a_tokenizer_with_codes_are_checked(tmp_path):

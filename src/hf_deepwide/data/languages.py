@@ -69,11 +69,11 @@ def synthetic_tag_id(tokenizer: PreTrainedTokenizerBase, args: DataArguments) ->
 def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[str, int | None]:
     """Tell a tokenizer with language codes (NLLB, mBART, M2M100) the languages; any other stays as it is.
 
-    With several pairs the tokenizer keeps its languages, and each pair has its own.
+    With several pairs, each has its own. The tokenizer then forgets a language in which they differ, so that whoever
+    translates has to name it.
 
     Returns:
-        Fields of the generation config; see `set_languages`. With several targets they force no language, and start
-        from the first.
+        Fields of the generation config; see `set_languages`. With several targets they name none.
 
     Raises:
         UserError: a language is none of its codes, or a field asks for another way to name languages.
@@ -84,6 +84,8 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
         if args.pairs is None:
             return set_languages(tokenizer, args.source_lang, args.target_lang)
         first, *others = targets_of_pairs(tokenizer, args.language_pairs)
+        sides = [dict.fromkeys(side) for side in zip(*args.language_pairs, strict=True)]
+        set_languages(tokenizer, *(next(iter(side)) if len(side) == 1 else None for side in sides))
     except ValueError as error:
         where = "data.pairs" if args.pairs else "data.source_lang, data.target_lang"
         raise UserError(
@@ -96,7 +98,14 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
                 f"data.{field} is {value}, but the {type(tokenizer).__name__} has language codes of its own, which "
                 "name the target; leave it out"
             )
-    return first if all(other == first for other in others) else {**first, "forced_bos_token_id": None}
+    for name, side in zip(("src_lang", "tgt_lang"), sides, strict=True):
+        if len(side) > 1:
+            tokenizer.init_kwargs.pop(name, None)  # which is what is saved
+    if all(other == first for other in others):
+        return first
+    tokenizer.tgt_lang = None
+    starts = {"decoder_start_token_id": tokenizer.eos_token_id} if "decoder_start_token_id" in first else {}
+    return {"forced_bos_token_id": None, **starts}
 
 
 def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, Any]]:
