@@ -149,6 +149,20 @@ def test_each_pass_is_shuffled_anew_and_whole(corpus):
     assert order != sorted(order)
 
 
+@pytest.mark.parametrize("multiple", [2, 6])
+def test_processes_see_what_one_sees_that_accumulates_more(multiple, corpus):
+    args = arguments(corpus, "text")
+
+    def batches(**processes):
+        rows = encode(load_parallel(args, "train"), Words(), args, filter=True)
+        return numbers(StreamBatches(rows, 64, seed=3, buffer_size=25, batch_multiple=multiple, **processes))
+
+    alone = batches()
+    assert len(alone) % multiple == 0
+    shares = [batches(rank=rank, world_size=2) for rank in (0, 1)]
+    assert [batch for pair in zip(*shares, strict=True) for batch in pair] == alone
+
+
 def test_shards_change_their_order(corpus):
     args = arguments(corpus, "folder of shards")
     stream = StreamBatches(

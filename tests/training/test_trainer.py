@@ -284,7 +284,9 @@ def test_a_stream_is_trained_on_and_resumed(tmp_path):
     for name in ("whole", "cut"):
         values["training"]["output_dir"] = str(tmp_path / name)
         recipe = check_recipe(values, "tiny", "tiny.yaml")
-        run_recipe(recipe)
+        train = run_recipe(recipe)["train"]
+        words = sum(len(text.split()) for text in texts["train"]["target"][:200])
+        assert 1 < train["epochs"] <= train["target_tokens"] / words, "passes, and not the steps' share of all"
         if name == "cut":
             (tmp_path / name / "results.json").unlink()
             (tmp_path / name / "checkpoint-12").rename(tmp_path / "aside")

@@ -5,6 +5,7 @@ Line i of one language is the translation of line i of the other, so reading mus
 names file and line. On the training split some faults are filtered instead, and counted in the log.
 """
 
+import functools
 import gzip
 import hashlib
 import io
@@ -119,7 +120,13 @@ def _kept_pairs(args: DataArguments, split: Split) -> Iterator[dict[str, str]]:
     for line, source, target in pairs:
         if keep(line, source, target):
             yield {"source": source, "target": target}
-    keep.log()
+    _say_once(str(keep))
+
+
+@functools.cache
+def _say_once(counts: str) -> None:
+    """Log the counts of a pass; each pass over a file has the same."""
+    logger.info(counts)
 
 
 def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:
@@ -182,15 +189,11 @@ class PairFilter:
         self.kept += 1
         return True
 
-    def log(self) -> None:
-        """Say in the log how many pairs were kept and left out."""
-        logger.info(
-            "%s, %s: %d pairs kept, %d with an empty side and %d repeated pairs left out",
-            self.split,
-            " and ".join(dict.fromkeys(self.files)),
-            self.kept,
-            self.empty,
-            self.duplicates,
+    def __str__(self) -> str:
+        """How many pairs were kept and left out."""
+        return (
+            f"{self.split}, {' and '.join(dict.fromkeys(self.files))}: {self.kept} pairs kept, {self.empty} with an "
+            f"empty side and {self.duplicates} repeated pairs left out"
         )
 
 
@@ -212,7 +215,7 @@ def _collect(pairs: Iterator[Pair], keep: PairFilter) -> Dataset:
             close_chunk()
     if source:
         close_chunk()
-    keep.log()
+    logger.info(str(keep))
     if not chunks:
         raise UserError(f"{keep.files[0]}, {keep.files[1]}: no pair of the {keep.split} split is left")
     return concatenate_datasets(chunks) if len(chunks) > 1 else chunks[0]
@@ -469,7 +472,7 @@ class StreamFilter:
         self.rows += 1
         stays = self.keep(self.rows, row["source"], row["target"])
         if not stays and self.keep.empty & (self.keep.empty - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
-            self.keep.log()
+            logger.info(str(self.keep))
         return stays
 
 

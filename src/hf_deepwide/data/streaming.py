@@ -32,6 +32,8 @@ class StreamBatches(torch.utils.data.IterableDataset):
         max_tokens, seed, length_multiple, batch_by: as for `TokenBatchSampler`.
         buffer_size: pairs that are held and sorted at a time.
         rank, world_size: this process and how many there are.
+        batch_multiple: batches of an optimizer step, over all processes; each buffer gives a multiple of it. So N
+            processes see what one process sees that accumulates N times as often. None: `world_size`.
         max_length: tokens of the longest side that `dataset` lets through, where that is known.
 
     Raises:
@@ -50,6 +52,7 @@ class StreamBatches(torch.utils.data.IterableDataset):
         batch_by: BatchBy = "padded",
         rank: int = 0,
         world_size: int = 1,
+        batch_multiple: int | None = None,
         max_length: int | None = None,
     ):
         multiple = counted_multiple(length_multiple, batch_by)
@@ -67,6 +70,7 @@ class StreamBatches(torch.utils.data.IterableDataset):
         self.batch_by = batch_by
         self.rank = rank
         self.world_size = world_size
+        self.batch_multiple = batch_multiple or world_size
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -91,20 +95,21 @@ class StreamBatches(torch.utils.data.IterableDataset):
             window, state = window + 1, self.dataset.state_dict() if stateful else None
 
     def _size(self, window: int) -> int:
-        """A multiple of the processes, which can always be cut into one: at worst each batch is a single pair."""
+        """A multiple that can always be cut into as many batches: at worst each is a single pair."""
         size = self.buffer_size
         if window == 0:
             size = int(np.random.default_rng([self.seed, self.epoch]).integers(size - size // 2, size + 1))
-        return -(-size // self.world_size) * self.world_size
+        return -(-size // self.batch_multiple) * self.batch_multiple
 
     def _batches(self, buffer: list[dict], window: int) -> Iterator[list[dict]]:
-        rest = len(buffer) % self.world_size
-        if rest and -(-len(self._sampler(buffer, 1)) // self.world_size) * self.world_size > len(buffer):
-            logger.info("left out %d pairs at the end of the stream, as there are more processes", rest)
+        multiple = self.batch_multiple
+        rest = len(buffer) % multiple
+        if rest and -(-len(self._sampler(buffer, 1)) // multiple) * multiple > len(buffer):
+            logger.info("left out %d pairs at the end of the stream, which do not make %d batches", rest, multiple)
             buffer = buffer[: len(buffer) - rest]
         if not buffer:
             return
-        sampler = self._sampler(buffer, self.world_size)
+        sampler = self._sampler(buffer, multiple)
         # Epochs and windows are one count for the sampler: 2^32 windows are more than any stream has.
         sampler.set_epoch((self.epoch << 32) + window)
         for number, batch in enumerate(sampler):

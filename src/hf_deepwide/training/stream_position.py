@@ -32,6 +32,13 @@ class StreamPosition(TrainerCallback, ExportableState):
         self._stream = train_dataloader.dataset
         self._stream.start = self.position
 
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count passes over the stream as epochs: to the Trainer, the whole training is one."""
+        if self._stream is not None and self._stream.position is not None:
+            state.epoch = float(self._stream.position["epoch"])
+
     def state(self) -> dict:
         """What a checkpoint keeps, for the Trainer to restore."""
         position = self._stream.position if self._stream else self.position

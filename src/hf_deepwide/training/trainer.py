@@ -401,6 +401,7 @@ class TokenBatchTrainer(Trainer):
                 batch_by=args.batch_by,
                 rank=args.process_index,
                 world_size=args.world_size,
+                batch_multiple=args.world_size * args.gradient_accumulation_steps,
                 max_length=self.data.max_length,
             )
             self.add_callback(StreamPosition())
