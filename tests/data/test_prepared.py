@@ -441,6 +441,9 @@ def test_counts_are_checked(tmp_path, hub, monkeypatch, capsys):
     assert "multi30k, en-de, val: 4 rows; published: 1,014" in told
     assert "--unchecked" in told
     assert contents(tmp_path) == {}
+    call(monkeypatch, "multi30k", "--output", tmp_path, "--unchecked")
+    told = error_of(monkeypatch, capsys, "multi30k", "--output", tmp_path)
+    assert "val: 4 rows; published: 1,014. It was prepared with --unchecked before; remove val.en and val.de" in told
 
 
 @pytest.mark.parametrize(("published", "fits"), [(400, True), (401, False)])
@@ -477,6 +480,9 @@ def test_digests_are_checked(tmp_path, monkeypatch, capsys):
     told = error_of(monkeypatch, capsys, "multi30k", "--source", source, "--output", tmp_path / "wrong")
     assert "val.de is not the published one" in told
     call(monkeypatch, "multi30k", "--source", source, "--output", tmp_path / "wrong", "--unchecked")
+    told = error_of(monkeypatch, capsys, "multi30k", "--source", source, "--output", tmp_path / "wrong")
+    assert "val.de is not the published one" in told
+    call(monkeypatch, "multi30k", "--source", source, "--output", tmp_path / "right")  # finished before, and right
 
 
 # --- Mistakes end in one line.

@@ -26,7 +26,7 @@ from .catalogue import Corpus, Languages, Origin, Part, SacreBleuSet, pair_of
 from .cleaning import Row, Step
 from .manifest import Entry, Manifest
 from .sources import commit_of, find_files, holds_copy, open_part, rows_of, rows_of_files, rows_of_test_set
-from .writing import Writer, data_set_card
+from .writing import Writer, content_digest, data_set_card
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +183,10 @@ class Preparation:
         """
         for task in self.tasks:
             if self.finished.issuperset(task.all_files):
+                for split, files in task.files.items():
+                    known = [file for file in files if Path(file).name in self.corpus.digests and not self.unchecked]
+                    contents = {Path(file).name: content_digest(self.folder / file) for file in known}
+                    self._check(task, split, self.manifest.entries[files[0]]["rows"], contents, finished=True)
                 logger.info("%s: finished before", ", ".join(task.all_files))
             else:
                 self._make(task)
@@ -209,7 +213,7 @@ class Preparation:
                     writers[VALID if held_out else task.split].add(row)
             entries = {}
             for split, files in task.files.items():
-                self._check(task, split, writers[split])
+                self._check(task, split, writers[split].rows, writers[split].contents)
                 for file in files:
                     entries[file] = Entry(
                         rows=writers[split].rows,
@@ -262,20 +266,26 @@ class Preparation:
                 f"such as {file}, name a folder without other tables"
             ) from error
 
-    def _check(self, task: Task, split: str, writer: Writer) -> None:
-        """Refuse rows that are not as many as published, and text that is not the published one."""
+    def _check(self, task: Task, split: str, rows: int, contents: dict[str, str], finished: bool = False) -> None:
+        """Refuse rows that are not as many as published, and text that is not the published one.
+
+        What was finished before may have been made with `--unchecked`.
+        """
         where = f"{self.corpus.name}, {pair_of(task.languages)}, {split}"
-        if not writer.rows:
+        if not rows:
             raise UserError(f"{where}: no row is left of {', '.join(task.made_of)}")
         if self.unchecked:
             return
         or_not = "--unchecked accepts a part of the corpus, or another release"
+        if finished:
+            or_not = f"It was prepared with --unchecked before; remove {' and '.join(task.files[split])} from "
+            or_not += f"{one_line(self.folder)} to make it again, or repeat --unchecked"
         counts = self.corpus.counts
         published = counts.get(f"{pair_of(task.languages)}/{split}", counts.get(split))
         exact = not any(step.leaves_out for step in task.origin.steps)
-        if published is not None and abs(writer.rows - published) > (0 if exact else NEARLY * published):
-            raise UserError(f"{where}: {writer.rows:,} rows; published: {published:,}. {or_not}")
-        for file, digest in writer.contents.items():
+        if published is not None and abs(rows - published) > (0 if exact else NEARLY * published):
+            raise UserError(f"{where}: {rows:,} rows; published: {published:,}. {or_not}")
+        for file, digest in contents.items():
             known = self.corpus.digests.get(file, digest)
             if digest != known:
                 raise UserError(

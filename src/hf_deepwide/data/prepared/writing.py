@@ -59,6 +59,15 @@ class Writer:
         return {name: digest.hexdigest() for name, digest in zip(self.names, self._contents, strict=True)}
 
 
+def content_digest(file: Path) -> str:
+    """What `Writer.contents` has of a file that is there."""
+    content = hashlib.sha256()
+    with file.open("rb") as lines:
+        for line in lines:
+            content.update(f"{line.decode().strip()}\n".encode())
+    return content.hexdigest()
+
+
 def data_set_card(licence: str, files: Iterable[str]) -> str:
     """The `README.md` by which `load_dataset` finds configs and splits in `config/split.jsonl`."""
     configs: dict[str, list[str]] = {}
