@@ -335,7 +335,7 @@ def test_an_evaluation_without_a_layer_says_so_once(posteriors, monkeypatch):
 
 def test_missing_or_misshapen_posteriors_are_explained():
     selection = selection_of(posterior_names=["de", "fr", "cs"]).eval()
-    with pytest.raises(ValueError, match=r"3 posteriors \(de, fr, cs\).*`posteriors`.*`\[5\]`.*0 to 2"):
+    with pytest.raises(ValueError, match=r"3 posteriors \(de, fr, cs\).*`posteriors`.*0 to 2"):
         selection(None, 5)
     with pytest.raises(ValueError, match=r"5 sentences.*`\[5\]`.*\[2\]"):
         selection(torch.tensor([0, 1]), 5)

@@ -225,7 +225,10 @@ class DataArguments(Places):
         counts = Counter(self.pairs)
         for pair in self.pairs:
             if not re.fullmatch(r"\w+-\w+", pair) or len(set(pair.split("-"))) == 1:
-                raise UserError(f"data.pairs: {quote(pair)} is no language pair; write source and target, as in en-de")
+                raise UserError(
+                    f"data.pairs: {quote(pair)} is no language pair; write source and target, as in en-de. A code has "
+                    "letters, digits and _, such as pt_BR"
+                )
             if counts[pair] > 1:
                 raise UserError(f"data.pairs: {quote(pair)} is named twice; data.sampling_temperature weighs pairs")
         for pair in self.train_only_pairs:

@@ -201,8 +201,8 @@ def check_posteriors(posterior_ids: torch.Tensor | None, batch_size: int, config
         if count > 1:
             names = f" ({', '.join(config.posterior_names)})" if config.posterior_names else ""
             raise ValueError(
-                f"this model has {count} posteriors{names}: pass `posteriors`, a LongTensor `[{batch_size}]` with "
-                f"the index of each sentence's, 0 to {count - 1}"
+                f"this model has {count} posteriors{names}: pass `posteriors`, a LongTensor with the index of each "
+                f"sentence's, 0 to {count - 1}"
             )
         return
     is_tensor = isinstance(posterior_ids, torch.Tensor)

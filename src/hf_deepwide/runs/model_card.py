@@ -130,6 +130,7 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
             task_type="translation",
             dataset_type=card_text.plain(portable(data.name) or data.format),
             dataset_name=card_text.plain(f"{_test_name(data)} {pair}"),
+            dataset_config=pair if len(by_pair) > 1 else None,  # the Hub puts scores of one name together otherwise
             metric_type=ON_HUB.get(metric, metric),
             metric_value=round(scores[metric], 2),
             metric_name=NAMES.get(metric, metric),
