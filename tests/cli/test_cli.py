@@ -190,6 +190,16 @@ def test_the_schema_of_a_task_names_its_families(monkeypatch, capsys, kind, reci
     assert set(named) <= set(recipe.families())
 
 
+@pytest.mark.parametrize("kind", ["", "masked-lm", "classification"])
+def test_the_schema_explains_the_keys_of_its_own_task(monkeypatch, capsys, kind):
+    call(monkeypatch, "schema", *([kind] if kind else []))
+    sections = json.loads(capsys.readouterr().out)["properties"]
+    for section in ("data", "tokenizer", "training"):
+        assert all("description" in told for told in sections[section]["properties"].values()), section
+    assert ("pairs" in sections["data"]["properties"]["train"]["description"]) is (kind == "")
+    assert sections["training"]["properties"]["learning_rate"]["description"].startswith("peak")
+
+
 def upper(lines):
     return [line.upper() for line in lines]
 

@@ -16,6 +16,7 @@ from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.batches import TranslationCollator, encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.languages import set_codes
+from hf_deepwide.data.new_languages import add_codes
 from hf_deepwide.data.tokenizer import TokenizerArguments
 from hf_deepwide.errors import UserError
 from hf_deepwide.models.language_pairs import Languages, language_ids
@@ -255,6 +256,19 @@ def test_decoders_of_mbart_start_from_the_language_of_each_pair(tmp_path):
         assert said[0]["translation_token_ids"][0] == token_id(tokenizer, language)
     with pytest.raises(ValueError, match="say the target language"):
         translate("a b")
+
+
+def test_a_source_that_was_added_is_not_mistaken_for_the_bases(tmp_path):
+    """M2M100's tokenizer cannot be saved with it, and must not keep another one."""
+    (tokenizer_of, *_) = KINDS["m2m100"]
+    tokenizer = tokenizer_of(tmp_path)
+    tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = "de"
+    add_codes(tokenizer, {"gsw": "de"})
+    set_codes(tokenizer, DataArguments(pairs=["gsw-en", "gsw-fr"]))
+    tokenizer.save_pretrained(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match="say the source language"):
+        Languages(None, None, saved).choose(None, "en")
 
 
 def test_a_model_of_several_targets_forgets_the_target_of_its_base(tmp_path):

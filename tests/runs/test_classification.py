@@ -180,6 +180,23 @@ def test_its_figure_has_the_curve_of_each_seed(finished, tmp_path, monkeypatch):
     )
 
 
+def test_a_run_may_do_without_validation_on_its_way(data, base, tmp_path):
+    plain = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False, "max_steps": 2}
+    results = run_classification(recipe_of(data, base, tmp_path / "run", seeds=[1], **plain))
+    assert results["seeds"][0]["curve"] == []
+    assert (tmp_path / "run" / "results.json").is_file()
+    assert not (tmp_path / "run" / "plots").exists()
+
+
+def test_sizes_of_the_base_may_be_repeated(base):
+    values = {"model": {"family": "mat_roberta", "init_from": str(base), "d_model": 16}, "tokenizer": {"path": "a"},
+              "data": {"train": "a", "validation_size": 1}, "training": {"output_dir": "b"}}  # fmt: skip
+    assert check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe).model_fields == {"d_model": 16}
+    values["model"]["d_model"] = -16
+    with pytest.raises(UserError, match="d_model"):
+        check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe)
+
+
 def test_a_long_text_can_be_cut_to_what_the_model_takes(finished):
     classify = pipeline("text-classification", model=str(finished[0]), device="cpu")
     assert classify.tokenizer.model_max_length == 64  # positions of RoBERTa's begin behind the padding's id

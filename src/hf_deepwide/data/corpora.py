@@ -82,6 +82,7 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
     if args.format == "datasets" and args.streaming:
         return _stream(args, split)
     if args.streaming and split == "train":
+        _say_once.cache_clear()  # another run says it again
         next(_kept_pairs(args, split), None)  # what is wrong from the first line on should be told now
         features = Features({"source": Value("string"), "target": Value("string")})
         return IterableDataset.from_generator(_kept_pairs, features, {"args": args, "split": split})

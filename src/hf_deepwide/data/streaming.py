@@ -142,22 +142,26 @@ class EndlessStream(torch.utils.data.IterableDataset):
         self.stream = stream
         self.start: dict[str, Any] | None = None
         self.position: dict[str, Any] | None = None  # where the last batch came from
+        self.epochs = 0.0  # passes so far; 0 within the first one, as nobody knows how long it is
 
     def __iter__(self) -> Iterator[list[dict]]:
-        start = self.start
-        given, first = (start["given"], start["epoch"]) if start else (0, 0)
+        start = self.start or {}
+        given, length = start.get("given", 0), start.get("length")  # length: batches of the pass before
         yield from repeat([], given)
-        for epoch in count(first):
-            before = given
+        for epoch in count(start.get("epoch", 0)):
+            before, begun = given, start.get("begun", given)
             self.stream.set_epoch(epoch)
-            for state, batches in self.stream.windows(start and start["stream"]):
-                self.position = {"given": given, "epoch": epoch, "stream": state}
+            for state, batches in self.stream.windows(start.get("stream")):
+                self.position = {"given": given, "epoch": epoch, "begun": begun, "length": length, "stream": state}
                 for batch in batches:
                     given += 1
+                    self.epochs = epoch + min((given - begun) / length, 1.0) if length else 0.0
                     yield batch
             if given == before:  # nor would the next pass
                 raise UserError(
-                    "the streamed training data give no batch: they hold fewer pairs than there are processes, or all "
-                    "are left out, as one side is empty or longer than data.max_length or data.max_length_ratio allow"
+                    "the streamed training data give no batch: they hold fewer pairs than an update has batches "
+                    "(processes × training.gradient_accumulation_steps), or all are left out, as one side is empty or "
+                    "longer than data.max_length or data.max_length_ratio allow"
                 )
-            start = None
+            length = given - begun
+            start = {}

@@ -19,10 +19,11 @@ from ..evaluation.checkpoint import device_of, load_translator
 from ..evaluation.translate import EvaluationArguments, as_line, generate_beams, length_limit
 from ..loading import load_tokenizer
 from ..models.language_pairs import Choice, Languages
-from ..models.plain_text import Source, encode_sources, source_limit
+from ..models.plain_text import MOST_TOKENS, Source, encode_sources, source_limit
 from ..models.word_tokenizer import SPACE, WordTokenizer
 
 WARM_UP = "1"
+ENGINE_LIMIT = 1024  # tokens of a source that CTranslate2 reads unless it is told otherwise
 
 
 class Request(NamedTuple):
@@ -178,7 +179,8 @@ class ExportedSystem:
             ) from error
         self.name, self.folder = name, folder
         self.tokenizer = load_tokenizer(folder)
-        self.limit = source_limit(SimpleNamespace(), self.tokenizer)
+        limit = source_limit(SimpleNamespace(), self.tokenizer)
+        self.limit = ENGINE_LIMIT if limit == MOST_TOKENS else limit  # the engine's files name none
         device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
         try:
             self.engine = ctranslate2.Translator(str(folder), device=device)

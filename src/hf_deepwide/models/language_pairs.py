@@ -307,8 +307,8 @@ def set_languages(
 ) -> dict[str, int | None]:
     """Tell a tokenizer with language codes its languages for good: they are also saved with it.
 
-    A source language that M2M100's tokenizer was given is not saved: the saved tokenizer could not be loaded. Whoever
-    translates says it.
+    A source language that M2M100's tokenizer was given is not saved: the saved tokenizer could not be loaded. Then no
+    source is saved, and whoever translates says it.
 
     Returns:
         See `target_settings`; {} without a target language, and of a tokenizer without codes.
@@ -322,7 +322,9 @@ def set_languages(
     source_lang, target_lang = (language and language.strip("_") for language in (source_lang, target_lang))
     for language in (source_lang, target_lang):
         _known(language, codes, "language code")
-    if source_lang is not None and source_lang not in added_codes(tokenizer):
+    if source_lang in added_codes(tokenizer):
+        tokenizer.init_kwargs.pop("src_lang", None)
+    elif source_lang is not None:
         tokenizer.src_lang = source_lang
     if target_lang is None:
         return {}

@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 class ClassificationRecipe(Recipe):
     """A recipe for classification: no section `evaluation`, and other keys in `data` and `training`."""
 
+    task: ClassVar[str] = "classification"
     sections: ClassVar[dict[str, type | None]] = {
         "model": None,
         "data": ClassificationArguments,
@@ -131,7 +132,9 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
                     if file.is_file() and file.name != RESULTS:
                         shutil.copyfile(file, draft / file.name)
             write_classifier_card(run, recipe, results)
-            plot_runs(seed_histories(results), run / CURVES)
+            curves = seed_histories(results)
+            if any(curves.values()):  # a recipe need not validate during training
+                plot_runs(curves, run / CURVES)
             write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         process.wait_for_everyone()
     return results

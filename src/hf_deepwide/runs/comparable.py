@@ -61,10 +61,7 @@ def recipes_of(runs: Mapping[str, Sequence[Path]]) -> dict[Path, Recipe]:
         UserError: a recipe cannot be read, or is none for translation.
     """
     paths = [path for paths in runs.values() for path in paths]
-    try:
-        return {path: load_recipe(path / RECIPE) for path in paths if (path / RECIPE).is_file()}
-    except UserError as error:
-        raise UserError(f"the systems must be runs of translation models: {error}") from error
+    return {path: load_recipe(path / RECIPE) for path in paths if (path / RECIPE).is_file()}
 
 
 def scoring_of(

@@ -31,7 +31,7 @@ def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, An
     }
     return {
         "steps": state.global_step,
-        "epochs": state.epoch,
+        "epochs": state.epoch or None,  # of a stream that was not read to its end, nobody knows
         "target_tokens": counted.target_tokens,
         "tokens_per_second": counted.target_tokens / counted.seconds,
         "minutes": counted.minutes,

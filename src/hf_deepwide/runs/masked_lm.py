@@ -35,6 +35,7 @@ from .task import Task, warn_of_few
 class MaskedLMRecipe(Recipe):
     """A recipe for a masked language model: no section `evaluation`, and other keys in `data`."""
 
+    task: ClassVar[str] = "masked language models"
     sections: ClassVar[dict[str, type | None]] = {
         "model": None,
         "data": MonolingualArguments,

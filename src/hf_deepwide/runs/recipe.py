@@ -46,7 +46,6 @@ NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 LINEAGE = 5  # how many recipes may extend one another
 
 RECIPE = "recipe.yaml"  # in the folder of a run: what it was started with
-OF_BASE = ("d_model", "encoder_attention_heads", "decoder_attention_heads")
 EXTENDS = "extends"  # the key that names the recipe whose keys a recipe begins with
 PACKAGED = Path(__file__).parents[1] / "recipes"
 
@@ -62,10 +61,11 @@ class Recipe:
         data, tokenizer, evaluation: the sections as objects.
         secrets: the tokens, passwords and keys that are not in `values`, by section and key.
 
-    Another kind of recipe is a subclass with its own `sections`, `families`, and `refused` keys, each with what to use
-    instead.
+    Another kind of recipe is a subclass with its own `task`, `sections`, `families`, and `refused` keys, each with
+    what to use instead.
     """
 
+    task: ClassVar[str] = "translation"
     sections: ClassVar[dict[str, type | None]] = {
         "model": None,
         "data": DataArguments,
@@ -233,7 +233,7 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
 
 def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
     """Check every key and value and make the sections; `source` opens the messages."""
-    _check_model(values["model"], kind.families(), source)
+    _check_model(values["model"], kind, source)
     if values["model"].get("init_from") and not values["tokenizer"].get("path"):
         raise UserError(
             f"{source}: model.init_from: the checkpoint knows only its own tokens, so tokenizer.path must be set "
@@ -331,16 +331,16 @@ def config_class(family: str) -> type[PreTrainedConfig]:
     return CONFIG_MAPPING[family]
 
 
-def _check_model(fields: dict[str, Any], families: list[str], source: str) -> None:
-    family = fields.get("family")
+def _check_model(fields: dict[str, Any], kind: type[Recipe], source: str) -> None:
+    family, families = fields.get("family"), kind.families()
     if not isinstance(family, str):
         examples = "latent_depth" if len(families) == 1 else "vanilla_transformer or mat"
         raise UserError(f"{source}: model.family: give a model type, such as {examples}")
     if family not in families and family in CONFIG_MAPPING:
         accepted = one_line(", ".join(map(repr, families)), 150)
         raise UserError(
-            f"{source}: model.family: {quote(family)} is not for this task; accepted: {accepted}. `hf-deepwide train` "
-            "is for translation, `train masked-lm` for masked language models, `train classification` for classifiers"
+            f"{source}: model.family: {quote(family)} is not for {kind.task}; accepted: {accepted}. `hf-deepwide "
+            "train` trains translation models, `train masked-lm` and `train classification` the others"
         )
     _check_name(f"{source}: model.family", "model type", family, families)
     init_from = fields.get("init_from")
@@ -364,12 +364,20 @@ def _check_model(fields: dict[str, Any], families: list[str], source: str) -> No
         value = given.get(key)
         if value is not None and value != (needed := getattr(cls(), key)):
             raise UserError(f"{source}: model.{key}: {quote(value)} is not accepted; the family needs {needed}")
-    if init_from is not None:  # the base has the other sizes that these go with
-        given = {key: value for key, value in given.items() if key not in OF_BASE}
+    if init_from is not None:
+        given = _without_base(given, known)
     try:
         cls(**given)
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype
         raise UserError(f"{source}: model: {one_line(error, 400)}") from error
+
+
+def _without_base(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Fields of a model that starts from a base, which has the width or the heads that they leave out."""
+    heads = [name for name in ("encoder_attention_heads", "decoder_attention_heads") if name in known]
+    if "d_model" in given:
+        return {**dict.fromkeys(heads, 1), **given}
+    return {key: value for key, value in given.items() if key not in heads}
 
 
 def _check_sizes(cls: type[PreTrainedConfig], given: dict[str, Any], source: str) -> None:

@@ -1,10 +1,11 @@
 """The JSON schema of a recipe, so that editors complete and explain its keys."""
 
 import dataclasses
-import inspect
 import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from transformers import Seq2SeqTrainingArguments
 
 from ..families import all_families
 from .recipe import EXTENDS, PACKAGED, Recipe
@@ -52,11 +53,12 @@ def reference_comments() -> dict[str, dict[str, str]]:
 
 def _section(cls: type, comments: dict[str, str], refused: dict[str, str]) -> dict[str, Any]:
     hints = get_type_hints(cls)
+    theirs = {field.name: field.metadata.get("help") for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     properties = {}
     for field in dataclasses.fields(cls):
         if field.init and field.name not in refused:
-            told, own = str(field.metadata.get("help", "")), field.name in inspect.get_annotations(cls)
-            explained = (told if own else "") or comments.get(field.name, told)
+            told = str(field.metadata.get("help", ""))
+            explained = told if told != theirs.get(field.name, "") else comments.get(field.name, told)
             properties[field.name] = _typed(hints[field.name]) | ({"description": explained} if explained else {})
     return {"type": "object", "properties": properties, "additionalProperties": False}
 

@@ -36,8 +36,8 @@ class StreamPosition(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Count passes over the stream as epochs: to the Trainer, the whole training is one."""
-        if self._stream is not None and self._stream.position is not None:
-            state.epoch = float(self._stream.position["epoch"])
+        if self._stream is not None:
+            state.epoch = self._stream.epochs
 
     def state(self) -> dict:
         """What a checkpoint keeps, for the Trainer to restore."""
