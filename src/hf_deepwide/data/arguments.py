@@ -121,7 +121,7 @@ class DataArguments(Places):
     max_length: int = 256
     max_length_ratio: float | None = None
     drop_duplicates: bool = False
-    seed: int = 1  # phrases: another seed is another corpus
+    seed: int = field(default=1, metadata={"help": "phrases: another seed is another corpus"})
     train_size: int = 25_000  # phrases: pairs to train on; 500 more are held out for each of validation and test
     synthetic: str | None = None
     synthetic_tag: str | None = None
