@@ -32,6 +32,7 @@ EXACT = "float32"
 QUANTIZATIONS = (
     "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", EXACT,
 )  # fmt: skip
+SHORT = 120  # characters of options that stand on one line of a README
 TOLERANCE = 1e-3  # of a log-probability, relative to the largest or to 1, in float32
 
 
@@ -119,9 +120,11 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     }
     if isinstance(config.eos_token_id, list):
         options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)
-    given = "".join(f"    {name}={_python(value)},\n" for name, value in options.items() if value is not None)
-    first = None if shown.first is None else tokenizer.convert_ids_to_tokens(shown.first)
-    prefix = f"    target_prefix=[[{literal(first)}]] * len(sources),\n" if first else ""
+    given = [f"{name}={_python(value)}" for name, value in options.items() if value is not None]
+    if shown.first is not None:
+        given.append(f"target_prefix=[[{literal(tokenizer.convert_ids_to_tokens(shown.first))}]] * len(sources)")
+    is_short = len(", ".join(given)) < SHORT
+    listed = ", ".join(given) if is_short else "".join(f"\n    {option}," for option in given) + "\n"
     tag = f"[{literal(shown.tag)}] + " if shown.tag else ""
     others = "\nPut the code of another target language into `target_prefix`.\n" if languages.codes else ""
     code = f"""import ctranslate2
@@ -131,8 +134,7 @@ texts = ["One sentence each, in the source language."]
 translator = ctranslate2.Translator(".")  # this folder
 tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
 sources = [{tag}tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
-options = dict(
-{given}{prefix})
+options = dict({listed})
 for result in translator.translate_batch(sources, **options):
     ids = tokenizer.convert_tokens_to_ids(result.hypotheses[0])
     print(tokenizer.decode(ids, skip_special_tokens=True))
