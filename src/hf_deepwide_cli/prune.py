@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> None:
     model, tokenizer = load_model(AutoModelForSeq2SeqLM, args.model), load_tokenizer(args.model)
     if not is_prunable(model):
         raise UserError(f"{args.model} is a {type(model).__name__}; only a latent-depth model can be pruned")
+    own = model.config.inference_selection
     if args.selection is not None:
         model.config.inference_selection = args.selection
     pruned = prune(model, args.language)
@@ -59,3 +60,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{stack}: selects {len(layers)} of {getattr(model.config, f'{stack}_layers')} layers: {named}")
     print(f"{args.output}: {pruned.num_parameters():,} parameters, of {model.num_parameters():,}")
     print(f"largest difference of logits from the model's: {difference:.2g} (logits up to {largest:.3g})")
+    if model.config.inference_selection != own:
+        model.config.inference_selection = own
+        difference, _ = logit_difference(model, pruned.float(), posteriors=posteriors)
+        print(f"with the model's own selection, {own}, the largest difference is {difference:.2g}")

@@ -1,6 +1,7 @@
 """Pruning: a plain model that computes what the latent-depth model computes, by one of its posteriors."""
 
 import copy
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -178,6 +179,7 @@ def test_the_script_writes_a_checkpoint_and_compares(run, tmp_path, capsys):
     assert "encoder: selects 1 of 2 layers: [2]" in printed
     assert "decoder: selects 2 of 3 layers: [1, 3]" in printed
     assert "largest difference of logits from the model's: " in printed
+    assert "own selection" not in printed
     saved = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "fr")
     assert type(saved) is VanillaTransformerForConditionalGeneration
     assert saved.config.decoder_layers == 2
@@ -185,6 +187,8 @@ def test_the_script_writes_a_checkpoint_and_compares(run, tmp_path, capsys):
 
     script(run, tmp_path / "soft", "--language", "0", "--selection", "soft")
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "soft").config.decoder_layers == 3
+    changed = re.search(r"own selection, hard, the largest difference is (\S+)", capsys.readouterr().out)
+    assert float(changed[1]) > 1e-3, "the function is another one"
 
 
 @pytest.mark.parametrize(

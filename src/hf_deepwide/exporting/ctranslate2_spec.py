@@ -42,7 +42,7 @@ ACTIVATIONS = {
     "tanh": Activation.Tanh,
     "sigmoid": Activation.Sigmoid,
 }
-INSTEAD = "use `generate`, or export it to ONNX (--to onnx), which takes all families"
+INSTEAD = "use `generate`, or export it to ONNX (--to onnx), which takes nearly all models"
 
 
 def check_expressible(model: PreTrainedModel) -> None:
