@@ -41,8 +41,8 @@ NUMBERS = {
 def add_mask(tokenizer: PreTrainedTokenizerFast, is_new: bool) -> None:
     """Give a tokenizer the token `<mask>`.
 
-    Around a mask a text has the pieces that it has around a word. A new tokenizer, which no model knows yet, is changed
-    so. Letters behind a mask then begin a word only if there is a space, and spaces at the end of a text are left out.
+    Around a mask a text has the pieces that it has around a word. For this a new tokenizer, which no model knows yet,
+    is changed. Letters behind a mask begin a word only after a space, and spaces at the end of a text are left out.
     """
     tokenizer.add_special_tokens({"mask_token": MASK})
     if not is_new:
