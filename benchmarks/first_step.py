@@ -10,7 +10,6 @@ changes less.
 """
 
 import argparse
-import gzip
 import json
 import os
 import random
@@ -23,6 +22,7 @@ from pathlib import Path
 import psutil
 from reports import write_report
 
+from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.yaml_values import to_yaml
 
@@ -32,12 +32,6 @@ MODEL = {
     "family": "vanilla_transformer", "d_model": 128, "encoder_layers": 2, "decoder_layers": 2,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256,
 }  # fmt: skip
-
-
-def read(path: Path) -> list[str]:
-    """The lines of a text file, `.gz` or not."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return file.read().splitlines()
 
 
 def write_corpus(folder: Path, sides: tuple[list[str], list[str]], pairs: int) -> None:
@@ -106,7 +100,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_corpus(folder, (read(args.source), read(args.target)), args.pairs)
+        write_corpus(folder, (list(read_lines(args.source)), list(read_lines(args.target))), args.pairs)
         words = len((folder / "train.a").read_text(encoding="utf-8").split()) / args.pairs
         starts = {}
         for number, tokenizer in zip(

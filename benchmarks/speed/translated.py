@@ -17,20 +17,22 @@ This trains the model of the comparison with Marian, in half an hour on one core
 """
 
 import argparse
-import gzip
 import json
 import statistics
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from harness import machine, write_text
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
+from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.errors import run_script
 from hf_deepwide.exporting.stock import STOCK, as_stock
+from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 SETTINGS = ((1, 1), (1, 5), (32, 1), (32, 5))  # sentences, beams
@@ -115,10 +117,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_memory()
     bound_kernel_caches()
-    text = gzip.decompress(args.source.read_bytes()) if args.source.suffix == ".gz" else args.source.read_bytes()
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    ids = [tokenizer(line)["input_ids"] for line in text.decode("utf-8").splitlines()[: args.limit]]
-    ours = AutoModelForSeq2SeqLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    tokenizer = load_tokenizer(args.model)
+    ids = [tokenizer(line)["input_ids"] for line in islice(read_lines(args.source), args.limit)]
+    ours = load_model(AutoModelForSeq2SeqLM, args.model, dtype=torch.float32).eval()
     models = {"ours": ours, args.as_: as_stock(ours, args.as_)}
     config = ours.config
     layers = f"{config.encoder_layers} + {config.decoder_layers} layers"
