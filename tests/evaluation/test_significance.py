@@ -1,5 +1,6 @@
 """Paired tests on constructed cases, and against naive resampling."""
 
+import math
 import os
 import random
 
@@ -55,6 +56,27 @@ def test_equally_good_systems_do_not_differ_significantly(references):
 def test_one_differing_sentence_is_not_significant(references):
     system = [*references[:-1], "x x x"]
     result = compare_systems(references, system, references, metrics=["bleu"], **QUICK)["bleu"]
+    assert result["difference"] < 0
+    assert result["p_randomization"] == 1
+
+
+@pytest.mark.parametrize(("better", "worse"), [(1, 0), (8, 2), (5, 5), (40, 12)])
+def test_ties_with_the_observed_difference_count(better, worse):
+    """Of a metric with two values, randomisation is the sign test of the sentences in which they differ."""
+    valid, invalid = "x = 1", "x = ("
+    baseline = [invalid] * better + [valid] * worse + [valid] * 30
+    system = [valid] * better + [invalid] * worse + ["x = 2"] * 30
+    result = compare_systems(baseline, system, baseline, metrics=["valid_python"])["valid_python"]
+    differ, least = better + worse, min(better, worse)
+    p = min(1, 2 * sum(math.comb(differ, k) for k in range(least + 1)) / 2**differ)
+    # exact where the trials hold all ways to swap; else within four standard errors of 10,000 trials
+    allowed = 1e-12 if differ <= 10 else 4 * math.sqrt(p / 10_000) + 1e-4
+    assert result["p_randomization"] == pytest.approx(p, abs=allowed)
+
+
+def test_sentences_that_differ_only_in_what_is_not_scored_do_not_count(references):
+    system = [*map(str.upper, references[:-1]), "x x x"]
+    result = compare_systems(references, system, references, metrics=["bleu"], lowercase=True, **QUICK)["bleu"]
     assert result["difference"] < 0
     assert result["p_randomization"] == 1
 
@@ -135,9 +157,9 @@ def test_the_seed_alone_decides(references, monkeypatch):
     assert run(7) == first
     assert os.environ["SACREBLEU_SEED"] == "99"
     assert run(8)["bleu"]["system"]["mean"] != first["bleu"]["system"]["mean"]
-    assert "seed:7" in first["bleu"]["signature"]["bootstrap"]
-    assert "bs:300" in first["bleu"]["signature"]["bootstrap"]
-    assert "ar:500" in first["bleu"]["signature"]["randomization"]
+    assert run(8)["bleu"]["p_randomization"] != first["bleu"]["p_randomization"]
+    assert "seed:7" in first["bleu"]["signature"]
+    assert "bs:300" in first["bleu"]["signature"]
 
 
 def test_several_systems_against_one_baseline(references):

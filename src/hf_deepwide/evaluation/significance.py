@@ -1,10 +1,13 @@
-"""Is one system better than another, or only luckier? Two paired tests on the same sentences, by sacreBLEU.
+"""Is one system better than another, or only luckier? Two paired tests on the same sentences.
 
 Paired bootstrap resampling (Koehn 2004) draws test sets from the test set; paired approximate randomisation
 (Riezler and Maxwell 2005) swaps the two systems' outputs sentence by sentence. A small p says that a difference as
 large as the observed one would seldom come by chance. SacreBLEU's bootstrap, like the Moses script it follows,
 recentres absolute differences and is the more lenient test: in the cases it was tried on here, its p was a quarter to
 a half of the other's. Where the two disagree, believe the randomisation.
+
+The randomisation is SciPy's. SacreBLEU's own counts only differences *greater* than the observed one. A metric with
+few values, such as the share of valid code, ties with it in many trials, and its p would be far too small.
 
 Both ask whether *these* translations differ on such sentences. What another training would have given they do not
 know: train both systems with several seeds, and ask the tests of `seeds.py`, to which a training is the unit.
@@ -13,20 +16,18 @@ know: train both systems with several seeds, and ask the tests of `seeds.py`, to
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+import numpy as np
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
+from scipy.stats import permutation_test
 
 from ..errors import UserError
 from .metrics import METRICS, build_metrics, check_parallel
 
-
-class _Tested(NamedTuple):
-    """What one run of sacreBLEU's paired test gives: a result per system, and how they were computed."""
-
-    results: list[Result]
-    signature: str
+TRIALS_AT_ONCE = 256  # each holds two numbers for a sentence
+DECIMALS = 9  # differences that are equal to so many decimals are ties: sums of fractions depend on their order
 
 
 def compare_systems(
@@ -48,10 +49,8 @@ def compare_systems(
     Of several runs of each system, a sentence's translations by all of them are drawn, and swapped, together: by
     runs of one system they are alike, so that taken for independent they would make p too small.
 
-    Both tests are two-sided. SacreBLEU counts only differences *greater* than the observed one; what that
-    loses to ties is mended here. Equal scores have p = 1, where sacreBLEU says 1 / (samples + 1) and so
-    calls a system better than itself. Randomisation over k differing sentences has p >= 2^(1-k), because
-    swapping all of them or none gives the observed difference again.
+    Both tests are two-sided. Equal scores have p = 1, where sacreBLEU's bootstrap says 1 / (samples + 1) and so
+    calls a system better than itself. The randomisation is exact where the trials suffice for all ways to swap.
 
     Args:
         baseline: translations of the first system, those of its `runs` runs one after the other.
@@ -65,7 +64,7 @@ def compare_systems(
 
     Returns:
         For each metric `{"baseline": {"score", "mean", "ci"}, "system": {"score", "mean", "ci"},
-        "difference", "p_bootstrap", "p_randomization", "signature": {"bootstrap", "randomization"}}`.
+        "difference", "p_bootstrap", "p_randomization", "signature"}`, the signature being that of the bootstrap.
         `mean` and `ci` are the bootstrap's mean and the half width of its 95 % interval; the difference is
         system minus baseline.
 
@@ -81,24 +80,19 @@ def compare_systems(
     check_parallel(system, repeated, ("the system's translations", of_runs))
     count = len(references)
     by_sentence: Any = [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
-    named_systems = list(zip(("baseline", "system"), by_sentence, strict=True))
-    differing = sum(a != b for a, b in zip(*by_sentence, strict=True))
     report = {}
     built = build_metrics(metrics, lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)
     for name, metric in built.items():  # one test per metric: sacreBLEU tells metrics apart by names they share
-        with _sacrebleu_seed(seed):
-            bootstrap = _paired_test(named_systems, metric, references, "bs", samples)
-            randomization = _paired_test(named_systems, metric, references, "ar", trials)
-        first, second = bootstrap.results
+        over_runs = _OverRuns(metric)
+        (first, second), signature = _bootstrap(by_sentence, over_runs, references, samples, seed)
         difference = second.score - first.score
-        p_randomization = max(randomization.results[1].p_value, 2.0 ** (1 - differing))
         report[name] = {
             "baseline": _with_interval(first),
             "system": _with_interval(second),
             "difference": difference,
             "p_bootstrap": second.p_value if difference else 1.0,
-            "p_randomization": p_randomization if difference else 1.0,
-            "signature": {"bootstrap": bootstrap.signature, "randomization": randomization.signature},
+            "p_randomization": _randomization(by_sentence, over_runs, references, trials, seed),
+            "signature": signature,
         }
     return report
 
@@ -115,18 +109,59 @@ def _with_interval(result: Result) -> dict[str, float]:
     return {"score": result.score, "mean": float(cast(float, result.mean)), "ci": float(cast(float, result.ci))}
 
 
-def _paired_test(
-    named_systems: list[tuple[str, Any]],  # for sacreBLEU a sentence is text; here it is its translations
-    metric: Metric,
+def _bootstrap(
+    by_sentence: Any,  # for sacreBLEU a sentence is text; here it is its translations
+    metric: Any,
     references: Sequence[str],
-    kind: str,
-    count: int,
-) -> _Tested:
-    metrics: dict[str, Any] = {"metric": _OverRuns(metric)}
-    test = PairedTest(named_systems, metrics, [list(references)], test_type=kind, n_samples=count)
-    signatures, columns = test()
+    samples: int,
+    seed: int,
+) -> tuple[list[Result], str]:
+    """Results of the baseline and of the system by sacreBLEU, and how they were computed."""
+    named_systems = list(zip(("baseline", "system"), by_sentence, strict=True))
+    with _sacrebleu_seed(seed):
+        test = PairedTest(named_systems, {"metric": metric}, [list(references)], test_type="bs", n_samples=samples)
+        signatures, columns = test()
     (title, signature), *_ = signatures.items()
-    return _Tested(cast(list[Result], columns[title]), str(signature))
+    return cast(list[Result], columns[title]), str(signature)
+
+
+def _randomization(by_sentence: Any, metric: Any, references: Sequence[str], trials: int, seed: int) -> float:
+    """p of the paired randomisation: how often swaps make a difference as large as the observed one.
+
+    Args:
+        by_sentence: the baseline's and the system's sentences, each the translations by all runs.
+        metric: what scores them, from counts a sentence that are added up.
+        references: one for each sentence.
+        trials: swaps drawn at random; all ways to swap where they are not more.
+        seed: of the draws.
+    """
+    ours, theirs = (np.array(metric._extract_corpus_statistics(lines, [references])) for lines in by_sentence)
+    differ = (ours != theirs).any(axis=1)
+    if differ.sum() < 2:  # to swap one sentence changes which system is ahead, and not by how much
+        return 1.0
+    same = ours[~differ].sum(axis=0)
+    counts = np.concatenate([ours[differ], theirs[differ]])  # [2 * differing sentences, counts of the metric]
+
+    def distance(first: np.ndarray, second: np.ndarray) -> float:
+        """The absolute difference of two systems, given by their rows of `counts`."""
+        scores = [
+            metric._compute_score_from_stats(list(same + counts[rows].sum(axis=0))).score for rows in (first, second)
+        ]
+        return round(abs(scores[0] - scores[1]), DECIMALS)
+
+    rows = np.arange(len(counts)).reshape(2, -1)
+    return float(
+        permutation_test(
+            tuple(rows),
+            distance,
+            permutation_type="samples",
+            alternative="greater",
+            vectorized=False,
+            n_resamples=trials,
+            batch=TRIALS_AT_ONCE,
+            random_state=seed,
+        ).pvalue
+    )
 
 
 class _OverRuns:
