@@ -84,6 +84,11 @@ def write_whole(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
+def draft_of(path: Path) -> Path:
+    """Where a file lies while it is written: a name of ours, since `.NAME` may be a file of the user."""
+    return path.with_name(f"{STAGING}-{path.name}")
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield the path of an empty draft; it becomes `path` when the block ends, and vanishes on an error.
@@ -96,7 +101,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     _refuse_special(path)
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
-    draft = path.with_name(f".{path.name}")
+    draft = draft_of(path)
     draft.unlink(missing_ok=True)  # what an interrupted process left
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:

@@ -42,10 +42,11 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from hf_deepwide.durable import check_output, write_whole
+    from hf_deepwide.runs.comparable import inputs_of
     from hf_deepwide.runs.compare import compare_runs, parse_margins, report, to_json
 
     if args.output:
-        inputs = [Path(name) for system in args.systems for name in system.split(",")]
+        inputs = inputs_of(args.systems, args.reference)
         check_output(Path(args.output), inputs=inputs, overwrite=args.overwrite, option="--overwrite")
     margins = parse_margins(args.equivalence or [])
     compared = compare_runs(args.systems, args.reference, args.metrics, args.lowercase, args.tokenize, margins)

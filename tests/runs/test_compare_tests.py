@@ -148,6 +148,18 @@ def with_recipes(runs):
     return change
 
 
+@pytest.mark.parametrize("read", ["reference", "plain-1/results.json", "wide-2/recipe.yaml", "test.en"])
+def test_nothing_that_is_compared_is_written_over(runs, with_recipes, monkeypatch, capsys, read):
+    before = (runs / read).read_text()
+    reference = ["--reference", str(runs / "reference")] if read == "reference" else []
+    output = ["--output", str(runs / read), "--overwrite"]
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", "compare", *systems(runs), *reference, *output])
+    with pytest.raises(SystemExit):
+        main()
+    assert "is also an input" in capsys.readouterr().err
+    assert (runs / read).read_text() == before
+
+
 def test_runs_need_one_test_set(runs, with_recipes):
     """Whatever it is called; that the number of sentences is the same is not enough."""
     compared = compare_runs(systems(runs), metrics=["bleu"])

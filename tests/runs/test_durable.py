@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deepwide.durable import check_output, whole_file, whole_files, whole_folder, write_whole
+from hf_deepwide.durable import check_output, draft_of, whole_file, whole_files, whole_folder, write_whole
 from hf_deepwide.errors import UserError, quote
 
 
@@ -46,12 +46,18 @@ def test_a_file_in_a_missing_folder_is_refused(tmp_path):
 def test_a_draft_follows_no_link(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("kept")
-    (tmp_path / ".note.txt").symlink_to(victim)
+    draft_of(tmp_path / "note.txt").symlink_to(victim)
     (tmp_path / "note.txt").symlink_to(victim)
     write_whole(tmp_path / "note.txt", "new")
     assert victim.read_text() == "kept"
     assert (tmp_path / "note.txt").read_text() == "new"
     assert not (tmp_path / "note.txt").is_symlink()
+
+
+def test_a_hidden_file_of_the_same_name_stays(tmp_path):
+    (tmp_path / ".env").write_text("kept")
+    write_whole(tmp_path / "env", "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {".env": "kept", "env": "new"}
 
 
 def test_leaves_nothing_after_a_failure(tmp_path):

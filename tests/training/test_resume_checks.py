@@ -18,7 +18,7 @@ from tiny_run import tiny_corpus
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.digest import data_digest
-from hf_deepwide.durable import remove
+from hf_deepwide.durable import draft_of, remove
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.runs.run import run_recipe
@@ -478,14 +478,14 @@ def test_nothing_is_written_through_a_link(finished, tmp_path):
     for name in names:
         if name.parts[0].startswith("checkpoint-") or name.name == "results.json":
             continue  # of checkpoints below
-        for planted in (name, name.with_name(f".{name.name}")):
+        for planted in (name, draft_of(name)):
             precious = mine / str(planted).replace("/", "|")
             precious.write_text("{}", encoding="utf-8")
             (run / planted).parent.mkdir(exist_ok=True)
             (run / planted).unlink(missing_ok=True) if planted.name != "run.json" else None
             if not (run / planted).exists():
                 (run / planted).symlink_to(precious)
-    (run / ".results.json").symlink_to(mine / "results")
+    draft_of(run / "results.json").symlink_to(mine / "results")
     for name in (".saving", "checkpoint-1", "checkpoint-2", "interrupted-2"):
         (mine / name).mkdir()
         (mine / name / "file").write_text("precious", encoding="utf-8")

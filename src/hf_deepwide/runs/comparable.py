@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.arguments import DataArguments, Split
-from ..data.corpora import load_parallel, read_lines
+from ..data.corpora import load_parallel, local_files, read_lines
 from ..errors import UserError, quote
 from ..training.arguments import TranslationTrainingArguments
 from .recipe import RECIPE, Recipe, load_recipe
@@ -52,6 +52,17 @@ def check_distinct(systems: Sequence[str]) -> dict[str, list[Path]]:
     if twice := next((place for place in places if places.count(place) > 1), None):
         raise UserError(f"{twice} is named twice; each run counts once, in one system")
     return runs
+
+
+def inputs_of(systems: Sequence[str], reference: str | None) -> set[Path]:
+    """The files that a comparison reads: nothing may be written over them."""
+    runs = check_distinct(systems)
+    recipes = recipes_of(runs)
+    given = {path for paths in runs.values() for path in paths}
+    of_runs = {file for path in given if path.is_dir() for file in path.iterdir()}
+    if reference is not None:
+        return given | of_runs | {Path(reference)}
+    return given | of_runs | {file for recipe in recipes.values() for file in local_files(recipe.data, "test")}
 
 
 def recipes_of(runs: Mapping[str, Sequence[Path]]) -> dict[Path, Recipe]:

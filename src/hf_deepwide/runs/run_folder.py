@@ -33,7 +33,7 @@ from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
 from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
 from ..checkpoint_files import MARK, RESULTS
-from ..durable import STAGING, Writing, discard, is_same, remove, write_whole
+from ..durable import STAGING, Writing, discard, draft_of, is_same, remove, write_whole
 from ..errors import UserError
 from ..reading import read_text
 from ..training.arguments import TranslationTrainingArguments
@@ -315,7 +315,7 @@ class RunFolder:
         of_tensorboard = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
         files = [run / name for name in (TRANSLATIONS, CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
         drawn = [path for name in DRAWN for path in run.glob(name)]  # by `hf-deepwide plot`
-        drafts = [file.with_name(f".{file.name}") for file in files]  # of a process that was killed
+        drafts = [draft_of(file) for file in files]  # of a process that was killed
         for file in (*files, *drafts, *run.glob("translations.*-*.txt"), *drawn, *of_tensorboard):
             file.unlink(missing_ok=True)
         for folder in (*logs, run / "runs", run / "plots", run / FAULTS):
