@@ -163,6 +163,34 @@ def test_processes_see_what_one_sees_that_accumulates_more(multiple, corpus):
     assert [batch for pair in zip(*shares, strict=True) for batch in pair] == alone
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4), (4, 2)])
+def test_another_number_of_processes_goes_on_where_the_others_were(corpus, before, after):
+    """All processes together get the batches that one process gets, which saw them all."""
+    args, multiple, steps = arguments(corpus, "text"), 4, 25  # of an update: batches; some passes
+
+    def given(processes, start=None):
+        streams = []
+        for rank in range(processes):
+            rows = encode(load_parallel(args, "train"), Words(), args, filter=True)
+            batches = StreamBatches(
+                rows, 64, seed=3, buffer_size=20, batch_multiple=multiple, rank=rank, world_size=processes
+            )
+            streams.append(EndlessStream(batches))
+            streams[-1].start = start
+        per_process = [list(islice(stream, steps * multiple // processes)) for stream in streams]
+        together = [batch for turn in zip(*per_process, strict=True) for batch in turn]
+        return together, streams[0].position
+
+    whole, _ = given(1)
+    _, position = given(before)
+    assert position["epoch"] > 1
+    rest, _ = given(after, json.loads(json.dumps(position)))
+    skipped = rest.count([])
+    assert 0 < skipped < len(whole)
+    assert rest[:skipped] == [[]] * skipped
+    assert numbers(rest[skipped:]) == numbers(whole[skipped:])
+
+
 def test_shards_change_their_order(corpus):
     args = arguments(corpus, "folder of shards")
     stream = StreamBatches(

@@ -132,7 +132,8 @@ class EndlessStream(torch.utils.data.IterableDataset):
     """Pass after pass over a stream, so that the Trainer sees one long epoch.
 
     A Trainer that resumes asks for all batches from the first on and throws away those it has seen. When `start` is an
-    earlier `position`, the batches before it are empty lists, and nothing is read for them.
+    earlier `position`, the batches before it are empty lists, and nothing is read for them. Another number of
+    processes may go on from it. Each position is the start of a buffer, whose batches all numbers divide.
 
     Raises:
         UserError: there is nothing to give, in a whole pass.
@@ -145,23 +146,35 @@ class EndlessStream(torch.utils.data.IterableDataset):
         self.epochs = 0.0  # passes so far; 0 within the first one, as nobody knows how long it is
 
     def __iter__(self) -> Iterator[list[dict]]:
-        start = self.start or {}
-        given, length = start.get("given", 0), start.get("length")  # length: batches of the pass before
+        start, processes = self.start or {}, self.stream.world_size
+        then = start.get("processes", processes)  # each process counted its own batches
+        given, begun, length = (
+            number and number * then // processes for number in map(start.get, ("given", "begun", "length"))
+        )
+        given = given or 0
+        begun = given if begun is None else begun
         yield from repeat([], given)
         for epoch in count(start.get("epoch", 0)):
-            before, begun = given, start.get("begun", given)
+            first = given
             self.stream.set_epoch(epoch)
             for state, batches in self.stream.windows(start.get("stream")):
-                self.position = {"given": given, "epoch": epoch, "begun": begun, "length": length, "stream": state}
+                self.position = {
+                    "given": given,
+                    "begun": begun,  # batches before this pass
+                    "length": length,  # batches of the pass before
+                    "processes": processes,
+                    "epoch": epoch,
+                    "stream": state,
+                }
                 for batch in batches:
                     given += 1
                     self.epochs = epoch + min((given - begun) / length, 1.0) if length else 0.0
                     yield batch
-            if given == before:  # nor would the next pass
+            if given == first:  # nor would the next pass
                 raise UserError(
                     "the streamed training data give no batch: they hold fewer pairs than an update has batches "
                     "(processes × training.gradient_accumulation_steps), or all are left out, as one side is empty or "
                     "longer than data.max_length or data.max_length_ratio allow"
                 )
             length = given - begun
-            start = {}
+            begun, start = given, {}
