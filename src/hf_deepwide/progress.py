@@ -1,5 +1,6 @@
 """Progress is a bar on a terminal and in a notebook. In a file it would be one long line of carriage returns."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,14 @@ from datasets.utils import are_progress_bars_disabled, disable_progress_bars, en
 def shows_bars() -> bool:
     """True if somebody may be looking at stderr: it is a terminal, or a notebook's."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr. When its reader has gone, as `head` does, nobody is told, and the work goes on."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 @contextmanager

@@ -42,7 +42,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     if len(recipe) != 1:
         raise UserError(f"one recipe is expected, not {quote(recipe)}")
     train = {None: train_translation, "masked-lm": train_masked_lm, "classification": train_classification}[task]
-    train(recipe[0], overrides, args.overwrite)
+    try:
+        train(recipe[0], overrides, args.overwrite)
+    except BrokenPipeError as error:  # of a listing it would be no failure
+        raise UserError("what reads the output has ended; give the same command again to go on") from error
 
 
 def train_translation(recipe: str, overrides: list[str], overwrite: bool) -> None:

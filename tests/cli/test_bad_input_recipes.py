@@ -122,6 +122,7 @@ VALUES = {
     "--data.validation=": ["recipe.yaml: data.validation is not set", "training.eval_strategy: no"],
     "--data.pairs=[../en-de]": ["data.pairs: '../en-de' is no language pair"],
     "--data.pairs=[]": ["data.pairs is empty"],
+    "--data.format=phrases": ["data.test: the format phrases makes its own test set; leave it out"],
     "--data.format=csv": ["data.format: 'csv' is not accepted; give one of text, tsv"],
     "--tokenizer.vocab_size=10": ["tokenizer.vocab_size is 10, but the text alone has", "ask for more than"],
     "--tokenizer.vocab_size=999999999999999": ["tokenizer.vocab_size is 999999999999999", "10,000,000 at most"],
@@ -243,7 +244,7 @@ TOKENIZERS = {
     "config a list": (lambda at: at.put("tokenizer/tokenizer_config.json", "[]"), ["holds a list"]),
     "without padding": (
         lambda at: at.put("tokenizer/tokenizer_config.json", '{"tokenizer_class": "PreTrainedTokenizerFast"}'),
-        ["it has no pad_token; a translation model needs one"],
+        ["it has no pad_token, which the model needs"],
     ),
     "with code": (foreign_code, ["contains custom code"]),
 }

@@ -1,5 +1,8 @@
 """The cache of encoded corpora: taken where nothing has changed, made again where something has, never in the way."""
 
+import os
+import shutil
+
 import datasets
 import pytest
 from datasets import Dataset
@@ -116,6 +119,39 @@ def test_keep_what_was_used_last_within_the_limit(kept, monkeypatch):
     encoded(tokenizer=tokenizer_of(30))
     assert first.is_dir()
     assert len(list(kept.iterdir())) == 2
+
+
+def test_what_a_killed_process_has_left_counts_and_goes(kept, monkeypatch):
+    encoded()
+    (first,) = kept.iterdir()
+    size = sum(file.stat().st_size for file in first.iterdir())
+    draft = kept / f".{first.name}-x" / first.name
+    shutil.copytree(first, draft)
+    os.utime(draft.parent, (1, 1))
+    monkeypatch.setattr(encoded_cache, "MOST_BYTES", 2 * size)
+    encoded(tokenizer=tokenizer_of(25))
+    assert not draft.parent.exists()
+    assert first.is_dir()
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_read_what_somebody_else_keeps(encodings, kept, monkeypatch, caplog):
+    """Only the owner of a folder may say that it was used, and only the owner of the one above may remove it."""
+
+    def refuse(*_):
+        raise PermissionError("not yours")
+
+    expected = encoded().to_list()
+    encodings.clear()
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(encoded_cache, "discard", refuse)
+    assert encoded().to_list() == expected
+    assert encodings == []
+    (file,) = kept.glob("*/digest.txt")
+    file.write_text("another")
+    assert encoded().to_list() == expected
+    assert encodings
+    assert "damaged" in caplog.text
 
 
 def test_keep_nothing_larger_than_the_limit(kept, monkeypatch, caplog):

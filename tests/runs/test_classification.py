@@ -17,6 +17,9 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
     Trainer,
@@ -87,6 +90,21 @@ def recipe_of(data, base, run, **training):
         },
     }  # fmt: skip
     return check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe)
+
+
+def test_a_base_whose_sentences_have_no_end_token(data, tmp_path):
+    """As BERT's and DistilBERT's: they have separators."""
+    base, words = tmp_path / "base", sorted({word for row in rows(200, 9) for word in " ".join(row[:2]).split()})
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = DistilBertTokenizerFast(vocab={word: number for number, word in enumerate([*special, *words])})
+    assert tokenizer.eos_token is None
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 66}
+    DistilBertForMaskedLM(DistilBertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    values = recipe_of(data, base, tmp_path / "run", seeds=[1], num_train_epochs=1).values
+    values = {**values, "model": {"family": "distilbert", "init_from": str(base)}}
+    recipe = check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe)
+    assert run_classification(recipe)["test"]["accuracy"]["median"] > 0
 
 
 def after_steps(monkeypatch, act):

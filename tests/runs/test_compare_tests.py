@@ -182,6 +182,33 @@ def test_losses_of_two_validation_sets_are_not_compared(runs, with_recipes, capl
     assert "different validation sets" in caplog.text
 
 
+def test_losses_are_left_out_where_a_run_has_none(runs, with_recipes, caplog):
+    """Nor is a validation set looked for that this run does not have."""
+    file = runs / "deep-3" / "results.json"
+    results = json.loads(file.read_text())
+    del results["validation"]
+    file.write_text(json.dumps(results))
+    with_recipes("deep-3", data__validation=None, training__eval_strategy="no")
+    assert {each.metric for each in compare_runs(systems(runs), metrics=["bleu"])} == {"bleu"}
+    assert "not every run has measured one" in caplog.text
+
+
+def test_runs_on_streams_are_compared(runs, with_recipes):
+    expected = compare_runs(systems(runs), metrics=["bleu"])
+    for split in ("test", "valid"):
+        pairs = zip(*((runs / f"{split}.{lang}").read_text().splitlines() for lang in ("de", "en")), strict=True)
+        rows = [json.dumps({"de": de, "en": en}) for de, en in pairs]
+        (runs / "rows").mkdir(exist_ok=True)
+        (runs / "rows" / f"{'validation' if split == 'valid' else split}.jsonl").write_text("\n".join(rows))
+    fields = {"format": "datasets", "name": str(runs / "rows"), "streaming": True, "validation": "validation"}
+    for name in LOSSES:
+        for seed in range(1, 1 + len(LOSSES[name])):
+            with_recipes(f"{name}-{seed}", **{f"data__{key}": value for key, value in fields.items()})
+    assert compare_runs(systems(runs), metrics=["bleu"]) == expected
+    with_recipes("deep-3")  # the same sentences, in files of text
+    assert compare_runs(systems(runs), metrics=["bleu"]) == expected
+
+
 def test_a_smoothing_that_is_not_written_down_is_the_usual_one(runs):
     file = runs / "wide-2" / "results.json"
     results = json.loads(file.read_text())

@@ -116,6 +116,7 @@ def test_engines_and_classes_of_transformers_are_refused(trained, tmp_path):
             ["decoder_vocab_size: 5", "contradicts the tokenizer"],
         ),
         ({"data": {"source_lang": None, "target_lang": None, "pairs": ["nl-py"]}}, ["tokenizer.words", "data.pairs"]),
+        ({"data": {"synthetic": "made", "synthetic_tag": "<bt>"}}, ["data.synthetic_tag", "take no tag"]),
     ],
 )
 def test_contradicting_recipes_are_refused(tmp_path, sections, told):

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import scale_worker
 import torch
+from accelerate import PartialState
 from latent_runs import constant_noise
 from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
 
 from hf_deepwide.errors import UserError
+from hf_deepwide.training import out_of_memory
 from hf_deepwide.training.faults import FAULTS, NonFiniteError
 from hf_deepwide.training.out_of_memory import LargestBatch, is_out_of_memory, split
 from hf_deepwide.training.replay import replay
@@ -200,7 +202,24 @@ def test_a_fault_is_replayed_in_the_same_parts(corpus, tmp_path):
     assert replay(folder).losses == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("tokens", [0, -1, 1.5, "512", True])
+@pytest.mark.parametrize(
+    ("tokens", "of_process"),
+    [([None, 512], [None, 512]), ([512, 64, None], [64, 64]), (512, [512, 512]), (None, [None, None])],
+)
+def test_each_process_takes_up_its_own_largest_batch(tokens, of_process, monkeypatch):
+    """Of another number of processes, each takes the smallest."""
+    PartialState()
+    monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
+    for rank, expected in enumerate(of_process):
+        monkeypatch.setitem(PartialState._shared_state, "process_index", rank)
+        largest = LargestBatch(tokens)
+        assert largest.tokens == expected
+    monkeypatch.setattr(out_of_memory, "gather_object", lambda mine: [None, *mine])
+    largest.gather()
+    assert largest.state()["args"] == {"tokens": [None, of_process[1]]}
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 1.5, "512", True, [512, 0], [[512]]])
 def test_a_checkpoint_cannot_keep_anything_else(tokens):
     with pytest.raises(ValueError, match="the largest batch is"):
         LargestBatch(tokens)

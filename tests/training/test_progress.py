@@ -1,11 +1,14 @@
 """Progress is bars on a terminal; in a file it is plain lines, one per `logging_steps`."""
 
 import logging
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from tiny_run import tiny_corpus, tiny_trainer
+from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from hf_deepwide.data.arguments import DataArguments
@@ -43,6 +46,21 @@ def test_training_prints_a_line_per_logging_steps_into_a_file(corpus, tmp_path, 
     assert all(re.search(r"loss \d+\.\d+", line) for line in lines)
     assert "tokens/s, 0:00:00 left" in lines[1]
     assert "validation loss" in lines[2]
+
+
+def test_training_goes_on_when_nobody_reads_the_log_any_more(corpus, tmp_path):
+    """As after `2>&1 | head`: a scheduler would take the run for finished."""
+    program = (
+        "from pathlib import Path; from test_progress import train; from tiny_run import tiny_corpus; "
+        f"train(tiny_corpus(), Path({str(tmp_path)!r})).save_model()"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, stderr=write, check=False)
+    os.close(write)
+    assert ended.returncode == 0
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 def test_training_draws_a_bar_on_a_terminal(corpus, tmp_path, capsys, monkeypatch):

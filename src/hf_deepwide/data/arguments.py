@@ -197,6 +197,8 @@ class DataArguments(Places):
             raise UserError(f"data.source_lang and data.target_lang are both {quote(self.source_lang)}")
 
     def _check_tests(self) -> None:
+        if self.test is not None and self.format == "phrases":
+            raise UserError("data.test: the format phrases makes its own test set; leave it out")
         if not isinstance(self.test, list):
             return
         if self.pairs is not None:

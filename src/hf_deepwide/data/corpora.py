@@ -90,6 +90,12 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
     return _collect(pairs, PairFilter(split, files, args.drop_duplicates))
 
 
+def load_whole(args: DataArguments, split: Split) -> Dataset:
+    """`load_parallel` of a split that is evaluated on; of a stream, all of it."""
+    loaded = load_parallel(args, split)
+    return Dataset.from_list(list(loaded)) if isinstance(loaded, IterableDataset) else loaded
+
+
 def _read(args: DataArguments, split: Split) -> tuple[tuple[str, str], Iterator[Pair]]:
     """Names of source and target, for messages, and all pairs of a split."""
     readers: dict[str, Callable] = {

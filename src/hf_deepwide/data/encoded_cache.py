@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import tokenizers
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -36,7 +37,7 @@ def cache_folder() -> Path:
 def kept_or_made(
     texts: Dataset, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any], make: Callable[[], Dataset]
 ) -> Dataset:
-    """What `make` returns, from the cache where it is there.
+    """What `make` returns, from the cache where it is there. Of several processes the first one makes and keeps it.
 
     Small corpora, and tokenizers whose content cannot be compared, are encoded each time. Nothing is kept where the
     disk has little room, or cannot be written.
@@ -52,6 +53,11 @@ def kept_or_made(
         return make()
     parts = [FORMAT, tokenizers.__version__, data_digest(texts), content, json.dumps(settings, sort_keys=True)]
     place = cache_folder() / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    with PartialState().local_main_process_first():
+        return _kept_or_made(place, make)
+
+
+def _kept_or_made(place: Path, make: Callable[[], Dataset]) -> Dataset:
     if (kept := _read(place)) is not None:
         logger.info("the encoded pairs come from %s", place)
         return kept
@@ -98,10 +104,18 @@ def _read(place: Path) -> Dataset | None:
         whole = False
     if not whole:
         logger.warning("%s is damaged; it is removed, and the pairs are encoded again", place)
-        discard(place)
+        _try(discard, place)
         return None
-    os.utime(place)
+    _try(os.utime, place)
     return kept
+
+
+def _try(change: Callable[[Path], None], place: Path) -> None:
+    """Change what is kept, if it is ours: several people may share the cache."""
+    try:
+        change(place)
+    except OSError as error:
+        logger.info("%s stays as it is: %s", place, error)
 
 
 def _free(place: Path) -> int:
@@ -114,9 +128,10 @@ def _free(place: Path) -> int:
 def _make_room(folder: Path, needed: int) -> None:
     """Remove what was not used for the longest time, until `needed` bytes more are within the limit."""
     kept = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    sizes = {path: sum(file.stat().st_size for file in path.iterdir() if file.is_file()) for path in kept}
+    # below a folder, too: a process that was killed has left its draft there
+    sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in kept}
     for path in sorted(kept, key=lambda path: path.stat().st_mtime):
         if sum(sizes.values()) + needed <= MOST_BYTES:
             return
-        discard(path)
+        _try(discard, path)
         del sizes[path]

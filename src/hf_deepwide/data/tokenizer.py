@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -195,7 +195,11 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | N
 
 
 def load_or_train(
-    args: TokenizerArguments, texts: Iterable[str], data: Places = PLACES, tag: str | None = None
+    args: TokenizerArguments,
+    texts: Iterable[str],
+    data: Places = PLACES,
+    tag: str | None = None,
+    needs: Sequence[str] = ("pad_token", "eos_token"),
 ) -> PreTrainedTokenizerBase:
     """The tokenizer at `args.path`, or one trained on `texts` (which are not touched if there is a path).
 
@@ -204,9 +208,10 @@ def load_or_train(
         texts: the training data.
         data: knows where relative paths start.
         tag: a token that will be added, which must not be made of text.
+        needs: the special tokens that a loaded tokenizer must have.
 
     Raises:
-        UserError: nothing can be loaded from the path, it has no padding or end token, or `words` is set.
+        UserError: nothing can be loaded from the path, a special token is missing, or `words` is set.
 
     """
     if args.words:
@@ -216,9 +221,9 @@ def load_or_train(
     if args.path is None:
         return train_tokenizer(texts, args, tag)
     tokenizer = load_tokenizer(args.path, f"tokenizer.path {quote(args.path)}: no tokenizer could be loaded")
-    for token in ("pad_token", "eos_token"):
+    for token in needs:
         if getattr(tokenizer, token) is None:
-            raise UserError(f"tokenizer.path {quote(args.path)}: it has no {token}; a translation model needs one")
+            raise UserError(f"tokenizer.path {quote(args.path)}: it has no {token}, which the model needs")
     return tokenizer
 
 

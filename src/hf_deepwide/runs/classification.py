@@ -38,6 +38,7 @@ from ..errors import UserError, quote
 from ..evaluation.classification import classification_scores
 from ..families import ENCODERS
 from ..loading import load_config, load_model, refusing_pickles
+from ..lock import locked
 from ..models.plain_text import positions
 from ..reading import read_text
 from ..training.arguments import REFUSED
@@ -47,7 +48,6 @@ from .build import check_same_tokens
 from .encoder_card import write_classifier_card
 from .facts import machine, versions
 from .figures import seed_histories
-from .lock import locked
 from .recipe import RECIPE, Recipe, differences, read_mark
 from .run_folder import CARD, CURVES, NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
 from .yaml_values import LARGEST, parse_yaml, to_yaml
@@ -74,6 +74,7 @@ class ClassificationRecipe(Recipe):
         "push_to_hub": "a finished run is uploaded by `push_to_hub` of its model",
         "greater_is_better": "the largest score is the best one",
         "save_only_model": REFUSED["save_only_model"],
+        "deepspeed": REFUSED["deepspeed"],
     }
 
     evaluation: None = None
@@ -95,12 +96,13 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
     args, process = cast(ClassificationTrainingArguments, recipe.training_arguments()), PartialState()
     if recipe.init_from is None:
         raise UserError(f"{recipe.source}: model.init_from is not set; name a trained encoder to start from")
+    args.tell_of_idle_gpus()
     run, data = recipe.output_dir, cast(ClassificationArguments, recipe.data)
     if process.is_main_process:
         _check_folder(recipe, overwrite)
     splits = read_splits(data)
     names = class_names(data, splits)
-    tokenizer = load_or_train(recipe.tokenizer, iter(()))
+    tokenizer = load_or_train(recipe.tokenizer, iter(()), needs=("pad_token",))
     check_same_tokens(recipe, tokenizer)
     model = _new_model(recipe, args, names, args.seeds[0])  # what is wrong with it is said before anything is written
     if len(tokenizer) > model.config.vocab_size:
@@ -148,6 +150,12 @@ def _check_folder(recipe: Recipe, overwrite: bool) -> None:
         with locked(run):
             goes_on = not overwrite and _has_begun(run / NEW) and not _changes(run / NEW, recipe)
             _finish_replacing(run, goes_on)
+    _refuse_another(recipe, overwrite)
+
+
+def _refuse_another(recipe: Recipe, overwrite: bool) -> None:
+    """Refuse a finished run, or one of another recipe, unless it may be replaced."""
+    run = recipe.output_dir
     if overwrite or read_mark(run) is None:
         return
     if (run / RESULTS).is_file():
@@ -168,6 +176,7 @@ def _open_folder(recipe: Recipe, overwrite: bool) -> None:
     """Leave the mark and the recipe of a run in its folder, or in `.new` if the run replaces another one."""
     run = recipe.output_dir
     _finish_replacing(run)
+    _refuse_another(recipe, overwrite)  # again: another process may have had the folder while the data were read
     discard_start(run / NEW)
     if overwrite and read_mark(run) is not None:
         logger.info("%s stays as it is until the new run has trained its first seed", run)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.arguments import DataArguments, Split
-from ..data.corpora import load_parallel, local_files, read_lines
+from ..data.corpora import load_whole, local_files, read_lines
 from ..errors import UserError, quote
 from ..training.arguments import TranslationTrainingArguments
 from .recipe import RECIPE, Recipe, load_recipe
@@ -120,7 +120,7 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None) -> list
     (first, recipe), *others = recipes.items()
     if recipe.data.pairs is not None:
         raise UserError(f"{first} translates several language pairs; compare its files translations.PAIR.txt")
-    lines = load_parallel(recipe.data, "test")["target"][:]
+    lines = load_whole(recipe.data, "test")["target"][:]
     for path, other in others:
         if not _same_lines(recipe.data, other.data, "test"):
             raise UserError(
@@ -156,12 +156,15 @@ def validation_losses(
     if len({(path / TOKENIZER).read_bytes() for path in folders}) > 1:
         logger.warning("validation losses are left out: the runs have different tokenizers")
         return {}
+    results = {path: json.loads((path / RESULTS).read_text(encoding="utf-8")) for path in folders}
+    losses = {path: _losses(results[path]) for path in folders}
+    if not all(losses.values()):
+        logger.warning("validation losses are left out: not every run has measured one")
+        return {}
     (first, *others) = [recipes[path].data for path in folders if path in recipes] or [None]
     if not all(_same_lines(first, other, "validation") for other in others):
         logger.warning("validation losses are left out: the runs have different validation sets")
         return {}
-    results = {path: json.loads((path / RESULTS).read_text(encoding="utf-8")) for path in folders}
-    losses = {path: _losses(results[path]) for path in folders}
     usual = TranslationTrainingArguments.label_smoothing_factor
     smoothing = {each["recipe"]["training"].get("label_smoothing_factor", usual) for each in results.values()}
     known = [name for name in LOSSES if all(name in each for each in losses.values())]
@@ -183,5 +186,5 @@ def _same_lines(one: DataArguments, other: DataArguments, split: Split) -> bool:
     """Whether a split of two recipes has the same pairs. Files are read only where the recipes name different ones."""
     if all(getattr(one, field) == getattr(other, field) for field in (*PLACE, split)):
         return True
-    mine, theirs = (load_parallel(data, split) for data in (one, other))
+    mine, theirs = (load_whole(data, split) for data in (one, other))
     return all(mine[side][:] == theirs[side][:] for side in ("source", "target"))

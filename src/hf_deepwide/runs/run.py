@@ -69,6 +69,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
     """
     recipe, args, process = task.recipe, task.recipe.training_arguments(), PartialState()
     task.check(args)
+    args.tell_of_idle_gpus()
     folder = RunFolder(recipe.output_dir)
     with folder.opened(recipe, args, overwrite, process) as start:
         texts = task.read(args, start.ended, start.results is not None)

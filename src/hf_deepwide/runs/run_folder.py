@@ -35,6 +35,7 @@ from ..analysis.path_weights import PLOT as PATH_WEIGHTS
 from ..checkpoint_files import MARK, RESULTS
 from ..durable import STAGING, Writing, discard, draft_of, is_same, remove, write_whole
 from ..errors import UserError
+from ..lock import LOCK, locked
 from ..reading import read_text
 from ..training.arguments import TranslationTrainingArguments
 from ..training.checkpoints import (
@@ -51,7 +52,6 @@ from ..training.checkpoints import (
 from ..training.faults import FAULTS
 from ..training.memory import bound_kernel_caches, keep_memory
 from .averaging import SIDE_FILES
-from .lock import LOCK, locked
 from .recipe import NO_DIFFERENCE, RECIPE, Recipe, differences, read_mark
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 

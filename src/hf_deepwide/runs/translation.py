@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..data.batches import encode
-from ..data.corpora import load_parallel
+from ..data.corpora import load_parallel, load_whole
 from ..data.languages import add_tags, set_codes
 from ..data.new_languages import add_codes
 from ..data.tokenizer import load_or_train, training_rows, training_texts
@@ -51,6 +51,11 @@ class Translation(Task):
                 f"{recipe.source}: tokenizer.words: its vocabularies are of one language pair; name it by "
                 "data.source_lang and data.target_lang, and leave data.pairs out"
             )
+        if recipe.tokenizer.words and recipe.data.synthetic_tag is not None:
+            raise UserError(
+                f"{recipe.source}: data.synthetic_tag: vocabularies of words (tokenizer.words) take no tag; leave it "
+                "out"
+            )
         if recipe.tokenizer.bpe_dropout and args.dataloader_persistent_workers:
             raise UserError(
                 f"{recipe.source}: training.dataloader_persistent_workers: tokenizer.bpe_dropout cuts words anew in "
@@ -67,9 +72,9 @@ class Translation(Task):
             if recipe.data.format != "phrases" and isinstance(texts["train"], Dataset):
                 warn_of_few(len(texts["train"]), "sentence pairs", recipe)
         if args.eval_strategy != "no" and not scored:  # scoring again does not change the losses
-            texts["validation"] = _in_memory(load_parallel(recipe.data, "validation"))
+            texts["validation"] = load_whole(recipe.data, "validation")
         if recipe.data.test is not None or recipe.data.format == "phrases":
-            texts["test"] = _in_memory(load_parallel(recipe.data, "test"))
+            texts["test"] = load_whole(recipe.data, "test")
         return texts
 
     def new_tokenizer(self, texts: dict[str, Dataset | IterableDataset]) -> PreTrainedTokenizerBase:
@@ -171,8 +176,3 @@ class Translation(Task):
             name = TRANSLATIONS if recipe.data.pairs is None else f"translations.{pair}.txt"
             write_whole(folder / name, "".join(f"{line}\n" for line in lines))
         write_model_card(folder, recipe, results, self.samples)
-
-
-def _in_memory(dataset: Dataset | IterableDataset) -> Dataset:
-    """A split to evaluate on; of a stream, all of it."""
-    return Dataset.from_list(list(dataset)) if isinstance(dataset, IterableDataset) else dataset

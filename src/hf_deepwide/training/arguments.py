@@ -1,5 +1,6 @@
 """What can be said about training: every field of `Seq2SeqTrainingArguments`, our own beside them, our defaults."""
 
+import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from ..redaction import without_secrets
 from .depth import DepthArguments
 from .faults import FaultArguments
 from .ranges import RANGES, check_files, check_names
+
+logger = logging.getLogger(__name__)
 
 _EVALUATION = "validation is the loss per token and, with predict_with_generate, BLEU; no logits are kept"
 # Fields of the parent that would be ignored, or would break token batches or resuming, and what to use instead.
@@ -43,6 +46,8 @@ REFUSED = {
     "ignore_data_skip": "a run is resumed where it was in its data",
     "restore_callback_states_from_checkpoint": "a run is resumed with what it had counted",
     "enable_jit_checkpoint": "a run that SIGTERM or Ctrl-C ends always saves",
+    "deepspeed": "its checkpoints cannot be checked before a run goes on; training.fsdp spreads weights over GPUs",
+    **dict.fromkeys(("fp16_full_eval", "bf16_full_eval"), "validation has the precision of training"),
     "average_tokens_across_devices": "the loss is always per target token of the whole step",
     **dict.fromkeys(
         (
@@ -76,8 +81,27 @@ class WithoutSecrets:
         return without_secrets(super().to_dict())  # type: ignore[misc]
 
 
+class OneDevice:
+    """Training arguments of a process that trains on one device."""
+
+    @property
+    def n_gpu(self) -> int:
+        """At most 1. Transformers would give one process all GPUs, in the threads of `DataParallel`."""
+        return min(super().n_gpu, 1)  # type: ignore[misc]
+
+    def tell_of_idle_gpus(self) -> None:
+        """Log how to use the other GPUs, if there are any and no launcher has started more processes."""
+        if self.n_gpu and self.world_size == 1 and (found := torch.cuda.device_count()) > 1:  # type: ignore[attr-defined]
+            logger.warning(
+                "this process trains on one of %d GPUs; for all of them start with "
+                "accelerate launch --num_processes %d -m hf_deepwide.cli train …", found, found,
+            )  # fmt: skip
+
+
 @dataclass
-class TranslationTrainingArguments(WithoutSecrets, DepthArguments, FaultArguments, Seq2SeqTrainingArguments):
+class TranslationTrainingArguments(
+    WithoutSecrets, OneDevice, DepthArguments, FaultArguments, Seq2SeqTrainingArguments
+):
     """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
 
     Defaults are the papers' (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight decay);

@@ -1,7 +1,6 @@
 """What happens at the seams of the training loop: data order, dropout seeds, schedules, speed, the progress bar."""
 
 import inspect
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,6 +14,7 @@ from transformers.trainer_utils import SchedulerType
 
 from ..data.batches import TokenBatchSampler
 from ..errors import UserError
+from ..progress import tell
 from .memory import peak_memory
 
 
@@ -224,9 +224,9 @@ class PlainProgress(TrainerCallback):
                 f"step {state.global_step} of {state.max_steps}, epoch {state.epoch:.1f}: loss {logs['loss']:.3f}, "
                 f"{logs['tokens_per_second']:,.0f} tokens/s, {left} left"
             )
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
         if "eval_loss" in logs:
-            print(of_evaluation(state, logs), file=sys.stderr, flush=True)
+            tell(of_evaluation(state, logs))
 
 
 def of_evaluation(state: TrainerState, logs: dict[str, Any]) -> str:

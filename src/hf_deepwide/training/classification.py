@@ -13,7 +13,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from ..errors import quote
 from ..limits import Range, check_numbers
 from ..loading import is_finite
-from .arguments import WithoutSecrets
+from .arguments import OneDevice, WithoutSecrets
 from .checkpoints import best_checkpoint, load_state
 from .faults import NonFiniteError
 from .preemption import Preemption
@@ -25,7 +25,7 @@ REMEDY = "Lower training.learning_rate or raise training.warmup_steps, and start
 
 
 @dataclass
-class ClassificationTrainingArguments(WithoutSecrets, TrainingArguments):
+class ClassificationTrainingArguments(WithoutSecrets, OneDevice, TrainingArguments):
     """Transformers' arguments; `seeds` in the place of `seed`.
 
     Raises:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache
 from torch import nn
@@ -39,18 +40,33 @@ Inputs = Mapping[str, torch.Tensor]
 class LargestBatch(TrainerCallback, ExportableState):
     """Keeps in checkpoints how many tokens the largest batch has that is computed at once; None: any number.
 
+    Args:
+        tokens: that of this process; or a list of those of all processes. Of another number of processes, each takes
+            the smallest one.
+
     Raises:
-        ValueError: it is no number of tokens.
+        ValueError: one is no number of tokens.
     """
 
-    def __init__(self, tokens: int | None = None) -> None:
-        if tokens is not None and not (type(tokens) is int and tokens > 0):
-            raise ValueError(f"the largest batch is {quote(tokens)} tokens; expected is a whole number, or none")
-        self.tokens = tokens
+    def __init__(self, tokens: int | list[int | None] | None = None) -> None:
+        process, every = PartialState(), tokens if isinstance(tokens, list) else [tokens]
+        for one in every:
+            if one is not None and not (type(one) is int and one > 0):
+                raise ValueError(f"the largest batch is {quote(one)} tokens; expected is a whole number, or none")
+        if len(every) == process.num_processes:
+            self.tokens = every[process.process_index]
+        else:
+            self.tokens = min((one for one in every if one is not None), default=None)
+        self.of_all = every  # as far as the processes have told each other
+
+    def gather(self) -> None:
+        """Learn of the other processes' largest batches; all processes take part."""
+        self.of_all = gather_object([self.tokens])
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, for the Trainer to restore."""
-        return {"args": {"tokens": self.tokens}, "attributes": {}}
+        tokens = self.of_all if PartialState().num_processes > 1 else self.tokens
+        return {"args": {"tokens": tokens}, "attributes": {}}
 
 
 class BatchSplitter:
@@ -68,11 +84,6 @@ class BatchSplitter:
         """The largest batch; resuming puts a new callback in its place, so it is looked up."""
         callbacks = self.trainer.callback_handler.callbacks
         return next(callback for callback in callbacks if isinstance(callback, LargestBatch))
-
-    def agree(self) -> None:
-        """Take the smallest of the processes' largest batches, as a checkpoint keeps one; all processes take part."""
-        known = [tokens for tokens in gather_object([self.largest.tokens]) if tokens is not None]
-        self.largest.tokens = min(known, default=None)
 
     def step(
         self,

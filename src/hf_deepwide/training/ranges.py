@@ -93,6 +93,11 @@ def check_names(args: Seq2SeqTrainingArguments) -> None:
             "attn_implementation is flash_attention_2, which needs a GPU and the package flash-attn; accepted "
             "without them: auto, sdpa, eager"
         )
+    if str(args.optim).split(".")[-1].lower().startswith("schedule_free"):
+        raise ValueError(
+            f"optim is {args.optim}, whose weights are right only after optimizer.eval(), and checkpoints are saved "
+            "at any step; accepted: another optimizer. average_last takes the mean of checkpoints"
+        )
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise ValueError("use_liger_kernel needs the package liger-kernel, which is not installed")
     levels = ["passive", *get_log_levels_dict()]

@@ -317,7 +317,7 @@ class TokenBatchTrainer(Trainer):
         Raises:
             UserError: on all processes, if any cannot write; what it has written is removed.
         """
-        self.splitter.agree()
+        self.splitter.largest.gather()
         with self.saving.checkpoint():
             super()._save_checkpoint(model, trial)
 
@@ -404,6 +404,8 @@ class TokenBatchTrainer(Trainer):
                 batch_multiple=args.world_size * args.gradient_accumulation_steps,
                 max_length=self.data.max_length,
             )
+            if args.dataloader_num_workers:
+                logger.info("a stream is read without workers: dataloader_num_workers is not used")
             self.add_callback(StreamPosition())
             return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(collator))
         sampler = self._sampler(

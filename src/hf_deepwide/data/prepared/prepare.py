@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from ...durable import is_empty_folder, sha256_of, whole_file, whole_files, write_whole
 from ...errors import UserError, one_line, quote
+from ...lock import locked
 from ...progress import shows_bars
 from ..bpe_learning import codes_text, learn_merges
 from ..corpora import read_lines
@@ -121,7 +122,11 @@ class Preparation:
                 "them in or below this folder; leave --source out, or give a copy"
             )
         self.tasks = [task for group in self.groups for task in self._tasks(group, files)]
-        self.manifest = Manifest(self.folder, corpus.name, corpus.licence)
+        self._look()
+
+    def _look(self) -> None:
+        """Find what is there."""
+        self.manifest = Manifest(self.folder, self.corpus.name, self.corpus.licence)
         if self.corpus.form == "jsonl" and not self.manifest.entries:
             self.manifest.state(CARD, (), ())
         wanted = {file: (task.made_of, task.steps) for task in self.tasks for file in task.all_files}
@@ -179,8 +184,15 @@ class Preparation:
         """Make what is not finished.
 
         Raises:
-            UserError: something cannot be read, or is not what was published.
+            UserError: something cannot be read, or is not what was published; or another process prepares it.
         """
+        with _empty_folders_removed(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder, "--output"):
+                self._look()  # again: another process may have made some of it
+                self._run()
+
+    def _run(self) -> None:
         for task in self.tasks:
             if self.finished.issuperset(task.all_files):
                 for split, files in task.files.items():

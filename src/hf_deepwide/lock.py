@@ -1,4 +1,4 @@
-"""One process at a time in the folder of a run."""
+"""One process at a time in a folder that is written."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from ..errors import UserError
+from .errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +26,22 @@ _held: set[int] = set()  # descriptors of the locks of this process
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, option: str = "training.output_dir") -> Iterator[None]:
     """Keep a folder for this process alone; it must exist.
 
     The lock is the system's (`flock`): it ends with its process, however the process ends. It also holds between
     machines if their network file system has locks. The file says who holds the lock. Where a file system has no
     locks, the file alone counts. It is out of date if its process has ended, which only the same machine can know.
 
+    Args:
+        folder: the folder.
+        option: what names it, for the message.
+
     Raises:
         UserError: another process has the folder; names its host, its number and its start.
     """
     path = folder / LOCK
-    descriptor = _take(path)
+    descriptor = _take(path, option)
     _held.add(descriptor)
     try:
         yield
@@ -48,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(path: Path) -> int:
+def _take(path: Path, option: str) -> int:
     """The descriptor of the lock that is at the path, and ours."""
     while True:
         try:
@@ -60,7 +64,7 @@ def _take(path: Path) -> int:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise UserError(f"{path} is a pipe or a device, which no run has made; remove it")
-            _lock(descriptor, path)
+            _lock(descriptor, path, option)
             # Whoever held the lock before may have deleted the file after we opened it: then it protects nothing.
             if _is_at(path, descriptor):
                 own = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
@@ -73,18 +77,18 @@ def _take(path: Path) -> int:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _lock(descriptor: int, path: Path, option: str) -> None:
     holder = _read(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UserError(_in_use(path, holder)) from error
+        raise UserError(_in_use(path, holder, option)) from error
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         logger.warning("%s: this file system has no locks; see that no other machine works in the folder", path.parent)
         if holder and (holder["host"] != socket.gethostname() or _is_alive(holder)):
-            raise UserError(f"{_in_use(path, holder)}. If that process has ended, remove {path}") from error
+            raise UserError(f"{_in_use(path, holder, option)}. If that process has ended, remove {path}") from error
         return
     if holder and holder["host"] != socket.gethostname():
         logger.warning(
@@ -93,11 +97,11 @@ def _lock(descriptor: int, path: Path) -> None:
         )  # fmt: skip
 
 
-def _in_use(path: Path, holder: dict[str, Any] | None) -> str:
+def _in_use(path: Path, holder: dict[str, Any] | None, option: str) -> str:
     who = "another process"
     if holder:
         who = f"process {holder['pid']} on {holder['host']}, which began at {holder['started']}"
-    return f"{path.parent} is in use by {who}; wait for its end, or give another training.output_dir"
+    return f"{path.parent} is in use by {who}; wait for its end, or give another {option}"
 
 
 def _read(descriptor: int) -> dict[str, Any] | None:
