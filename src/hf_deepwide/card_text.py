@@ -26,10 +26,15 @@ _USE = re.compile(
     r'\w+ = pipeline\("(?P<task>[\w-]+)", model=[^\n]*\)'
 )
 _USE_AND_EXAMPLE = re.compile(_USE.pattern + r"(?:\n+\w+\([^\n]*\)\n# \[[^\n]*)?")
-# The sentence of the template, and the sentence in the cards of older runs.
+# The sentences of the template, of the cards of older runs, and of a card that was shared with another licence.
 _UNCHOSEN = re.compile(
     r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data\."
     r"|Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\."
+    r"|Its licence is `[^`\n]+`\."
+)
+# Of the family `mat` ([paper](address)) with 1,234 parameters: the sentence of the template.
+_FAMILY = re.compile(
+    r"of the family (?P<family>`(?P<name>\w+)`(?: \(\[[^\n]+?\]\([^)\n]+\)\))?)\s+with [\d,]+ parameters\."
 )
 PIPELINES = {"translation": "translator", "fill-mask": "fill_mask", "text-classification": "classifier"}  # variables
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
@@ -109,12 +114,22 @@ def use_of_stock(repo_id: str | None, shown: Any) -> str:
     )
 
 
-def for_repository(card: str, repo_id: str | None, license: str | None, shown: Any = None) -> str:
+def for_repository(card: str, repo_id: str | None, license: str | None, shown: Any = None, model: Any = None) -> str:
     """A card for the Hub: its lines that load the model name the repository, and it names the licence, if any.
 
     With `shown` the model is one of a class of Transformers, and the lines need no code of ours: see `use_of_stock`.
+    The card then says of which class `model` is, and how many parameters it has.
     """
+    renamed: dict[str, str] = {}  # tags
     if shown is not None:
+        if (found := _FAMILY.search(card)) is not None:
+            stock = model.config.model_type
+            renamed[found["name"]] = stock
+            card = _FAMILY.sub(
+                f"of Transformers' class {code(stock)} with {model.num_parameters():,} parameters.\n"
+                f"It computes what the trained model of the family {found['family']} computes.",
+                card,
+            )
         card = _USE_AND_EXAMPLE.sub(lambda found: use_of_stock(repo_id, shown), card)
         card = card if repo_id is None else card.replace(use_of_stock(None, shown), use_of_stock(repo_id, shown))
     else:
@@ -122,12 +137,21 @@ def for_repository(card: str, repo_id: str | None, license: str | None, shown: A
             lambda found: found[0] if _is_named(found[0]) and not repo_id else use_of_share(repo_id, found["task"]),
             card,
         )
-    if license is None:
+    if license is not None:
+        card = _UNCHOSEN.sub(f"Its licence is {code(license)}.", card)
+    return _with_metadata(card, license, renamed)
+
+
+def _with_metadata(card: str, license: str | None, renamed: dict[str, str]) -> str:
+    """The card with this licence, if any, and with tags that are `renamed`, if any are."""
+    if license is None and not renamed:
         return card
-    card = _UNCHOSEN.sub(f"Its licence is {code(license)}.", card)
     try:
         parsed = ModelCard(card)
-        parsed.data["license"] = license
+        if license is not None:
+            parsed.data["license"] = license
+        if renamed:
+            parsed.data["tags"] = [renamed.get(tag, tag) for tag in parsed.data.tags or []]
         return str(parsed)
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise UserError(f"share: the metadata at the top of the model card cannot be read: {plain(error)}") from error

@@ -306,7 +306,7 @@ def _write_card(
         except UnicodeDecodeError as error:
             raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
         _copy_linked(card, staged, None if card == beside else earlier)
-    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license, shown), encoding="utf-8")
+    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license, shown, model), encoding="utf-8")
 
 
 def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:

@@ -6,13 +6,16 @@ import sys
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from model_cases import build, pair
+from tiny_run import RESULTS, tiny_recipe
 from transformers import AutoTokenizer, M2M100ForConditionalGeneration
 
 from hf_deepwide import MATForConditionalGeneration, VanillaTransformerForConditionalGeneration, prune, share
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting.stock import as_stock
+from hf_deepwide.runs.model_card import write_model_card
 from hf_deepwide.vanilla_form import own_fields
 
 TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
@@ -162,6 +165,30 @@ def test_a_shared_stock_folder_works_without_the_package(tokenizer, tmp_path):
     assert found["engine"] == [
         tokenizer.convert_ids_to_tokens(row[1:end]) for row, end in zip(expected, ends, strict=True)
     ]
+
+
+@pytest.mark.parametrize("family", ["latent_depth", "vanilla_transformer"])
+def test_the_card_of_a_stock_share_tells_of_what_was_written(family, tokenizer, tmp_path):
+    name, fields = {
+        "latent_depth": ("latent-both", {"num_posteriors": 1, "final_temperature": 0.5}),
+        "vanilla_transformer": ("vanilla", {"attention_bias": False}),
+    }[family]
+    model, source = build(name, vocab_size=36, **PRE, **fields), tmp_path / "run"
+    model.save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    recipe = tiny_recipe(source, family=family)
+    write_model_card(source, recipe, {**RESULTS, "parameters": model.num_parameters(), "recipe": recipe.values}, [])
+    before = ModelCard.load(source / "README.md")
+    share(source, tmp_path / "out", as_="m2m_100", verify=False)
+    after = ModelCard.load(tmp_path / "out" / "README.md")
+    stock = M2M100ForConditionalGeneration.from_pretrained(tmp_path / "out").num_parameters()
+    assert f"{model.num_parameters():,} parameters" in before.text
+    assert model.num_parameters() != stock
+    assert f"class `m2m_100` with {stock:,} parameters" in after.text
+    assert f"{model.num_parameters():,} parameters" not in after.text
+    assert f"of the family `{family}` ([" in after.text
+    assert after.data.tags == [{family: "m2m_100"}.get(tag, tag) for tag in before.data.tags]
+    assert family in before.data.tags
 
 
 def test_a_stock_share_of_several_branches_writes_nothing(tokenizer, tmp_path):

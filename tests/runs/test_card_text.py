@@ -206,6 +206,9 @@ def test_a_licence_is_named_only_where_it_was_given(tmp_path):
     old = "Its licence is for whoever trained it to\nchoose, with a view to the licence of that data.\n"
     for unchosen in (card, old):
         assert "Its licence is `apache-2.0`." in card_text.for_repository(unchosen, None, "apache-2.0")
+    again = card_text.for_repository(licensed, "me/mine", "mit")
+    assert "Its licence is `mit`." in again
+    assert "apache-2.0" not in again
     assert card_text.for_repository("# Mine\n", None, "mit").endswith("# Mine\n")
     for wrong in ("", "MIT License", "mit\nevil: 1", "a: b"):
         with pytest.raises(UserError, match="licence"):

@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 from tiny_run import tiny_values
 from transformers import GenerationConfig, Trainer
 
+from hf_deepwide import lock
 from hf_deepwide.errors import UserError
 from hf_deepwide.lock import LOCK, locked
-from hf_deepwide.runs import lock, translation
+from hf_deepwide.runs import translation
 from hf_deepwide.runs.recipe import Recipe, check_recipe, read_mark
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import NEW, RENEWED, RunFolder
