@@ -32,7 +32,7 @@ from transformers import MarianConfig, MarianMTModel, PreTrainedModel, set_seed
 
 import hf_deepwide
 from hf_deepwide import MATConfig, VanillaTransformerConfig
-from hf_deepwide.errors import run_script
+from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 from hf_deepwide.exporting.onnx_folder import DECODER, ENCODER
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
@@ -155,13 +155,15 @@ def main() -> None:
     bound_kernel_caches()
     place = args.output
     report: dict[str, Any] = {"speed": {}, "compile_seconds": {}, "load": {}, "rounds": {}}
+    now = {**machine("cpu"), "cores": os.cpu_count(), "ctranslate2": ctranslate2.__version__}
     if place and place.exists():
-        report = json.loads(place.read_text(encoding="utf-8"))
-    report |= {
-        **machine("cpu"),
-        "cores": os.cpu_count(),
-        "ctranslate2": ctranslate2.__version__,
-    }
+        earlier = json.loads(place.read_text(encoding="utf-8"))
+        if different := [key for key in now if key != "threads" and earlier.get(key) != now[key]]:
+            raise UserError(
+                f"{place} has numbers of another {' and another '.join(different)}; give another --output"
+            )
+        report = earlier
+    report |= now
     with tempfile.TemporaryDirectory() as folder:
         for sentences, beams in ((args.sentences, args.beams),) if args.sentences else SETTINGS:
             column = f"{args.threads} thread{'s' * (args.threads > 1)}, {sentences} × {beams}"

@@ -102,8 +102,9 @@ ABOUT = (
     "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is "
     "a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p (Holm) "
     "corrects it for the number of systems. p (equal) comes from two one-sided tests that the losses differ by "
-    "less than the margin. p (sentences) comes from approximate randomisation over sentences: it is about these "
-    "trained models only."
+    "less than the margin, and is corrected likewise. These p do not allow for two things: seed 1 also chose the "
+    "setting, and a system close to the baseline gets more seeds. p (sentences) comes from approximate "
+    "randomisation over sentences: it is about these trained models only."
 )
 
 

@@ -1,6 +1,6 @@
 """Train and score the systems of a study, side by side, and write its table and figures.
 
-    HF_DEEPWIDE_DATA=PATH python benchmarks/studies/study.py benchmarks/studies/multi30k.yaml
+    HF_DEEPWIDE_DATA=PATH python benchmarks/studies/study.py benchmarks/studies/multi30k_converged.yaml
     … --systems vanilla mat --jobs 1      only these, in this order, one run at a time
     … --order                             train nothing; print which runs come next
     … --report                            train nothing; write the pages and cards of the runs that are there

@@ -105,6 +105,10 @@ def share(
     """
     if folder is None and repo_id is None:
         raise UserError("share: say where to: give a folder, a repo_id, or both")
+    if repo_id is None:
+        for name, value in (("private", private), ("commit_message", commit_message)):
+            if value is not None:
+                raise UserError(f"share: {name} is of an upload to the Hub, and no repo_id is given; leave {name} out")
     if space and as_ is not None:
         raise UserError("share: a Space runs this package, so that `as_` is of no use in it; leave one of the two out")
     if repo_id is not None:

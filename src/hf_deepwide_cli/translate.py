@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--{next(iter(drawing))} is for drawing translations at random; add --sample")
     if args.sample and args.num_beams not in (None, 1):
         raise UserError(f"--sample draws one translation, and --num_beams {args.num_beams} searches; give one of both")
+    if args.sample and args.length_penalty is not None:
+        raise UserError("--length_penalty is for searching with beams, and --sample draws at random; give one of both")
     sampling = SamplingArguments(**drawing) if args.sample else None
     device = device_of(args.device)
     model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)

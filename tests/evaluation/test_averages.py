@@ -186,6 +186,7 @@ def test_the_script_reports_directions_and_win_ratios(run, capsys):
         (["--pairs", *PAIRS, "en-fr", "--win_ratio", "table.tsv"], "no score of en-fr"),
         (["--pairs", *PAIRS, "--win_ratio", "none.tsv"], "there is no file none.tsv"),
         (["--pairs", *PAIRS, "en-de"], "--pairs: en-de is named twice"),
+        (["--pairs", *PAIRS, "--target_lang", "de"], "--target_lang 'de': --pairs names the languages"),
         (["--pairs", *PAIRS, "--compare", "paper", "--win_ratio", "table.tsv"], "rename one of the two"),
         (["--pairs", "en-de", "--compare", "{lang}.txt"], "--compare: '{lang}.txt' cannot be filled in ('lang')"),
         (["--win_ratio", "table.tsv"], "--win_ratio is of several language pairs"),

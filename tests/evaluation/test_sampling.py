@@ -174,6 +174,7 @@ def test_the_command_searches_as_the_model_was_saved_to(run, model, tokenizer, s
     ("words", "message"),
     [
         (["--seed", "3"], "--seed is for drawing translations at random; add --sample"),
+        (["--sample", "--length_penalty", "2"], "--length_penalty is for searching"),
         (["--sample", "--num_beams", "5"], "--sample draws one translation, and --num_beams 5 searches"),
         (["--sample", "--temperature", "0"], "--temperature is 0.0; accepted: more than 0"),
     ],

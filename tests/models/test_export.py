@@ -660,6 +660,8 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
         (model, {"tokenizer": tokenizer}, "does not fit the model"),
         (model, {"tokenizer": "a folder"}, "the tokenizer is a builtins.str"),
         (runs / "mat", {"license": 3}, "the licence '3'"),
+        (runs / "mat", {"private": True}, "private is of an upload to the Hub, and no repo_id is given"),
+        (runs / "mat", {"commit_message": "First"}, "commit_message is of an upload"),
         (run, {}, "it has no weights for model.encoder.layers.1"),
         (bare, {}, "holds no tokenizer"),
         (damaged, {}, "damaged cannot be loaded"),

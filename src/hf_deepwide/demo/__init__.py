@@ -2,7 +2,7 @@
 
     hf_deepwide.demo.serve(["runs/vanilla", "runs/mat"])       # or: hf-deepwide demo runs/vanilla runs/mat
 
-`systems` translates, `pictures` draws, `page` is the page. Gradio serves the page (`pip install hf_deepwide[demo]`).
+`systems` translates, `pictures` draws, `page` is the page. Gradio serves the page (`pip install 'hf_deepwide[demo]'`).
 """
 
 from .page import build_page, serve

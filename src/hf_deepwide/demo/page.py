@@ -182,7 +182,7 @@ def _gradio() -> ModuleType:
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported, and later
     if importlib.util.find_spec("gradio") is None:
-        raise UserError("the demo needs Gradio: pip install hf_deepwide[demo]")
+        raise UserError("the demo needs Gradio: pip install 'hf_deepwide[demo]'")
     import gradio
 
     return gradio

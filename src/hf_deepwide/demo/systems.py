@@ -175,7 +175,7 @@ class ExportedSystem:
             import ctranslate2
         except ImportError as error:
             raise UserError(
-                f"{folder} is a model of CTranslate2's: pip install hf_deepwide[ctranslate2] ({one_line(error)})"
+                f"{folder} is a model of CTranslate2's: pip install 'hf_deepwide[ctranslate2]' ({one_line(error)})"
             ) from error
         self.name, self.folder = name, folder
         self.tokenizer = load_tokenizer(folder)

@@ -86,6 +86,9 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
         UserError: something that was asked for cannot be done; nothing was translated or written by then.
     """
     if request.pairs:
+        for option, named in (("--source_lang", request.source_lang), ("--target_lang", request.target_lang)):
+            if named:
+                raise UserError(f"{option} {quote(named)}: --pairs names the languages; leave {option} out")
         one_by_one = {pair: for_pair(request, pair) for pair in request.pairs}
         for one in one_by_one.values():
             check_arguments(one, evaluation)

@@ -84,7 +84,8 @@ def _check_target(source: str, target: str, resume: bool, overwrite: bool) -> No
     if path.is_dir():
         raise UserError(f"{target} is a folder; give the name of a file")
     if path.exists() and not (resume or overwrite):
-        raise UserError(f"{target} exists already; give another place, --resume to continue it, or --overwrite")
+        go_on = "" if path.suffix == ".gz" else ", --resume to continue it"
+        raise UserError(f"{target} exists already; give another place{go_on}, or --overwrite")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} for the output; make it first")
 
