@@ -221,7 +221,7 @@ def test_a_missing_extra_is_one_line(folder, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     error = capsys.readouterr().err
-    assert "pip install hf_deepwide[demo]" in error
+    assert "pip install 'hf_deepwide[demo]'" in error
     assert error.count("\n") == 1
 
 
