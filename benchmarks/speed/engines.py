@@ -159,9 +159,7 @@ def main() -> None:
     if place and place.exists():
         earlier = json.loads(place.read_text(encoding="utf-8"))
         if different := [key for key in now if key != "threads" and earlier.get(key) != now[key]]:
-            raise UserError(
-                f"{place} has numbers of another {' and another '.join(different)}; give another --output"
-            )
+            raise UserError(f"{place} has numbers of another {' and another '.join(different)}; give another --output")
         report = earlier
     report |= now
     with tempfile.TemporaryDirectory() as folder:

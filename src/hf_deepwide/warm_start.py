@@ -76,7 +76,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
 
     The base is not changed and shares no memory with the result. The result has the base's dtype, device and
     generation config, and is in evaluation mode. Config fields come from the base, with two exceptions: the fields in
-    `config_overrides`, and the fields of branches if the base has a single branch (then the family's defaults hold).
+    `config_overrides`, and the fields of branches if the base has a single branch and drops none (then the family's
+    defaults hold).
 
     Weights that the base does not have, such as the LSTM of a depth-wise LSTM, start as in a new model. If the result
     does not compute the base's function, a warning is logged with the reason.
@@ -135,6 +136,11 @@ def start_of(config_class: type[DeepWideConfig]) -> Start:
 
 def losses(base: VanillaTransformerConfig, config: DeepWideConfig) -> list[str]:
     """Reasons why a model of `config` that starts from `base` does not compute its function, with all dropping off."""
+    return merge_losses(base, config) + start_of(type(config)).losses(base, config)
+
+
+def merge_losses(base: Any, config: Any) -> list[str]:
+    """Those reasons that lie in how branches are merged. A config names its branches, their merge and `join_ffn`."""
     reasons = []
     for field, *_ in SUBLAYERS.values():
         have, want = getattr(base, field), getattr(config, field)
@@ -145,7 +151,7 @@ def losses(base: VanillaTransformerConfig, config: DeepWideConfig) -> list[str]:
                 f"with `{field}` {want}, `branch_merge` {config.branch_merge!r} multiplies what those sub-layers "
                 f"give{inside} by {factor:.3g}; 'mean' preserves it"
             )
-    return reasons + start_of(type(config)).losses(base, config)
+    return reasons
 
 
 def preserves_function(config: DeepWideConfig, base: VanillaTransformerConfig | None = None) -> bool:

@@ -25,7 +25,7 @@ from .errors import UserError, one_line, quote
 from .loading import load_config, load_model
 from .models.configuration_mat_roberta import MATRobertaConfig
 from .vanilla_form import Tensors, name_of
-from .warm_start import BRANCHING, copy_branches
+from .warm_start import BRANCHING, copy_branches, merge_losses
 
 logger = logging.get_logger(__name__)
 
@@ -36,7 +36,7 @@ LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 FREE = {
     *(*BRANCHING, *LABELS, "dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "layer_drop"),
-    *("bos_token_id", "eos_token_id", "init_std", "tie_word_embeddings"),
+    *("bos_token_id", "eos_token_id", "init_std"),
 } - {"join_ffn"}
 RENAMED = (
     (r"^embeddings\.word_embeddings\.", "model.encoder.embed_tokens."),
@@ -58,7 +58,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
 
     The base is not changed and shares no memory with the result. The result has the base's dtype and device, and is in
     evaluation mode. Config fields come from the base, with two exceptions: the fields in `config_overrides`, and the
-    fields of branches if the base has a single branch (then the family's defaults hold).
+    fields of branches if the base has a single branch and drops none (then the family's defaults hold).
 
     Args:
         cls: `MATRobertaModel`, `MATRobertaForMaskedLM` or `MATRobertaForSequenceClassification`.
@@ -92,12 +92,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
             *(name, lacking[0].partition(".")[0]),
         )
     result = cls.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype)
-    if config.branch_merge != "mean" and config.attention_branches * config.ffn_branches > 1:
-        logger.warning(
-            "the result does not compute the function of %s: `branch_merge` %r divides the sum of the copies by N**2; "
-            "'mean' preserves it",
-            *(name, config.branch_merge),
-        )
+    for reason in merge_losses(base_config, config):
+        logger.warning(f"the result does not compute the function of {name}: {reason}")
     return result.to(model.device)
 
 
@@ -196,7 +192,8 @@ def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MAT
     for key, value in overrides.items():
         if key not in known:
             raise UserError(f"MATRobertaConfig has no field {quote(key)}")
-        free = key in FREE or (key == "join_ffn" and base.ffn_branches == 1)
+        unties = key == "tie_word_embeddings" and value is False  # the copy of the matrix is then trained on its own
+        free = key in FREE or unties or (key == "join_ffn" and base.ffn_branches == 1)
         if not free and value != getattr(base, key):
             raise UserError(
                 f"`{key}` cannot be {quote(value)}: {name} has {quote(getattr(base, key))}, and its weights have no "

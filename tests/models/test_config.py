@@ -129,6 +129,8 @@ UNUSED = [
     ({"sinkhorn_iterations": 9}, "`sinkhorn_iterations` is 9, .* set `residual='mhc'`, or .*=20`"),
     ({"residual": "hyper", "normalize_before": True, "sinkhorn_iterations": 9}, "`sinkhorn_iterations` .* is 'hyper'"),
     ({"luna_length": 16}, "`luna_length` is 16, .* `layer_form` is 'transformer'; set `layer_form='luna'`"),
+    ({"layer_form": "weighted", "ffn_drop_branch": 0.2}, "`ffn_drop_branch` is an option .*`ffn_drop_branch=None`"),
+    ({"layer_form": "luna", "join_ffn": False}, "`join_ffn` is an option of Transformer layers.*`join_ffn=True`"),
     ({"layer_form": "weighted", "luna_length": 16}, "`luna_length` is 16, .* is 'weighted'"),
     ({"routing_iterations": 2}, "`routing_iterations` is 2, .* is None; set `layer_aggregation='em_routing'`"),
     ({"layer_aggregation": "dlcl", "routing_iterations": 2}, "`routing_iterations` is 2, .* is 'dlcl'"),

@@ -89,6 +89,23 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 
 
+def test_the_readme_never_writes_what_the_model_must_not(tokenizer, tmp_path, monkeypatch, capsys):
+    """As Marian's models must not write padding."""
+    model = build("vanilla")
+    text = tokenizer("One sentence each, in the source language.", return_tensors="pt")
+    model.generation_config.update(max_length=9)
+    usual = model.generate(**text, eos_token_id=2)
+    model.generation_config.bad_words_ids = [[usual[0, 1].item()], [usual[0, 2].item(), 5]]
+    folder = hf_deepwide.export_onnx(model, tmp_path / "out", tokenizer=tokenizer)
+    code = re.search(r"```python\n(.*?)```", (Path(folder) / "README.md").read_text(), re.DOTALL)[1]
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    exec(compile(code, "README.md", "exec"), {})
+    ids = model.generate(**text, eos_token_id=2, bad_words_ids=model.generation_config.bad_words_ids[:1])
+    assert ids[0, 1] != usual[0, 1]
+    assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+
+
 def test_a_missing_package_is_one_line(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UserError, match=r"onnxscript.*hf_deepwide\[onnx\]"):

@@ -70,7 +70,7 @@ def test_two_dictionaries_become_one_vocabulary(shares, dictionaries):
     assert model.config.share_encoder_decoder_embeddings is False
 
 
-def test_decoders_begin_with_the_token_of_their_language(dictionaries):
+def test_decoders_begin_with_the_token_of_their_language(dictionaries, caplog):
     folder, _, _ = dictionaries
     languages = ["cs", "de", "en"]
     weights = random_weights(pre_norm=True)
@@ -90,6 +90,7 @@ def test_decoders_begin_with_the_token_of_their_language(dictionaries):
         "en-de": {"decoder_start_token_id": starts["de"]},
         "en-cs": {"decoder_start_token_id": starts["cs"]},
     }
+    assert from_fairseq(path).model.config.translation_pairs == model.config.translation_pairs, "without a tokenizer"
     model.save_pretrained(folder / "ours")
     tokenizer.save_pretrained(folder / "ours")
     for language in ("de", "cs"):
@@ -104,10 +105,12 @@ def test_decoders_begin_with_the_token_of_their_language(dictionaries):
     assert one.config.decoder_start_token_id == one.generation_config.decoder_start_token_id == starts["cs"]
     assert (one.config.source_lang, one.config.target_lang) == ("en", "cs")
     assert not hasattr(one.config, "translation_pairs")
+    other = save(folder / "other.pt", namespace(encoder_langtok="tgt", lang_pairs="en-de"), random_weights())
     with pytest.raises(UserError, match="encoder_langtok"):
-        from_fairseq(
-            save(folder / "other.pt", namespace(encoder_langtok="tgt"), random_weights()), folder / "dict.de.txt"
-        )
+        from_fairseq(other, folder / "dict.de.txt")
+    caplog.clear()
+    from_fairseq(other)
+    assert f"{SYMBOLS - 2} de, {SYMBOLS - 1} en" in caplog.text
 
 
 @pytest.mark.parametrize(

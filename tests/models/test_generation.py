@@ -73,6 +73,38 @@ def test_every_cache_gives_the_same_tokens_and_logits(case, beams):
             torch.testing.assert_close(got.sequences_scores, expected.sequences_scores, **CLOSE)
 
 
+@pytest.mark.parametrize("case", SOME)
+def test_a_padded_beginning_is_continued_alike_with_every_cache(case):
+    """Positions do not count padding, also where `generate` has made a causal mask of the mask for a static cache."""
+    model = build(case)
+    begun, mask = tokens((4, 4, 4), seed=5)
+    mask[0, :2] = 0
+    begun[0, :2] = model.config.pad_token_id
+    more = {"decoder_input_ids": begun, "decoder_attention_mask": mask}
+    more |= {"return_dict_in_generate": True, "output_logits": True}
+    expected = generate(model, **more)
+    static = generate(model, **more, cache_implementation="static", disable_compile=True)
+    assert torch.equal(static.sequences, expected.sequences)
+    torch.testing.assert_close(torch.stack(static.logits), torch.stack(expected.logits), **CLOSE)
+    alone = {**more, "decoder_input_ids": begun[:1, 2:], "decoder_attention_mask": mask[:1, 2:]}
+    torch.testing.assert_close(
+        torch.stack(generate(model, one(), **alone).logits), torch.stack(expected.logits)[:, :1], **CLOSE
+    )
+
+
+def test_a_cache_of_one_part_does_not_mix_source_and_target():
+    model, (target, _) = build("vanilla", attn_implementation="sdpa"), tokens((5, 5, 5), seed=3)
+    inputs = {"input_ids": tokens((6, 6, 6))[0]}
+    with torch.no_grad():
+        whole = model(**inputs, decoder_input_ids=target).logits
+        cache = DynamicCache()
+        parts = [
+            model(**inputs, decoder_input_ids=target[:, start:end], past_key_values=cache).logits
+            for start, end in ((0, 3), (3, 5))
+        ]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **CLOSE)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("case", SOME)

@@ -372,6 +372,7 @@ def test_missing_or_misshapen_posteriors_are_explained():
         ({"inference_selection": "sample"}, ["`inference_selection`", "hard, soft, tempered", "'sample'"]),
         ({"prior_select": 2.0}, ["`prior_select` is 2.0", "'uniform'", "`layer_prior='beta'`, or `prior_select=1.0`"]),
         ({"layer_prior": "aggregated", "prior_skip": 2.0}, ["`prior_skip` is 2.0", "'aggregated'"]),
+        ({"layer_sharing_weight": 0.1}, ["`layer_sharing_weight` is 0.1", "`target_encoder_layers`"]),
         ({"temperature_anneal_steps": 9}, ["`temperature_anneal_steps` is 9", "set `final_temperature`"]),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",

@@ -110,8 +110,9 @@ def test_capsules_give_what_equal_votes_agree_on():
     with torch.no_grad():
         routed = routing.route(vote.expand(-1, -1, 3, -1))
         shares = routing.expect(
-            vote.unflatten(-1, (4, 4)), *routing.maximise(vote.unflatten(-1, (4, 4)), torch.full((2, 5, 1, 4), 0.25))
-        )
+            vote.unflatten(-1, (4, 4)),
+            *routing.maximise(vote.unflatten(-1, (4, 4)), torch.full((2, 5, 1, 4), 0.25).log()),
+        ).exp()
     ratio = routed / vote.squeeze(-2)
     assert (ratio > 0).all()
     assert (ratio <= 1).all()
@@ -132,6 +133,18 @@ def test_a_vote_that_disagrees_counts_less():
         routing.iterations = 1
         mean = routing.route(votes)[0, 0, 0]
     assert mean < 0 < first
+
+
+def test_a_capsule_that_receives_nothing_is_finite():
+    """The layers agree in the first capsule's many features, and scatter in the second's."""
+    config = VanillaTransformerConfig(**{**SIZES, "d_model": 512}, layer_aggregation="em_routing", routing_capsules=2)
+    routing = EMRouting(config, 3, 8)
+    torch.manual_seed(0)
+    votes = torch.cat([torch.ones(2, 3, 3, 256), 3 * torch.randn(2, 3, 3, 256)], dim=-1).requires_grad_()
+    routed = routing.route(votes)
+    routed.sum().backward()
+    assert routed.isfinite().all()
+    assert votes.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("how", ["iterative", "hierarchical", "em_routing"])

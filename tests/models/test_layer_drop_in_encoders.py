@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_cases import SIZES, scramble, tokens
+from model_cases import SIZES, build, scramble, tokens
 
 from hf_deepwide import (
     LatentDepthConfig,
@@ -49,6 +49,12 @@ def test_training_skips_layers(cls, config, fields, monkeypatch):
     encoder_of(model).layers = torch.nn.ModuleList([layers[0], layers[2]])
     torch.testing.assert_close(model.eval()(**batch).logits, skipped, rtol=0, atol=1e-12)
     assert (skipped - whole).abs().max() > 1e-3
+
+
+def test_families_without_layer_drop_do_not_skip():
+    """A config keeps unknown keys, which then mean nothing."""
+    model = build("mat-3", layer_drop=0.99).train()
+    assert not any(model.model.encoder.draw_skipped(None))
 
 
 def test_layers_that_choose_themselves_are_not_skipped():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from model_cases import scramble, tokens
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -200,11 +201,45 @@ def test_a_classifier_starts_from_a_language_model(caplog):
         ({}, {"d_model": 32}, "`d_model` cannot be 32"),
         ({}, {"branches": 2}, "no field 'branches'"),
         ({}, {"drop_branch": 2}, r"\[0, 1\)"),
+        ({"tie_word_embeddings": False}, {"tie_word_embeddings": True}, "`tie_word_embeddings` cannot be True"),
     ],
 )
 def test_what_is_no_base_is_refused(fields, overrides, words):
     with pytest.raises(UserError, match=words):
         MATRobertaForMaskedLM.from_base(base(**fields), **overrides)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("double_mean", "mean"), ("mean", "double_mean"), *[("double_mean",) * 2]]
+)
+def test_another_merge_of_branches_is_told(before, after, caplog):
+    trained = MATRobertaForMaskedLM.from_base(base(), attention_branches=2, branch_merge=before)
+    caplog.clear()
+    again = MATRobertaForMaskedLM.from_base(trained, branch_merge=after)
+    with torch.no_grad():
+        same = torch.allclose(again(**batch()).logits, trained.eval()(**batch()).logits, rtol=1e-3, atol=1e-4)
+    assert same == (before == after)
+    assert ("does not compute the function" in caplog.text) != same
+
+
+def test_a_matrix_that_is_untied_is_a_copy():
+    theirs = base()
+    ours = MATRobertaForMaskedLM.from_base(theirs, tie_word_embeddings=False)
+    assert ours.lm_head.weight.data_ptr() != ours.get_input_embeddings().weight.data_ptr()
+    real = batch()["attention_mask"] == 1
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**batch()).logits[real], theirs(**batch()).logits[real], rtol=1e-3, atol=1e-4)
+
+
+def test_an_adapter_of_the_head_is_in_the_loss():
+    model = get_peft_model(new(MATRobertaForMaskedLM), LoraConfig(r=2, target_modules=["lm_head"]))
+    torch.nn.init.ones_(model.base_model.model.lm_head.lora_B["default"].weight)
+    labels = batch()["input_ids"].clone()
+    labels[batch()["attention_mask"] == 0] = -100
+    whole, masked = (model(**batch(), labels=labels, skip_logits=skip).loss for skip in (False, True))
+    torch.testing.assert_close(masked, whole)
+    masked.backward()
+    assert model.base_model.model.lm_head.lora_A["default"].weight.grad.any()
 
 
 def test_branches_of_networks_stay_joined_as_they_were_trained():

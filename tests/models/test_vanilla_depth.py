@@ -9,6 +9,7 @@ import torch
 from model_cases import build, leaves, pair, sentences
 from naive_transformer import logits as naive_logits
 from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_deepwide.errors import UserError
@@ -95,8 +96,24 @@ def test_layers_are_skipped_as_often_as_asked_and_only_in_training():
             model(**batch)
         assert len(calls) / (5 * rounds) == pytest.approx(0.7, abs=0.04)
         calls.clear()
-        model(**batch, use_cache=True)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        model(**batch, past_key_values=cache)
         assert len([layer for layer in calls if layer in set(model.model.decoder.layers)]) == 3
+
+
+def test_a_decoder_skips_layers_in_training_without_labels_too():
+    """Its config asks for a cache, which is then not made."""
+    model, inputs = build("vanilla", layer_drop=0.3).train(), pair()
+    inputs["decoder_input_ids"] = inputs.pop("labels").clamp(min=0)
+    assert model.config.use_cache
+    calls, rounds = [], 300
+    for layer in model.model.decoder.layers:
+        layer.register_forward_hook(lambda layer, *_: calls.append(layer))
+    with torch.no_grad():
+        outputs = [model(**inputs) for _ in range(rounds)]
+    assert len(calls) / (3 * rounds) == pytest.approx(0.7, abs=0.06)
+    assert outputs[0].past_key_values is None
+    assert model.eval()(**inputs).past_key_values is not None
 
 
 def test_layer_drop_takes_checkpointing():

@@ -121,8 +121,9 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     if isinstance(config.eos_token_id, list):
         options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     given = [f"{name}={_python(value)}" for name, value in options.items() if value is not None]
-    if shown.first is not None:
-        given.append(f"target_prefix=[[{literal(tokenizer.convert_ids_to_tokens(shown.first))}]] * len(sources)")
+    first = settings.forced_bos_token_id if shown.first is None else shown.first
+    if first is not None:
+        given.append(f"target_prefix=[[{literal(tokenizer.convert_ids_to_tokens(first))}]] * len(sources)")
     is_short = len(", ".join(given)) < SHORT
     listed = ", ".join(given) if is_short else "".join(f"\n    {option}," for option in given) + "\n"
     tag = f"[{literal(shown.tag)}] + " if shown.tag else ""

@@ -234,6 +234,8 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     others = (
         f"\nPut the id of another target language's code in the place of {shown.first}.\n" if languages.codes else ""
     )
+    bad = sorted({ids[0] for ids in settings.bad_words_ids or [] if len(ids) == 1})
+    never = f"    logits[:, {bad}] = -np.inf\n" if bad else ""
     first = "" if forced is None else f"    best = np.full_like(best, {forced}) if step == 0 else best\n"
     code = f"""import numpy as np
 import onnxruntime
@@ -249,7 +251,7 @@ past, tokens = [tensor[:, :{config.num_key_value_heads}, :0] for tensor in cross
 for step in range({min(longest, config.max_position_embeddings - 1)}):
     inputs = [tokens[:, -1:], mask, *past, *cross]
     logits, *past = decoder.run(None, {{node.name: x for node, x in zip(decoder.get_inputs(), inputs)}})
-    best = logits.argmax(-1)
+{never}    best = logits.argmax(-1)
 {first}    ended = np.isin(tokens[:, 1:], {ends}).any(1)
     if ended.all():
         break

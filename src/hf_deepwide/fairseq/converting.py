@@ -3,6 +3,7 @@
 The papers' code is built on fairseq: the MAT fork, and `examples/latent_depth`. The model computes what theirs does.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from ..vanilla_form import DECODER, ENCODER, HEAD, SHARED, Tensors, tie
 from .fields import LOGITS, check_tying, config_of
 from .naming import one_of_many, rename
 from .reading import read_checkpoint
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = list(SPECIAL_TOKENS.values()).index(SPECIAL_TOKENS["unk_token"])
 NEVER = -100.0  # added to the logits of tokens that fairseq's dictionary lacks: they never win, and add nothing
@@ -70,7 +73,13 @@ def from_fairseq(
         if dictionary is not None:
             files = [dictionary] if isinstance(dictionary, str | os.PathLike) else list(dictionary)
             tokenizer = _add_tokenizer(arguments, config, tensors, [Path(file) for file in files], codes)
-            _start_from_language(arguments, tokenizer, config, settings)
+        elif arguments.get("encoder_langtok"):
+            logger.warning(
+                "in training each source ended with the token of a language (encoder_langtok) in the place of </s>; "
+                "the tokens are the last of the dictionary: %s",
+                ", ".join(f"{token} {name}" for name, token in _language_ids(arguments, config.vocab_size).items()),
+            )
+        _start_from_language(arguments, tokenizer, config, settings)
         if len(pairs) > 1:
             config.translation_pairs = settings
         else:
@@ -147,17 +156,26 @@ def _language_tokens(arguments: dict[str, Any]) -> list[str]:
     return sorted({language for pair in names for language in pair.split("-")})
 
 
+def _language_ids(arguments: dict[str, Any], size: int) -> dict[str, int]:
+    """The ids of the languages' tokens, which fairseq adds behind a dictionary that then has `size` symbols."""
+    languages = _language_tokens(arguments)
+    return {language: size - len(languages) + number for number, language in enumerate(languages)}
+
+
 def _start_from_language(
     arguments: dict[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     config: DeepWideConfig,
     settings: dict[str, dict[str, Any]],
 ) -> None:
     """Let decoders begin with the token of the target language, where the model was trained so."""
     if not arguments.get("decoder_langtok"):
         return
+    ids = _language_ids(arguments, config.decoder_vocab_size)
+    if tokenizer is not None:  # which may have the tokens of two dictionaries
+        ids = {language: tokenizer.convert_tokens_to_ids(f"__{language}__") for language in ids}
     for pair, of_pair in settings.items():
-        start = tokenizer.convert_tokens_to_ids(f"__{pair.split('-')[1]}__")
+        start = ids[pair.split("-")[1]]
         of_pair["decoder_start_token_id"] = start
         if len(settings) == 1:
             config.decoder_start_token_id = start

@@ -183,6 +183,11 @@ class LatentDepthConfig(DeepWideConfig):
                 "temperature stays; set `final_temperature`, or `temperature_anneal_steps=0`"
             )
         check_bounds(self, 1, WEIGHT, "num_posteriors")
+        if self.layer_sharing_weight and self.target_encoder_layers is self.target_decoder_layers is None:
+            raise ValueError(
+                f"`layer_sharing_weight` is {self.layer_sharing_weight}, and its term is a part of the target "
+                "depth's; set `target_encoder_layers` or `target_decoder_layers`, or `layer_sharing_weight=0`"
+            )
         if self.posterior_names is not None and len(self.posterior_names) != self.num_posteriors:
             raise ValueError(
                 f"`posterior_names` must name each of the {self.num_posteriors} posteriors (`num_posteriors`), got "

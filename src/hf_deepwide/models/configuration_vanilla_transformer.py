@@ -278,6 +278,8 @@ class VanillaTransformerConfig(DeepWideConfig):
             "attention_branches": 1,
             "ffn_branches": 1,
             "drop_branch": 0,
+            "ffn_drop_branch": None,
+            "join_ffn": True,
         }
         for name, value in plain.items():
             if getattr(self, name) != value:
@@ -287,7 +289,7 @@ class VanillaTransformerConfig(DeepWideConfig):
                 )
 
     def _validate_branched_attention(self) -> None:
-        """The networks of the heads share a layer's inner width, and none of them drops."""
+        """The networks of the heads share a layer's inner width."""
         if self.layer_form != "weighted":
             return
         for stack in ("encoder", "decoder"):
@@ -297,10 +299,6 @@ class VanillaTransformerConfig(DeepWideConfig):
                     f"`layer_form='weighted'` divides the inner width among the heads: `{stack}_ffn_dim` must be a "
                     f"multiple of `{stack}_attention_heads`, which is {heads}; got {width}"
                 )
-        if self.ffn_drop_branch:
-            raise ValueError(
-                "`layer_form='weighted'` has no feed-forward branches that drop; set `ffn_drop_branch=None`"
-            )
 
     def _validate_kernels(self) -> None:
         """A kernel is at least one place wide, and there is at most one for each layer."""

@@ -22,15 +22,22 @@ def embed(
     return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
 
-def position_ids(mask: torch.Tensor | None, length: int, past_length: Any, device: torch.device) -> torch.Tensor:
+def position_ids(
+    mask: torch.Tensor | None, length: int, past_length: Any, device: torch.device, is_causal: bool = False
+) -> torch.Tensor:
     """Positions counted from 0 at the first real token, `[1 or batch, length]`; padding does not count.
 
     Args:
-        mask: `[batch, past + length]`, 1 for real tokens, or None when there is no padding.
+        mask: `[batch, past + length]`, 1 for real tokens, or None when there is no padding; or, in a decoder, the
+            causal mask `[batch, 1, length, keys]` that `generate` makes of it for a static cache.
         length: tokens to embed now.
         past_length: tokens already in the cache (an int, or a tensor under a static cache).
         device: where the ids are needed.
+        is_causal: of a decoder, whose causal mask shows how many tokens stand before each.
     """
+    if mask is not None and mask.dim() == 4 and is_causal:
+        seen = mask if mask.dtype == torch.bool else mask == 0
+        return (seen[:, 0].sum(-1) - 1).clamp(min=0)
     if mask is not None and mask.dim() == 2 and mask.shape[1] >= length:
         return (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
     return (torch.arange(length, device=device) + past_length)[None]
@@ -91,7 +98,11 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, token_embeddings: torch.Tensor, mask: torch.Tensor | None = None, past_length: Any = 0
+        self,
+        token_embeddings: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        past_length: Any = 0,
+        is_causal: bool = False,
     ) -> torch.Tensor:
         """Scale token embeddings `[batch, time, D]` and add their positions.
 
@@ -101,7 +112,7 @@ class Embeddings(nn.Module):
         length = token_embeddings.shape[1]
         if isinstance(past_length, int):
             check_length(past_length + length, self.max_length)
-        positions = position_ids(mask, length, past_length, token_embeddings.device)
+        positions = position_ids(mask, length, past_length, token_embeddings.device, is_causal)
         hidden = token_embeddings * self.scale + self.positions(positions).to(token_embeddings.dtype)
         if self.layer_norm is not None:
             hidden = self.layer_norm(hidden)

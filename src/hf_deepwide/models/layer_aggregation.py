@@ -147,15 +147,20 @@ class EMRouting(nn.Module):
     def route(self, votes: torch.Tensor) -> torch.Tensor:
         """Votes `[B, T, L, D]` to `[B, T, D]`."""
         votes = votes.unflatten(-1, (self.capsules, -1))  # [B, T, L, N, D / N]
-        mean, variance, active = self.maximise(votes, torch.full_like(votes[..., 0], 1 / self.capsules))
+        mean, variance, active = self.maximise(votes, torch.full_like(votes[..., 0], -math.log(self.capsules)))
         for _ in range(self.iterations - 1):
             mean, variance, active = self.maximise(votes, self.expect(votes, mean, variance, active))
         return (active.sigmoid()[..., None] * mean).squeeze(-3).flatten(-2)
 
-    def maximise(self, votes: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean and variance of each capsule's votes, `[B, T, 1, N, D / N]`, and the logit of A, `[B, T, 1, N]`."""
-        received = shares.sum(-2, keepdim=True)
-        weights = (shares / received)[..., None]
+    def maximise(
+        self, votes: torch.Tensor, log_shares: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean and variance of each capsule's votes, `[B, T, 1, N, D / N]`, and the logit of A, `[B, T, 1, N]`.
+
+        Shares come as logarithms `[B, T, L, N]`, so that a capsule which receives nothing has a mean, too.
+        """
+        received = log_shares.exp().sum(-2, keepdim=True)
+        weights = log_shares.softmax(-2)[..., None]  # shares / received
         mean = (weights * votes).sum(-3, keepdim=True)
         variance = (weights * (votes - mean).square()).sum(-3, keepdim=True) + FLOOR
         cost = received * (variance.log() + 1 + math.log(2 * math.pi)).sum(-1) / 2
@@ -164,9 +169,9 @@ class EMRouting(nn.Module):
     def expect(
         self, votes: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, active: torch.Tensor
     ) -> torch.Tensor:
-        """How each layer shares itself among the capsules, `[B, T, L, N]`."""
+        """The logarithms of how each layer shares itself among the capsules, `[B, T, L, N]`."""
         density = -((votes - mean).square() / variance + variance.log()).sum(-1) / 2  # but for a constant
-        return (nn.functional.logsigmoid(active) + density).softmax(-1)
+        return (nn.functional.logsigmoid(active) + density).log_softmax(-1)
 
 
 AGGREGATIONS: dict[str, type[IterativeAggregation | HierarchicalAggregation | EMRouting]] = {

@@ -45,9 +45,11 @@ class MaskedLMHead:
         """
         if skip_logits:
             masked = labels != -100
-            hidden_states, targets = self._transform(hidden_states[masked]), labels[masked]
-            loss = linear_cross_entropy(hidden_states, self.lm_head, targets, label_smoothing, num_items_in_batch)
-            return loss, None
+            hidden_states, targets = self._transform(hidden_states[masked])[None], labels[masked][None]
+            rest = (targets, label_smoothing, num_items_in_batch)
+            if type(self.lm_head) is nn.Linear:
+                return linear_cross_entropy(hidden_states, self.lm_head, *rest), None
+            return cross_entropy(self.lm_head(hidden_states), *rest), None  # an adapter's projection is no matrix
         logits = self.lm_head(self._transform(hidden_states))
         if labels is None:
             return None, logits

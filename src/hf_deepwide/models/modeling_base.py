@@ -169,15 +169,19 @@ class Stack(DeepWidePreTrainedModel):
     def draw_skipped(self, past_key_values: Any) -> list[bool]:
         """Which layers this forward pass skips (LayerDrop): none in evaluation, nor with a cache, which needs all.
 
+        In training a decoder that drops layers makes no cache, but takes one that is given.
+
         There is one draw per layer and forward pass, for all sentences and positions. It is from the CPU's generator:
         so on a GPU the decision needs no synchronisation.
         """
-        if not self.training or past_key_values is not None:
+        if not (self.training and self.layer_drop) or past_key_values is not None:
             return [False] * len(self.layers)
-        rate = getattr(self.config, "layer_drop", 0)  # not every family has it
-        if rate == 0:
-            return [False] * len(self.layers)
-        return (torch.rand(len(self.layers), device="cpu") <= rate).tolist()
+        return (torch.rand(len(self.layers), device="cpu") <= self.layer_drop).tolist()
+
+    @property
+    def layer_drop(self) -> float:
+        """The rate of LayerDrop; 0 in families that do not have it."""
+        return self.config.layer_drop if hasattr(type(self.config), "layer_drop") else 0.0
 
 
 class Encoder(Stack):
@@ -256,11 +260,14 @@ class Decoder(Stack):
         inputs_embeds = embed(
             self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds"
         )
-        if use_cache and past_key_values is None:
+        if use_cache and past_key_values is None and not (self.training and self.layer_drop):
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        elif past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            # the source's keys must not stand behind the target's
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         check_prefix(past_key_values, len(self.layers))
-        hidden_states = self.embeddings(inputs_embeds, attention_mask, past_length)
+        hidden_states = self.embeddings(inputs_embeds, attention_mask, past_length, is_causal=True)
         causal_mask = None
         one_more = type(past_length) is int and past_length > 0 and inputs_embeds.shape[1] == 1
         if attention_mask is not None or not one_more:  # a single new token may see the whole of a dynamic cache

@@ -133,6 +133,7 @@ def posterior_fields(recipe: Recipe) -> dict[str, Any]:
     """Fields of a config that `data.posteriors` decides: how many posteriors or languages, and what they are of."""
     names = recipe.data.posterior_names
     if not names:
+        _check_prior(recipe)
         return {}
     family = family_of(config_class(recipe.family))
     if family is None or not family.has_posteriors:
@@ -140,6 +141,16 @@ def posterior_fields(recipe: Recipe) -> dict[str, Any]:
             f"{recipe.source}: data.posteriors: a model of the family {recipe.family} has none; set it to none"
         )
     return {"num_posteriors": len(names), "posterior_names": names}
+
+
+def _check_prior(recipe: Recipe) -> None:
+    """Refuse a prior that is the mean of several posteriors where there is one: its KL divergence is always 0."""
+    fields = {"layer_prior": "uniform", "kl_estimator": "analytic", "num_posteriors": 1, **recipe.model_fields}
+    if (fields["layer_prior"], fields["kl_estimator"], fields["num_posteriors"]) == ("aggregated", "analytic", 1):
+        raise UserError(
+            f"{recipe.source}: model.layer_prior: aggregated is the mean of the posteriors of several languages, and "
+            "there is one posterior; set data.posteriors, or model.layer_prior to uniform or beta"
+        )
 
 
 def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConfig) -> dict[str, Any]:
