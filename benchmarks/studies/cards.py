@@ -50,7 +50,8 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
     shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
     scores = (
         f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"
-        "± is a standard error over seeds. The difference is to the baseline, on the seeds that both have.\n"
+        "± is a standard error over seeds. The difference is that of the first score to the baseline's, over the "
+        "seeds that both have.\n"
         "[The page of results](../docs/results.md) says how the settings were chosen.\n\n"
         f"The rest of this card is about the model of seed {seed}.\n"
     )

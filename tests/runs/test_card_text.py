@@ -146,10 +146,10 @@ def test_a_card_names_the_metrics_that_were_computed(tmp_path):
     data = ModelCard(text).data
     assert data.metrics == ["bleu", "chrf"], "as the Hub calls them"
     assert [(result.metric_name, result.metric_value) for result in data.eval_results] == [
-        ("tokenised BLEU", 3.0),
+        ("multi-bleu", 3.0),
         ("chrF", 2.0),
     ]
-    assert "| tokenised BLEU | 3.00 |" in text
+    assert "| multi-bleu | 3.00 |" in text
     del results["test"]
     text = write_model_card(tmp_path, check_recipe(values, "tiny", "tiny.yaml"), results, []).read_text("utf-8")
     assert ModelCard(text).data.metrics is None

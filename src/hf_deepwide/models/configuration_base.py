@@ -2,8 +2,8 @@
 
 Names follow Marian's configuration. Two axes are kept apart. *Width* is what one sub-layer computes
 (`attention_branches`, `ffn_branches`, `join_ffn`, `drop_branch`, `ffn_drop_branch`, `drop_granularity`, `drop_unit`,
-`branch_merge`). *Depth* is how layers are joined (`normalize_before`, and what a family adds). At their defaults both
-axes are at rest, and the model is the Transformer of Vaswani et al. (2017).
+`branch_merge`). *Depth* is how layers are joined (`normalize_before`, and what a family adds). With their
+defaults the model is the Transformer of Vaswani et al. (2017).
 """
 
 import dataclasses

@@ -13,9 +13,10 @@ sub-layers. Its input x is a layer's attention; Output_0 and Cell_0 are the embe
 A layer of the encoder gives x = SelfAttn(LN(Output)). A layer of the decoder joins s = SelfAttn(LN(Output)) and
 r = CrossAttn(LN(s)) to x = s + r or x = s | r, or has an LSTM for each.
 
-Every weight has one owner and one name. What layers share belongs to their stack, what both stacks share to the
-encoder, and it is handed on when they run. The cell lives across depth, not time: decoding caches keys and values
-alone. Shapes: B batch, T time, S source length, D model width, I inputs to the cell (2D, or 3D), F width of W_h1.
+Every weight has one owner and one name. A module that layers share belongs to their stack. A module that both stacks
+share belongs to the encoder, and the decoder gets it when it runs. The cell lives across depth, not time: decoding
+caches keys and values alone. Shapes: B batch, T time, S source length, D model width, I inputs to the cell (2D, or
+3D), F width of W_h1.
 """
 
 from typing import Any, NamedTuple

@@ -5,8 +5,8 @@ Whether layer l is used is a latent variable z_l, a factor of all its sub-layers
     x_{l+1} = x_l + z_l F_l(x_l),  z_l ~ Bernoulli(q_l)                                                       (Eq. 2)
 
 As in the released code, this means x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn; with `layer_norms=False`
-x <- x + z_l SubLayer(x), which the paper claims to train. In training z is a
-Gumbel-softmax sample from the posterior q,
+x <- x + z_l SubLayer(x), which the paper reports to train. In training z is a Gumbel-softmax sample from the
+posterior q,
 
     z_l = sigmoid((a_l + eps_1 - eps_0) / tau),  q_l = sigmoid(a_l),  eps ~ Gumbel(0, 1)                        (Eq. 5)
 
@@ -17,7 +17,7 @@ good. The loss is
 
     E_q[-log p(y | x, z)] + beta KL(q || p) + lambda |sum_l u_l - K|^2                                        (Eq. 8)
 
-with u_l the mean of z_l over languages. The parts of it are in `layer_selection`; stacks, layers and everything else
+with u_l the mean of z_l over languages. `layer_selection` computes its terms; stacks, layers and everything else
 are those of the vanilla pre-norm Transformer.
 """
 

@@ -1,7 +1,7 @@
-"""The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm, and its deep kin.
+"""The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm, and its variants.
 
-At its defaults it is what `modeling_base` holds: the point where width and depth are at rest. Known ways to train
-deeper stacks are options, each on its own, and each equation is in the file of its classes:
+With its defaults it is the encoder-decoder of `modeling_base`. Known ways to train deeper stacks are options, each on
+its own, and each equation is in the file of its classes:
 
     `residual`            how a sub-layer is joined to its input: ReZero, DeepNorm, B2T, SDU     `residuals`
     `layer_aggregation`   what a layer reads: DLCL, DenseFormer, transparent attention           `layer_combination`

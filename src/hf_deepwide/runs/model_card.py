@@ -23,7 +23,7 @@ from .yaml_values import to_yaml
 NAMES = {
     "bleu": "sacreBLEU",
     "chrf": "chrF",
-    "multi_bleu": "tokenised BLEU",
+    "multi_bleu": "multi-bleu",
     "sentence_bleu4": "sentence BLEU-4",
     "valid_python": "valid Python, %",
     "valid_java": "valid Java, %",
