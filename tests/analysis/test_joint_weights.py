@@ -5,7 +5,7 @@ import torch
 from latent_runs import build_trainer
 from matplotlib.image import imread
 from model_cases import build
-from tiny_run import tiny_corpus
+from tiny_run import counted_updates, tiny_corpus
 
 from hf_deepwide.analysis.joint_weights import (
     draw_joint_weights,
@@ -123,7 +123,9 @@ def test_a_run_logs_its_joints_and_resumes_exactly(residual, logged, tmp_path):
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert all(f"{logged}/{stack}" in entry for entry in entries for stack in ("encoder", "decoder"))
     resumed = build_trainer(tiny_corpus(), tmp_path / "run", **training)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    with counted_updates() as made:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert made == [3, 4]
     for ours, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     (path,) = draw_joints(tmp_path / "run", None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from coded_languages import KINDS, SIZES, nllb, token_id
 from safetensors.torch import load_file
-from tiny_run import tiny_values
+from tiny_run import counted_updates, tiny_values
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_deepwide import MATConfig, MATForConditionalGeneration, add_languages, share
@@ -226,7 +226,9 @@ def test_an_interrupted_run_goes_on_with_its_new_language(kind, tmp_path):
     weights = load_file(run / "model.safetensors")
     (run / "results.json").unlink()
     shutil.rmtree(run / "checkpoint-2")
-    assert run_recipe(recipe)["test"] == results["test"]
+    with counted_updates() as made:
+        assert run_recipe(recipe)["test"] == results["test"]
+    assert made == [2]
     again = load_file(run / "model.safetensors")
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
 

@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from latent_runs import LATENT, constant_noise
 from model_cases import JOINTS
 from safetensors.torch import save_file
-from tiny_run import hold_out_few, leave_figures_blank, tiny_corpus, tiny_recipe
+from tiny_run import counted_updates, hold_out_few, leave_figures_blank, tiny_corpus, tiny_recipe
 from torch.distributed.tensor import DTensor
 
 from hf_deepwide.data.arguments import DataArguments
@@ -321,7 +321,9 @@ def run_sharded_twice(run: Path) -> None:
         for name in ("results.json", "model.safetensors"):
             (run / name).rename(aside / name)
     PartialState().wait_for_everyone()
-    run_recipe(recipe)
+    with counted_updates() as made:
+        run_recipe(recipe)
+    assert made == [5, 6, 7, 8], made
 
 
 def main(out: Path) -> None:

@@ -3,6 +3,8 @@
 import os
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from transformers.trainer_callback import CallbackHandler
 
 from hf_deepwide.data import phrases
 from hf_deepwide.data.batches import encode
@@ -113,6 +116,20 @@ def run_script_here(script: Path, *arguments: str) -> None:
     """A script as `python script arguments…` would run it, in this process."""
     with patch.object(sys, "argv", [str(script), *arguments]):
         runpy.run_path(str(script), run_name="__main__")
+
+
+@contextmanager
+def counted_updates() -> Iterator[list[int]]:
+    """The numbers of the updates that trainers make within the block: a run that is resumed makes the last ones."""
+    made: list[int] = []
+    plain = CallbackHandler.on_step_end
+
+    def on_step_end(handler: CallbackHandler, args: Any, state: Any, control: Any) -> Any:
+        made.append(state.global_step)
+        return plain(handler, args, state, control)
+
+    with patch.object(CallbackHandler, "on_step_end", on_step_end):
+        yield made
 
 
 def hold_out_few(patch: pytest.MonkeyPatch) -> None:

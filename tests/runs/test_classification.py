@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import ModelCard
 from model_cases import scramble
 from safetensors.torch import load_file
+from tiny_run import counted_updates
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -255,7 +256,11 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(finished, data, base, tmp
     assert (tmp_path / "run" / "seed-2" / "checkpoint-6").is_dir()
     with pytest.raises(UserError, match="another recipe"):
         run_classification(recipe_of(data, base, tmp_path / "run", learning_rate=1e-3))
-    results = run_classification(recipe)
+    first = (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns
+    with counted_updates() as made:
+        results = run_classification(recipe)
+    assert made == list(range(7, 19)), "of the second seed, from its checkpoint on"
+    assert (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns == first
     for seed in (1, 2):
         assert same_weights(tmp_path / "run" / f"seed-{seed}", finished[0] / f"seed-{seed}")
     assert results["validation"] == finished[1]["validation"]
@@ -276,7 +281,9 @@ def test_a_half_written_checkpoint_is_set_aside(finished, data, base, tmp_path, 
     (seed / "checkpoint-12" / "trainer_state.json").unlink()
     shutil.copytree(seed / "checkpoint-6" if (seed / "checkpoint-6").is_dir() else seed / "checkpoint-12",
                     seed / "checkpoint-11")  # fmt: skip
-    run_classification(recipe)
+    with counted_updates() as made:
+        run_classification(recipe)
+    assert made == list(range(7, 19))
     assert same_weights(seed, finished[0] / "seed-1")
     assert not list(seed.glob("*checkpoint-*"))
 
@@ -292,7 +299,9 @@ def test_a_signal_saves_the_step_and_the_same_command_goes_on(finished, data, ba
     assert "Give the same command again" in caplog.text
     seed = tmp_path / "run" / "seed-1"
     assert {path.name for path in seed.glob("checkpoint-*")} == {"checkpoint-6", "checkpoint-8"}
-    run_classification(recipe)
+    with counted_updates() as made:
+        run_classification(recipe)
+    assert made == list(range(9, 19))
     assert same_weights(seed, finished[0] / "seed-1")
 
 
@@ -315,9 +324,10 @@ def test_a_training_that_had_ended_is_not_continued(data, base, tmp_path, monkey
         run_classification(recipes[1])
     monkeypatch.undo()
     (tmp_path / "killed").rename(tmp_path / "moved")
-    assert run_classification(recipe_of(data, base, tmp_path / "moved", seeds=[1], save_total_limit=5, **steps))[
-        "seeds"
-    ] == expected["seeds"]  # fmt: skip
+    moved = recipe_of(data, base, tmp_path / "moved", seeds=[1], save_total_limit=5, **steps)
+    with counted_updates() as made:
+        assert run_classification(moved)["seeds"] == expected["seeds"]
+    assert made == []
     assert same_weights(tmp_path / "moved", tmp_path / "whole")
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import tiny_values
+from tiny_run import counted_updates, tiny_values
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_deepwide import prune
@@ -144,7 +144,10 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
     shutil.copytree(reference, run)
     (run / "results.json").unlink()
     shutil.rmtree(run / "checkpoint-8")
-    again = run_recipe(recipe(run))
+    newest = max(int(path.name.removeprefix("checkpoint-")) for path in checkpoints(run))
+    with counted_updates() as made:
+        again = run_recipe(recipe(run))
+    assert made == list(range(newest + 1, 9))
     assert again["test"] == results["test"]
     theirs = load_file(reference / "checkpoint-8" / "model.safetensors")
     for name, tensor in load_file(run / "checkpoint-8" / "model.safetensors").items():

@@ -205,8 +205,8 @@ class Blow:
 
 def put_two_runs(run: Path) -> dict[str, str]:
     """An old run, a new one that has a checkpoint, and files of a person; what is to be left of them."""
-    mine = {"notes.txt", "plots/mine.png", "checkpoint-old/x", "faults/notes"}
-    old = {"results.json", "README.md", "model.safetensors", ".model.safetensors", "plots/path_weights.png"}
+    mine = {"notes.txt", ".model.safetensors", "plots/mine.png", "checkpoint-old/x", "faults/notes"}
+    old = {"results.json", "README.md", "model.safetensors", ".saving-model.safetensors", "plots/path_weights.png"}
     old |= {"plots/selection_samples.png", "plots/run_layer_utilization.png"}  # drawn by `hf-deepwide plot`
     old |= {"checkpoint-4/a", "faults/step-3/x", "translations.txt", "runs/then/events.out.tfevents.1"}
     new = {"checkpoint-4/b", "run.json", "recipe.yaml", "faults/step-1/x", "tokenizer.json"}

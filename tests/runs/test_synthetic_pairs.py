@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import tiny_values
+from tiny_run import counted_updates, tiny_values
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import hf_deepwide_cli
@@ -101,7 +101,9 @@ def test_back_translation_from_text_to_model(back_translated, tmp_path):
     shutil.rmtree(run / "checkpoint-8")
     for name in ("results.json", "model.safetensors"):
         (run / name).unlink()
-    assert run_recipe(recipe)["test"] == results["test"]
+    with counted_updates() as made:
+        assert run_recipe(recipe)["test"] == results["test"]
+    assert made == [5, 6, 7, 8]
     again = load_file(run / "checkpoint-8" / "model.safetensors")
     assert [name for name in once if not torch.equal(once[name], again[name])] == []
     kept = (run / "recipe.yaml").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from model_cases import JOINTS
-from tiny_run import tiny_corpus, tiny_trainer
+from tiny_run import counted_updates, tiny_corpus, tiny_trainer
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,9 @@ def test_a_resumed_run_is_the_run_that_was_left_alone(name, corpus, tmp_path):
         tiny_trainer(corpus, tmp_path, "vanilla_transformer", dict(model), max_steps=5, save_steps=3) for _ in range(2)
     )
     once.train()
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    with counted_updates() as made:
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert made == [4, 5]
     assert again.state.global_step == 5
     theirs = dict(again.model.named_parameters())
     assert [key for key, weight in once.model.named_parameters() if not torch.equal(weight, theirs[key])] == []

@@ -105,7 +105,7 @@ def test_saves_and_exits_on_a_signal(options, blow, status, left, runs, case):
     assert len(load_history(run)) == len(load_history(newest))
     codes, output = runs.run(recipe)
     assert codes == [0], output
-    assert (newest.name in output) or left is None
+    assert f"resuming from {newest.name}" in output
     # The loss logged first after stopping between two logs is the mean of fewer steps.
     assert [each for each in difference(run, reference) if ": loss of step" not in each] == []
     assert checkpoints(run, "interrupted") == []
@@ -124,8 +124,10 @@ def test_two_processes(blow, left, runs, case, tmp_path):
     assert left is None or last_checkpoint(run).name == left
     codes, output = runs.run(recipe)
     assert (codes, "batches_per_update: 2, now 1" in output) == ([2], True), output
+    newest = last_checkpoint(run).name
     codes, output = runs.run(recipe, processes=2)
     assert codes == [0, 0], output
+    assert f"resuming from {newest}" in output
     assert_whole(run)
     assert difference(run, reference) == []
 

@@ -18,7 +18,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from tiny_run import tiny_recipe, tiny_values
+from tiny_run import counted_updates, tiny_recipe, tiny_values
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     TOKENIZER_MAPPING,
@@ -290,7 +290,9 @@ def test_a_stream_is_trained_on_and_resumed(tmp_path):
         if name == "cut":
             (tmp_path / name / "results.json").unlink()
             (tmp_path / name / "checkpoint-12").rename(tmp_path / "aside")
-            run_recipe(recipe)
+            with counted_updates() as made:
+                run_recipe(recipe)
+            assert 1 < made[0] <= made[-1] == 12
         finals.append(load_file(tmp_path / name / "checkpoint-12" / "model.safetensors"))
     assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
     values["training"] |= {"eval_strategy": "epoch", "save_strategy": "epoch", "output_dir": str(tmp_path / "other")}

@@ -63,7 +63,11 @@ PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, JOINT_WEIGHTS,
 DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
 CARD = "README.md"
 NEW, RENEWED = ".new", ".renewed"
-DRAFTS = (LOCK, f".{MARK}", f".{RECIPE}")  # what the folder of a run may hold before its mark
+DRAFTS = (
+    LOCK,
+    draft_of(Path(MARK)).name,
+    draft_of(Path(RECIPE)).name,
+)  # what the folder of a run may hold before its mark
 KINDS = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
 SHOWN = 3  # differences of two recipes in a message
 # Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).

@@ -264,13 +264,15 @@ class TokenBatchTrainer(Trainer):
         """
         losses, dataloader = {}, self.get_eval_dataloader()
         self.callback_handler.eval_dataloader = dataloader
-        with self._evaluating():
-            for name, smoothing in (("loss", self.args.label_smoothing_factor), ("nll", 0.0)):
-                self.label_smoothing = smoothing
-                loss, tokens = self.summed_loss(dataloader)
-                losses[name] = loss / tokens
-                self.callback_handler.on_predict(self.args, self.state, self.control, losses)  # closes the bar
-        self.label_smoothing = self.args.label_smoothing_factor
+        try:
+            with self._evaluating():
+                for name, smoothing in (("loss", self.args.label_smoothing_factor), ("nll", 0.0)):
+                    self.label_smoothing = smoothing
+                    loss, tokens = self.summed_loss(dataloader)
+                    losses[name] = loss / tokens
+                    self.callback_handler.on_predict(self.args, self.state, self.control, losses)  # closes the bar
+        finally:
+            self.label_smoothing = self.args.label_smoothing_factor
         return losses
 
     @contextmanager
@@ -300,12 +302,15 @@ class TokenBatchTrainer(Trainer):
     def summed_loss(self, dataloader: DataLoader) -> tuple[float, float]:
         """The loss summed over all tokens, and their number, over all processes."""
         self.model.eval()
-        totals = torch.zeros(2, device=self.args.device)
+        device = self.args.device
+        # in float32, numbers above 2**24 tokens would be rounded; Apple's GPUs have nothing wider
+        totals = torch.zeros(2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         for inputs in dataloader:
             inputs = self._prepare_inputs(inputs)
             tokens = inputs["labels"].ne(-100).sum()
             with torch.no_grad(), self.accelerator.autocast():
-                totals += torch.stack([self.compute_loss(self.model, inputs) * tokens, tokens.float()])
+                loss = self.compute_loss(self.model, inputs).to(totals.dtype)
+            totals += torch.stack([loss * tokens, tokens.to(totals.dtype)])
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         return tuple(self.accelerator.reduce(totals, "sum").tolist())
 
