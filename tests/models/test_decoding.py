@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EncoderDecoderCache
 
+from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.models import attention_step, decoding, matrix_product, modeling_base
 from hf_deepwide.models.decoding import DecodingCache
 from hf_deepwide.models.matrix_product import MatrixProduct
@@ -183,7 +184,23 @@ def subclass(model):
     fc1.__class__ = Other
 
 
-@pytest.mark.parametrize("change", [hook, train, replace, subclass])
+def put_a_plain_projection(model):
+    """With the same weights."""
+    network = model.model.decoder.layers[1].feed_forward
+    plain = nn.Linear(network.fc2.in_features, network.fc2.out_features).double().eval()
+    plain.load_state_dict(network.fc2.state_dict())
+    network.fc2 = plain
+
+
+def factor_a_projection(model):
+    """Queries are computed by two matrices, whose product is theirs."""
+    attention = model.model.decoder.layers[0].encoder_attn
+    first = nn.Linear(attention.q_proj.in_features, attention.q_proj.in_features, bias=False).double()
+    nn.init.eye_(first.weight)
+    attention.q_proj = nn.Sequential(first, attention.q_proj).eval()
+
+
+@pytest.mark.parametrize("change", [hook, train, replace, subclass, put_a_plain_projection, factor_a_projection])
 def test_a_decoder_that_is_not_as_it_was_made_decodes_itself(change, caches):
     model = build("vanilla")
     expected = generate(model)
@@ -191,6 +208,38 @@ def test_a_decoder_that_is_not_as_it_was_made_decodes_itself(change, caches):
     change(model)
     assert_same(generate(model), expected)
     assert len(caches) == 1
+
+
+def test_what_a_decoder_borrows_from_the_encoder_is_asked_for(caches, monkeypatch):
+    """The LSTM that both stacks share belongs to the encoder."""
+    model = build("lstm", share_hidden="global", decoder_ffn_dim=model_cases.SIZES["encoder_ffn_dim"])
+    generate(model)
+    assert len(caches) == 1
+    model.model.encoder.lstm.hidden.fc1.register_forward_hook(lambda module, args, output: output * 0.5)
+    got = generate(model)
+    assert len(caches) == 1
+    monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+    assert_same(got, generate(model))
+
+
+class ReadsTheSource(VanillaTransformerForConditionalGeneration):
+    """Adds to the logits what it computes of the source."""
+
+    def forward(self, *args, encoder_outputs=None, **kwargs):
+        output = super().forward(*args, encoder_outputs=encoder_outputs, **kwargs)
+        output.logits = output.logits + encoder_outputs[0].mean((1, 2))[:, None, None] * torch.arange(
+            output.logits.shape[-1]
+        )
+        return output
+
+
+def test_a_subclass_with_its_own_forward_gets_all_inputs(caches, monkeypatch):
+    model = build("vanilla")
+    model.__class__ = ReadsTheSource
+    got = generate(model)
+    assert caches == []
+    monkeypatch.setattr(modeling_base, "can_decode", lambda *args: False)
+    assert_same(got, generate(model))
 
 
 @pytest.mark.parametrize(

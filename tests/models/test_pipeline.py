@@ -10,6 +10,10 @@ from datasets import Dataset
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BertConfig,
+    BertTokenizer,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     GenerationConfig,
     M2M100Config,
     M2M100ForConditionalGeneration,
@@ -203,6 +207,32 @@ def test_nothing_to_translate(mat):
     assert next(mat(iter([])), "end") == "end"
 
 
+def test_arguments_that_count_rows_get_one_text_each(mat):
+    """A function of the row would see the place in a sorted batch."""
+    rows = []
+
+    def allowed(row, tokens):
+        rows.append(row)
+        return list(range(4, 20))
+
+    assert len(mat(TEXTS, prefix_allowed_tokens_fn=allowed)) == len(TEXTS)
+    assert set(rows) == {0}
+
+
+def test_an_empty_text_where_the_tokenizer_has_no_end(kinds):
+    """As BERT's, of which encoder-decoder models are made."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({word for text in TEXTS for word in text.split()})]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    parts = [BertConfig(vocab_size=len(words), **sizes) for _ in range(2)]
+    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts))
+    model.generation_config.update(decoder_start_token_id=2, eos_token_id=3, pad_token_id=0)
+    model.config.decoder_start_token_id, model.config.pad_token_id, model.config.eos_token_id = 2, 0, 3
+    translate = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu", max_new_tokens=4)
+    alone = translate("two dogs run")
+    assert translate(["two dogs run", ""]) == [*alone, {"translation_text": ""}]
+
+
 def test_generators_are_not_read_ahead(mat):
     read = []
     results = mat(read.append(text) or text for text in TEXTS)
@@ -324,6 +354,19 @@ def test_codes_per_pipeline_and_per_call(nllb):
     assert tokenizer.src_lang == "deu_Latn"
     named = pipeline("translation_eng_Latn_to_deu_Latn", model=model, tokenizer=tokenizer, device="cpu", **QUICK)
     assert texts_of(named(TEXTS)) == expected
+
+
+def test_codes_of_a_legacy_tokenizer_are_forced(nllb):
+    """There the code stands behind the end of a target, and the decoder still begins with the end."""
+    tokenizer = nllb.tokenizer
+    legacy = NllbTokenizer(
+        vocab=tokenizer._vocab, merges=tokenizer._merges, extra_special_tokens=["eng_Latn", "deu_Latn"],
+        legacy_behaviour=True,
+    )  # fmt: skip
+    code = legacy.convert_tokens_to_ids("deu_Latn")
+    with language_pairs.speaking(legacy, "eng_Latn", "deu_Latn"):
+        assert legacy(text_target="")["input_ids"][-1] == code
+        assert language_pairs.target_settings(legacy) == {"forced_bos_token_id": code}
 
 
 def test_languages_saved_with_the_tokenizer(nllb, tmp_path):

@@ -254,6 +254,34 @@ def test_a_hook_may_change_logits_in_place(theirs):
     assert (got[:, 1:] == 5).all()
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_limit_that_is_never_reached_takes_no_memory(beams, caches):
+    model = build("vanilla").double()
+    few = translate(model, num_beams=beams)
+    many = translate(model, num_beams=beams, max_new_tokens=None, max_length=10**30)
+    assert len(caches) == 2
+    assert torch.equal(many, few)
+
+
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0])
+def test_constraints_are_not_asked_beyond_the_end(length_penalty, caches, theirs):
+    """Two translations of two tokens are allowed: when both have ended, no beam can go on."""
+    model, asked = build("vanilla").double(), []
+
+    def allowed(row, tokens):
+        asked.append(tuple(tokens.tolist()))
+        return [5, 6] if len(tokens) == 1 else [2]
+
+    options = {"num_beams": 3, "length_penalty": length_penalty, "prefix_allowed_tokens_fn": allowed}
+    options |= {"logits_processor": [], "no_repeat_ngram_size": 0}
+    got, ours = translate(model, **options), set(asked)
+    assert len(caches) == 1
+    asked.clear()
+    theirs()
+    assert torch.equal(got, translate(model, **options))
+    assert max(map(len, ours)) <= max(map(len, asked))
+
+
 class StartsAnew(VanillaTransformerForConditionalGeneration):
     """Has inputs of its own in each step."""
 

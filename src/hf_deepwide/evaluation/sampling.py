@@ -64,7 +64,8 @@ class SamplingLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores `[rows, V]` to 0 for the token that is drawn, and -inf for all others."""
-        logits = scores.double() / self.args.temperature  # [rows, V]
+        wide = scores.cpu() if scores.device.type == "mps" else scores  # Apple's GPUs have no float64
+        logits = wide.double() / self.args.temperature  # [rows, V]
         if 0 < self.args.top_k < logits.shape[1]:
             least = logits.topk(self.args.top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
@@ -74,7 +75,7 @@ class SamplingLogitsProcessor(LogitsProcessor):
         number = number.minimum(total.nextafter(torch.zeros_like(total)))  # so that some token exceeds it
         self._step += 1
         drawn = torch.searchsorted(cumulative, number, right=True)
-        return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
+        return torch.full_like(scores, -torch.inf).scatter(1, drawn.to(scores.device), 0.0)
 
 
 def uniform(text: str, steps: int, seed: int) -> np.ndarray:

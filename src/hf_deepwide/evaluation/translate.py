@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 _AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LINE_ENDS = {ord(end): " " for end in "\n\r"}  # what ends a line of a file
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a model's generation config says of searching
+_TURN = threading.RLock()  # for one thread at a time: a model's generation config is another one meanwhile
 _LENGTH_STEP = 8  # source lengths are rounded up to this before the length limit is computed
 
 RANGES = {
@@ -240,6 +242,7 @@ def _search(
     limits = [length_limit(model.config, length, args) for length in lengths]
     bars, start = shows_bars(), time.perf_counter()
     with (
+        _TURN,
         _evaluating(model),
         _generation_settings(model, args, choice, count) as settings,
         torch.no_grad(),

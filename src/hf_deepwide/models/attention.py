@@ -186,7 +186,7 @@ class MultiBranchAttention(nn.Module):
             **kwargs,
         )
 
-    def _plain(self) -> bool:
+    def has_own_projections(self) -> bool:
         """Whether the projections are our own, and not wrapped by an adapter (LoRA) or replaced by quantised ones."""
         inputs = all(type(projection) is BranchInput for projection in (self.q_proj, self.k_proj, self.v_proj))
         return inputs and type(self.out_proj) is BranchSum
@@ -198,7 +198,7 @@ class MultiBranchAttention(nn.Module):
         branches; attention weights are asked for; an adapter wraps a projection.
         """
         needed = past_key_values is not None or self._wants_weights(kwargs)
-        return self.drop_unit == "branch" and not needed and self._plain()
+        return self.drop_unit == "branch" and not needed and self.has_own_projections()
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         """`[B, T, heads * H]` to `[B, heads, T, H]`."""
@@ -212,7 +212,7 @@ class MultiBranchAttention(nn.Module):
         kept: list[int] | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries `[B, heads, T, H]`, keys and values `[B, heads, S, H]`, of all branches or those in `kept`."""
-        if not self.training or cache is not None or not self._plain():
+        if not self.training or cache is not None or not self.has_own_projections():
             query = self._heads(self.q_proj(hidden_states))
             return query, *self._keys_and_values(hidden_states, memory, cache)
         if memory is None:

@@ -122,7 +122,7 @@ class BranchedAttention(MultiBranchAttention):
 
         With `many` tokens the matrices are multiplied first, unless an adapter wraps one of them.
         """
-        if many and self._plain():
+        if many and self.has_own_projections():
             inner = torch.baddbmm(self.inner_bias(), heads, self.inner_weight())
         elif type(self.fc1) is BranchInput:
             inner = torch.baddbmm(self.inner_bias(), self.scaled_outputs(heads), self._fc1_blocks())
@@ -154,8 +154,9 @@ class BranchedAttention(MultiBranchAttention):
         """W1 of each branch, `[M, D, F / M]`."""
         return self.fc1.weight.unflatten(0, (self.num_heads, -1)).transpose(1, 2)
 
-    def _plain(self) -> bool:
-        return super()._plain() and type(self.fc1) is BranchInput
+    def has_own_projections(self) -> bool:
+        """As the parent's, and those of the heads' networks."""
+        return super().has_own_projections() and type(self.fc1) is BranchInput
 
 
 class WeightedEncoderLayer(EncoderLayer):

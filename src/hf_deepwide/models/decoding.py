@@ -19,7 +19,7 @@ The twin is deleted after the call, so it never outlives a change of the weights
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from .attention_step import (
     scaled,
 )
 from .branched_attention import BranchedAttention
-from .branches import BranchSum
+from .branches import BranchInput, BranchSum
 from .dynamic_convolution import DynamicConvolution
 from .embeddings import Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
@@ -340,23 +340,43 @@ def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode,
 def is_plain(model: nn.Module) -> bool:
     """Whether decoder and head are as they were made, in evaluation mode and on one device, and nobody looks on."""
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
-    is_ours = prepare is type(model).prepare_inputs_for_generation and prepare.__module__.startswith(PACKAGES[0])
+    is_ours = prepare is type(model).prepare_inputs_for_generation and all(
+        method.__module__.startswith(PACKAGES[0]) for method in (prepare, type(model).forward)
+    )
     if not is_ours or model._compiled_call_impl is not None or torch.compiler.is_compiling():
         return False
     if "forward" in vars(model) and not hasattr(model, "_original_forward"):  # Accelerate's autocast is welcome
         return False
-    modules = [model.lm_head, model.model.decoder]
+    modules = [model.lm_head, model.model.decoder, *modules_in(model.model.decoder_inputs().values())]
     for module in modules:  # as `modules()`, which also names each
         modules += [child for child in module._modules.values() if child is not None]
     parameters = [p for module in modules for p in module._parameters.values() if p is not None]
     return (
         is_as_made(model.model)
-        and all(map(is_as_made, modules))
+        and all(is_as_made(module) and has_own_projections(module) for module in modules)
         and all(
             type(p) is nn.Parameter and p.device == parameters[0].device and p.dtype == parameters[0].dtype
             for p in parameters
         )
     )
+
+
+def modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
+    """The modules among values and tuples of values."""
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield value
+        elif isinstance(value, tuple):
+            yield from modules_in(value)
+
+
+def has_own_projections(module: nn.Module) -> bool:
+    """Whether the steps find the weights of a module where they read them: nobody has replaced a projection."""
+    if isinstance(module, MultiBranchAttention):
+        return module.has_own_projections()
+    if isinstance(module, MultiBranchFeedForward):
+        return type(module.fc1) is BranchInput and type(module.fc2) is BranchSum
+    return type(module) is not nn.Sequential  # there is none in our models
 
 
 def is_as_made(module: nn.Module) -> bool:

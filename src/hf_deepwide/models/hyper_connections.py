@@ -95,7 +95,7 @@ class HyperConnection(StreamConnection):
         """How many times as large a stream can become on its way through all static A_r, at 1 in a new model."""
         product = torch.eye(joins[0].streams, dtype=torch.float64)
         for join in joins:
-            product = join.static_alpha[:, 1:].double().cpu().T @ product
+            product = join.static_alpha[:, 1:].cpu().double().T @ product
         return {"stream_gain": product.abs().sum(1).max().item()}
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -356,6 +356,8 @@ def target_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]
     starts from it.
     """
     empty = tokenizer(text_target="")["input_ids"]  # the code and </s>, as they stand around every target
+    if "Nllb" in type(tokenizer).__name__:  # in its legacy form the code stands behind </s>, and is forced as well
+        return {"forced_bos_token_id": next(token for token in empty if token != tokenizer.eos_token_id)}
     if empty[-1] == tokenizer.eos_token_id:
         return {"forced_bos_token_id": empty[0]}
     return {"decoder_start_token_id": empty[-1], "forced_bos_token_id": None}

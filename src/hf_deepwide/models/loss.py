@@ -45,9 +45,10 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Loss of logits `[batch, time, V]` against labels `[batch, time]` (-100: ignored), in float32 or better."""
     check_smoothing(label_smoothing)
+    labels = labels.to(logits.device)
     total = nn.functional.cross_entropy(
         logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
-        labels.flatten().to(logits.device),
+        labels.flatten(),
         reduction="sum",
         label_smoothing=label_smoothing,
     )

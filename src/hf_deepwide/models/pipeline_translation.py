@@ -36,7 +36,10 @@ logger = logging.get_logger(__name__)
 ACCEPTED = "accepted: a string, a list of strings, a generator or dataset of strings"
 MAX_NEW_TOKENS, NUM_BEAMS = 256, 4  # where neither the caller nor the model's generation config says otherwise
 WITHOUT_BEAMS = {"streamer", "assistant_model", "prompt_lookup_num_tokens"}  # arguments that beam search refuses
-WITHOUT_BATCHES = {*WITHOUT_BEAMS, "past_key_values", "encoder_outputs"}  # arguments that are for one text
+WITHOUT_BATCHES = {  # arguments that are for one text
+    *(*WITHOUT_BEAMS, "past_key_values", "encoder_outputs", "prefix_allowed_tokens_fn", "logits_processor"),
+    *("stopping_criteria", "custom_generate"),
+}
 LENGTHS = ("max_length", "max_new_tokens")
 BATCH_TOKENS, BATCH_TEXTS = 2048, 64  # at most, of what is translated together; padding counts, beams do not
 
@@ -192,7 +195,7 @@ class TranslationPipeline(Pipeline):
                     f"`truncation=True` to translate its beginning only. It starts with {text[:60]!r}"
                 )
             logger.warning_once(f"texts of more than {limit} tokens are cut")
-        ids = torch.tensor([source.ids])
+        ids = torch.tensor([source.ids], dtype=torch.long)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "is_empty": torch.tensor([source.is_empty])}
 
     def _forward(
@@ -247,7 +250,10 @@ class TranslationPipeline(Pipeline):
     def _without_padding(self, ids: torch.Tensor, is_empty: bool) -> torch.Tensor:
         """A translation's ids up to its end, as when a text is alone in its batch; of an empty text, start and end."""
         if is_empty:
-            return torch.cat([ids[:1], ids.new_tensor([self.tokenizer.eos_token_id])])
+            ends = self.tokenizer.eos_token_id
+            ends = self.model.generation_config.eos_token_id if ends is None else ends  # BERT's kind has none
+            end = ends[0] if isinstance(ends, list) else ends
+            return ids[:1] if end is None else torch.cat([ids[:1], ids.new_tensor([end])])
         text = (ids != self.tokenizer.pad_token_id).nonzero()
         return ids[: int(text[-1]) + 1] if len(text) else ids[:1]
 

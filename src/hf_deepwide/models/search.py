@@ -45,6 +45,7 @@ FEW_LEFT: tuple[type, ...] = (
 IMPOSSIBLE = (
     1e9  # Transformers' score of what cannot be is that, negative; scores of translations must stay far from it
 )
+CPU = torch.device("cpu")  # of all tensors here, whatever PyTorch's default device is
 GROUP = 64  # scores of which the best one is looked at first
 
 
@@ -92,6 +93,11 @@ def can_search(
     )
 
 
+def longest(model: nn.Module, config: GenerationConfig) -> int:
+    """Most tokens that a row can have: those that are asked for, or one more than the model has positions."""
+    return min(config.max_length, model.config.max_position_embeddings + 1)
+
+
 def reader(model: nn.Module, cache: DecodingCache) -> Callable[[torch.Tensor], torch.Tensor]:
     """What makes logits of tokens: the cache; or the model, if somebody looks on, or has put autocast around it."""
     if is_as_made(model):
@@ -130,7 +136,7 @@ def search_rows(
     read = reader(model, cache)
     leaves = ends is not None and not config.do_sample and may_leave(cache, processors)  # draws are of all rows
     fill = 0 if ends is None else int(config._pad_token_tensor)
-    sequences = input_ids.new_full((len(input_ids), config.max_length), fill, dtype=torch.long)
+    sequences = input_ids.new_full((len(input_ids), longest(model, config)), fill, dtype=torch.long)
     sequences[:, :length] = input_ids
     rows: Any = slice(None)  # of `sequences` that are left
     has_ended = input_ids.new_zeros(len(input_ids), dtype=torch.bool)
@@ -151,7 +157,11 @@ def search_rows(
         if length == config.max_length or has_ended.all():
             return sequences[:, :length]
         if leaves and (kept := cache.leave_out(has_ended)) is not None:
-            rows, tokens, has_ended = torch.arange(len(sequences))[rows][kept], tokens[kept], has_ended[kept]
+            rows, tokens, has_ended = (
+                torch.arange(len(sequences), device=CPU)[rows][kept],
+                tokens[kept],
+                has_ended[kept],
+            )
         tokens = tokens[:, None]
 
 
@@ -188,17 +198,19 @@ class BeamSearch:
         sentences = len(input_ids) // self.beams
         # as in Transformers, where a padding token of 0 counts as none, and the end stands in for it
         fill = -1 if ends is None else int(padding or ends[0])
-        shape = (len(input_ids), config.max_length)
+        shape = (len(input_ids), longest(model, config))
         self.running = input_ids.new_full(shape, fill, dtype=torch.long)  # [L * K, T]
         self.running[:, : self.begin] = input_ids
-        self.scores = torch.zeros(sentences, self.beams, dtype=torch.float)  # [L, K]; at first the beams are one
+        self.scores = torch.zeros(
+            sentences, self.beams, dtype=torch.float, device="cpu"
+        )  # [L, K]; at first the beams are one
         self.scores[:, 1:] = -IMPOSSIBLE
         self.finished = self.running.view(sentences, self.beams, -1).clone()  # [L, K, T], the best first
         self.finished_scores = torch.full_like(self.scores, -IMPOSSIBLE)
         self.finished_lengths = input_ids.new_zeros(sentences, self.beams, 1)
-        self.is_finished = torch.zeros(sentences, self.beams, dtype=torch.bool)
-        self.can_improve = torch.ones(sentences, 1, dtype=torch.bool)
-        self.numbers = torch.arange(sentences)  # of the sentences that are left
+        self.is_finished = torch.zeros(sentences, self.beams, dtype=torch.bool, device=CPU)
+        self.can_improve = torch.ones(sentences, 1, dtype=torch.bool, device=CPU)
+        self.numbers = torch.arange(sentences, device=CPU)  # of the sentences that are left
         self.found = self.finished.clone()  # [B, K, T]
         self.found_lengths = self.finished_lengths.clone()
 
@@ -231,7 +243,7 @@ class BeamSearch:
         scores, places = best(totals.view(sentences, -1), self.candidates)  # [L, candidates], the best first
         parents = torch.div(places, vocabulary, rounding_mode="floor")
         tokens = places - parents * vocabulary
-        parents += torch.arange(0, len(self.running), beams)[:, None]  # rows of `running`
+        parents += torch.arange(0, len(self.running), beams, device=CPU)[:, None]  # rows of `running`
         ends = torch.isin(tokens, self.ends) if self.length + 1 < self.config.max_length else tokens == tokens
         if ends.any():
             if ends[:, :beams].any():
@@ -262,7 +274,7 @@ class BeamSearch:
                 is_early_stop_heuristic_unsatisfied=self.can_improve,
                 is_sent_finished=self.is_finished,
                 next_token_hits_stopping_criteria=ends,
-                top_num_beam_mask=torch.ones(self.beams, dtype=torch.bool),
+                top_num_beam_mask=torch.ones(self.beams, dtype=torch.bool, device=CPU),
                 num_beams=self.beams,
                 cur_len=self.length,
                 decoder_prompt_len=self.begin,
@@ -274,7 +286,8 @@ class BeamSearch:
     def has_ended(self) -> torch.Tensor | None:
         """Which sentences have a translation that cannot change any more, `[L]`; None: none of them."""
         all_finished = self.is_finished.all(1)
-        if not all_finished.any():
+        cannot_go_on = self.scores[:, 0] < -IMPOSSIBLE / 2  # each of its beams has ended, or is forbidden
+        if not (all_finished | cannot_go_on).any():
             return None
         self.can_improve = self.model._check_early_stop_heuristic(
             is_early_stop_heuristic_unsatisfied=self.can_improve,
@@ -316,9 +329,9 @@ def best(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     if whole <= count * GROUP:
         return scores.topk(count)
     groups = scores[:, :whole].unflatten(1, (-1, GROUP)).amax(2).topk(count, sorted=False).indices
-    places = (groups[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    places = (groups[:, :, None] * GROUP + torch.arange(GROUP, device=CPU)).flatten(1)
     if whole < scores.shape[1]:
-        rest = torch.arange(whole, scores.shape[1]).expand(len(scores), -1)
+        rest = torch.arange(whole, scores.shape[1], device=CPU).expand(len(scores), -1)
         places = torch.cat([places, rest], dim=1)
     values, among = scores.gather(1, places).topk(count)
     return values, places.gather(1, among)
