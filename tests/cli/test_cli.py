@@ -4,11 +4,13 @@ import io
 import json
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import yaml
 
 import hf_deepwide_cli
+from hf_deepwide.data.corpora import decode_line
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.stream import translate_stream
 from hf_deepwide.runs.classification import ClassificationRecipe
@@ -285,8 +287,17 @@ def test_an_empty_file_gives_an_empty_file(tmp_path):
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
     """No more than a buffer of lines is held at a time."""
-    held = []
-    source = tmp_path / "in.txt"
-    source.write_text("x\n" * 10_000)
-    translate_stream(lambda lines: held.append(len(lines)) or lines, str(source), str(tmp_path / "out.txt"), buffer=64)
-    assert max(held) == 64
+    source, output, count = tmp_path / "in.txt", tmp_path / "out.txt", 10_000
+    source.write_text("x\n" * count)
+    held, ahead = [], []
+
+    def translate(lines):
+        held.append(len(lines))
+        ahead.append(read.call_count - count - sum(held))  # the lines are counted first
+        return lines
+
+    with patch("hf_deepwide.data.corpora.decode_line", wraps=decode_line) as read:
+        translate_stream(translate, str(source), str(output), buffer=64)
+    assert (sum(held), max(held)) == (count, 64)
+    assert read.call_count == 2 * count
+    assert max(ahead) <= 64, "lines are read when they are due"

@@ -24,7 +24,12 @@ from hf_deepwide.shards import only_weights
 from hf_deepwide.training.checkpoints import problem
 
 PACKAGE = SCRIPTS.parent / "src" / "hf_deepwide"
-SOURCES = sorted([*PACKAGE.rglob("*.py"), *SCRIPTS.glob("*.py")])
+UNSAFE = {  # (module, name) of what runs code that a file names
+    *(("torch", "load"), ("pickle", "load"), ("pickle", "loads"), ("pickle", "Unpickler")),
+    *(("yaml", name) for name in ("Loader", "UnsafeLoader", "FullLoader", "unsafe_load", "full_load")),
+}
+CALLS = {("torch", "load"), ("pickle", "Unpickler")}  # unsafe when called: one reads weights only, one is restricted
+SOURCES = sorted([*PACKAGE.parent.rglob("*.py"), *SCRIPTS.glob("*.py")])
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +158,43 @@ def test_loading_goes_through_one_door(path):
 
     The converter of fairseq reads pickles that may hold weights only.
     """
-    text = path.read_text(encoding="utf-8")
-    for name, call in calls(ast.parse(text)):
+    check_loading(path, path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "torch.load(path)",
+        "from torch import load",
+        "import dill",
+        "pickle.Unpickler(file).load()",
+        "pickle.loads(content)",
+        "np.load(path, allow_pickle=True)",
+        "yaml.unsafe_load(text)",
+        "yaml.load(text, yaml.Loader)",
+        "AutoModel.from_pretrained(path)",
+        "AutoConfig.from_pretrained(None, trust_remote_code=True)",
+        "eval(text)",
+    ],
+)
+def test_another_door_would_be_found(planted):
+    with pytest.raises(AssertionError):
+        check_loading(PACKAGE / "planted.py", planted)
+
+
+def check_loading(path, text):
+    """Assert what `test_loading_goes_through_one_door` says, of the text of a file."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not {(node.module, each.name) for each in node.names} & UNSAFE, node.lineno
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            named = {getattr(node, "module", None), *(each.name for each in node.names)}
+            assert not named & {"cloudpickle", "dill", "joblib", "shelve"}, node.lineno
+        if isinstance(node, ast.Attribute):
+            assert (getattr(node.value, "id", ""), node.attr) not in UNSAFE - CALLS, node.lineno
+    for name, call in calls(tree):
+        assert "allow_pickle" not in {keyword.arg for keyword in call.keywords}, call.lineno
         if name == "from_pretrained" and path.name != "loading.py":
             assert isinstance(call.args[0], ast.Constant), f"line {call.lineno}"
             assert call.args[0].value is None, f"line {call.lineno}"
@@ -163,7 +203,7 @@ def test_loading_goes_through_one_door(path):
         if path.parent.name == "fairseq" and (owner, name) == ("torch", "load"):  # files of fairseq are pickles
             assert [k.value.value for k in call.keywords if k.arg == "weights_only"] == [True], call.lineno
             continue
-        assert owner not in {"torch", "pickle"} or name not in {"load", "loads"}, call.lineno
+        assert (owner, name) not in UNSAFE, call.lineno
         for keyword in call.keywords:
             if keyword.arg == "trust_remote_code":
                 assert not isinstance(keyword.value, ast.Constant) or keyword.value.value is False, call.lineno

@@ -229,8 +229,7 @@ def test_an_epoch_has_the_proportions_of_the_temperature(temperature):
     assert sorted(map(len, second)) == sorted(map(len, first)), "shapes stay"
 
 
-def test_copies_of_one_change_no_batch():
-    """Copies of 1 and none: the same batches, so that runs of one pair go on as before."""
+def test_copies_of_one_show_each_sentence_once():
     lengths = np.random.default_rng(7).integers(1, 50, (2, 300))
     plain = TokenBatchSampler(*lengths, 512, seed=3)
     ones = TokenBatchSampler(*lengths, 512, seed=3, copies=[1.0] * 300)

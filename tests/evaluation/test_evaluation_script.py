@@ -117,7 +117,7 @@ def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
 def test_a_tokenizer_that_is_not_installed_is_told_before_translating(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "MeCab", None)
     monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
-    monkeypatch.setattr("hf_deepwide.evaluation.translate.translate", lambda *_, **__: pytest.fail("it translated"))
+    monkeypatch.setattr("hf_deepwide.evaluation.evaluate.translate", lambda *_, **__: pytest.fail("it translated"))
     auto = ["--tokenize", "auto", "--target_lang", "ja"]
     with pytest.raises(SystemExit):
         run("--model", "checkpoint", "--source", "sources.txt", *SEARCH, *auto)

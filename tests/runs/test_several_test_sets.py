@@ -1,6 +1,5 @@
 """Several test sets in one run: each is scored alone, and all sentences together; validation losses of the model."""
 
-import json
 import math
 
 import pytest
@@ -15,7 +14,7 @@ from hf_deepwide.data.corpora import load_parallel, local_files
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.loading import load_model, load_tokenizer
-from hf_deepwide.runs.recipe import check_recipe
+from hf_deepwide.runs.recipe import check_recipe, load_recipe
 from hf_deepwide.runs.run import run_recipe
 
 
@@ -89,6 +88,8 @@ def test_places_of_test_sets(corpus):
             DataArguments(**wrong)
 
 
-def test_a_recipe_file_may_list_test_sets(corpus):
-    text = yaml.safe_dump(recipe(corpus))
-    assert json.loads(json.dumps(yaml.safe_load(text)))["data"]["test"] == ["one", "two"]
+def test_a_recipe_file_may_list_test_sets(corpus, tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe(corpus)), encoding="utf-8")
+    assert list(load_recipe(str(file)).data.test_sets) == ["one", "two"]
+    assert list(load_recipe(str(file), ["--data.test", "[two]"]).data.test_sets) == ["two"]

@@ -20,7 +20,6 @@ class Dropout(nn.Dropout):
         if x.device.type != "cpu" or torch.compiler.is_compiling() or dropped == 2**16:
             return super().forward(x)
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)
-        keep = (
-            bits.view(torch.int16)[: x.numel()].view(x.shape).ge_(dropped - 2**15)
-        )  # 1 or 0: PyTorch casts booleans slowly
+        bits = bits.view(torch.int16)[: x.numel()].view(x.shape)
+        keep = bits.ge_(dropped - 2**15)  # 1 or 0: PyTorch casts booleans slowly
         return x * keep.to(x.dtype).mul_(1 / (1 - dropped / 2**16))
