@@ -36,6 +36,8 @@ CASES = {
         {"encoder_layers": 2, "decoder_layers": 2, "layer_aggregation": "hierarchical"},
     ),
     "luna": ("vanilla-luna", SMALL),
+    "latent depth, hard": ("latent-both", {"inference_selection": "hard"}),
+    "latent depth, tempered": ("latent-both", {"inference_selection": "tempered"}),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "residual_streams": 2, "sinkhorn_iterations": 2}),
 }
 
@@ -73,7 +75,8 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
 
     with torch.no_grad():
         altered = copy.deepcopy(model)
-        altered.model.decoder.layers[0].encoder_attn.out_proj.weight.mul_(2)
+        for layer in altered.model.decoder.layers:  # one of them may not be selected
+            layer.encoder_attn.out_proj.weight.mul_(2)
     with pytest.raises(RuntimeError, match="do not compute"):
         onnx_folder.check_logits(altered, Path(folder))
 
@@ -87,6 +90,21 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
     text = tokenizer("One sentence each, in the source language.", return_tensors="pt")
     ids = model.generate(**text, eos_token_id=2)
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+
+
+def test_a_posterior_is_chosen_by_its_name(tokenizer, tmp_path):
+    fields = {"num_posteriors": 2, "posterior_names": ["de", "fr"], "inference_selection": "tempered"}
+    model, batch, found = build("latent-both", **fields), source((7, 4, 5)), []
+    model.generation_config.update(max_length=9)
+    with torch.no_grad():
+        for stack in (model.model.encoder, model.model.decoder):
+            stack.layer_selection.layer_logits.copy_(torch.randn(2, len(stack.layers)).mul(4))
+    for number, language in enumerate(("de", "fr")):
+        folder = hf_deepwide.export_onnx(model, tmp_path / language, tokenizer=tokenizer, language=language)
+        found.append(greedy(folder, batch, 2, 8))
+        posteriors = torch.full((3,), number)
+        assert torch.equal(found[-1], model.generate(**batch, posteriors=posteriors, max_new_tokens=8))
+    assert not torch.equal(*found)
 
 
 def test_the_readme_never_writes_what_the_model_must_not(tokenizer, tmp_path, monkeypatch, capsys):

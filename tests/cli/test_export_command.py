@@ -1,0 +1,66 @@
+"""`hf-deepwide export`: both forms, their options, and where the result is."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from model_cases import build
+
+import hf_deepwide_cli
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+
+TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with two posteriors."""
+    folder = tmp_path_factory.mktemp("model")
+    build("latent-both", num_posteriors=2, posterior_names=["de", "fr"]).save_pretrained(folder)
+    train_tokenizer(TEXTS * 3, TokenizerArguments(vocab_size=36)).save_pretrained(folder)
+    return folder
+
+
+def export(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", "export", *map(str, words)])
+    hf_deepwide_cli.main()
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "made"),
+    [
+        ("ctranslate2", ["--quantization", "int8"], "model.bin"),
+        ("ctranslate2", [], "model.bin"),
+        ("onnx", [], "decoder.onnx"),
+    ],
+)
+def test_export_writes_a_folder(form, options, made, folder, tmp_path, monkeypatch, capsys):
+    where = tmp_path / "out"
+    printed = export(monkeypatch, capsys, folder, "--to", form, "--output", where, "--language", "fr", *options)
+    assert Path(printed) == where
+    assert {made, "README.md", "tokenizer.json"} <= {path.name for path in where.iterdir()}
+
+
+def test_quantization_is_smaller(folder, tmp_path, monkeypatch, capsys):
+    sizes = []
+    for options in ([], ["--quantization", "int8"]):
+        where = tmp_path / f"out{len(options)}"
+        export(monkeypatch, capsys, folder, "--to", "ctranslate2", "--output", where, "--language", "0", *options)
+        sizes.append((where / "model.bin").stat().st_size)
+    assert sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--to", "onnx", "--language", "de", "--quantization", "int8"], "--quantization is for --to ctranslate2"),
+        (["--to", "ctranslate2", "--language", "de", "--quantization", "int3"], "quantization is 'int3'; accepted"),
+        (["--to", "ctranslate2"], "de, fr"),
+    ],
+)
+def test_wrong_options_write_nothing(options, told, folder, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        export(monkeypatch, capsys, folder, "--output", tmp_path / "out", *options)
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,25 @@
+"""Gradient checkpointing: layers of all families run once more in the backward pass."""
+
+from collections import Counter
+
+import pytest
+from model_cases import CASES, build, pair
+
+
+def calls_of_layers(model):
+    """How often the parts of each layer run in a forward and a backward pass, in all."""
+    calls, layers = Counter(), [*model.model.encoder.layers, *model.model.decoder.layers]
+    for number, layer in enumerate(layers):
+        for part in layer.children():
+            part.register_forward_pre_hook(lambda part, args, number=number: calls.update([number]))
+    model.train()(**pair()).loss.backward()
+    return [calls[number] for number in range(len(layers))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checkpointing_runs_layers_again(case):
+    """PyTorch ends the second run where it has all that the gradients need."""
+    plain, model = calls_of_layers(build(case)), build(case)
+    model.gradient_checkpointing_enable()
+    again = calls_of_layers(model)
+    assert all(once < both <= 2 * once for once, both in zip(plain, again, strict=True)), (plain, again)
