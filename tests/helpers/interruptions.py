@@ -31,7 +31,7 @@ from tiny_run import ENVIRONMENT, SCRIPT, leave_figures_blank, tiny_values
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.training.preemption import SIGNALS
 
-GRACE = 20  # seconds that a launcher gives the other processes once one has ended; torchrun's default is 30
+GRACE = 120  # seconds that a launcher gives the other processes once one has ended; torchrun's default is 30
 
 # Where: module, function, and when: before the call (with a path of this name), or after the call, or when the file or
 # folder that it writes or deletes (the last path among its arguments, and what in it) is there in half.

@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from latent_runs import LATENT, constant_noise
 from model_cases import JOINTS
 from safetensors.torch import save_file
-from tiny_run import counted_updates, hold_out_few, leave_figures_blank, tiny_corpus, tiny_recipe
+from tiny_run import counted_updates, hold_out_few, leave_figures_blank, tiny_corpus, tiny_recipe, tiny_values
 from torch.distributed.tensor import DTensor
 
 from hf_deepwide.data.arguments import DataArguments
@@ -29,6 +29,8 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.models import layer_selection
 from hf_deepwide.models.dropout import Dropout
 from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.masked_lm import MaskedLMRecipe, run_masked_lm
+from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.training import translation as translation_module
 from hf_deepwide.training.faults import NonFiniteError
@@ -326,6 +328,46 @@ def run_sharded_twice(run: Path) -> None:
     assert made == [5, 6, 7, 8], made
 
 
+KINDS = ("pairs", "masked")
+
+
+def run_of(kind: str, folder: Path, **training: Any) -> dict[str, Any]:
+    """A whole run without anything that each process draws for itself; its losses and counts.
+
+    `pairs`: two language pairs, of which the smaller one is seen more often, with BPE-dropout. `masked`: a masked
+    language model of two languages.
+    """
+    training = {**TRAINING, "max_steps": 6, "eval_strategy": "steps", "eval_steps": 6, "save_steps": 6, **training}
+    if kind == "pairs":
+        values = tiny_values(folder / "run", "mat", {"dropout": 0.0, "drop_branch": 0.0}, **training)
+        values["data"] = {
+            "format": "phrases", "pairs": ["de-en", "en-de"], "train_size": 150, "max_length": 128,
+            "sampling_temperature": 5.0,
+        }  # fmt: skip
+        values["tokenizer"]["bpe_dropout"] = 0.2
+        results = run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    else:
+        phrases = load_parallel(tiny_recipe(folder).data, "train")
+        if PartialState().is_main_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            for side, lang in (("source", "de"), ("target", "en")):
+                lines = phrases[side][: 150 if lang == "en" else 60]
+                (folder / f"text.{lang}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        PartialState().wait_for_everyone()
+        values = tiny_values(folder / "run", "latent_depth", {**LATENT, "dropout": 0.0}, **training)
+        for name in ("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "latent_decoder"):
+            values["model"].pop(name, None)
+        values["data"] = {
+            "root": str(folder), "languages": ["en", "de"], "train": "text", "validation": "text",
+            "posteriors": "language", "max_length": 100, "sampling_temperature": 2.0,
+        }  # fmt: skip
+        del values["evaluation"]
+        with pytest.MonkeyPatch.context() as patch:
+            constant_noise(patch)
+            results = run_masked_lm(check_recipe(values, "tiny", "tiny.yaml", MaskedLMRecipe))
+    return {"validation": results["validation"], "tokens": results["train"]["target_tokens"]}
+
+
 def main(out: Path) -> None:
     """Everything, in an order that does not matter, but for sharding, after which there is no way back."""
     hold_out_few(pytest.MonkeyPatch())  # as the tests do, which train on the same corpus
@@ -354,6 +396,7 @@ def main(out: Path) -> None:
         for where in ("forward", "backward")
     }
     report["stream"] = stream_twice(corpus, out / "stream")
+    report["runs"] = {kind: run_of(kind, out / kind) for kind in KINDS}
 
     shard_on_cpus()
     for family in FAMILIES:

@@ -107,6 +107,15 @@ def test_memory_that_runs_out_in_one_process(where, family, together, reports, c
     assert_close(ours, dict(alone.model.named_parameters()), atol=1e-8)
 
 
+@pytest.mark.parametrize("kind", scale_worker.KINDS)
+def test_whole_runs_of_two_processes_are_those_of_one(kind, reports, tmp_path):
+    """Of several languages, with BPE-dropout; of masked language models."""
+    alone = scale_worker.run_of(kind, tmp_path, gradient_accumulation_steps=2)
+    for report in reports:
+        assert report["runs"][kind]["tokens"] == alone["tokens"]
+        assert report["runs"][kind]["validation"] == pytest.approx(alone["validation"], rel=1e-4)
+
+
 def test_a_sharded_run_is_resumed_exactly(together):
     """From the shards of its checkpoint in mid-epoch, with dropout; the final model is the mean of checkpoints."""
     run, before = together / "sharded", together / "sharded-before"
