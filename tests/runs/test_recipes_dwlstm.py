@@ -45,7 +45,7 @@ def test_trains_with_the_settings_of_the_paper(name):
     assert (args.save_strategy, args.save_steps, args.average_last) == ("steps", 1500, 20 if big else 5)
     assert (evaluation.num_beams, evaluation.length_penalty) == (4, 0.6)
     assert (evaluation.max_length_factor, evaluation.max_length_offset) == (1, 50)
-    assert recipe.data.max_length == 256
+    assert recipe.data.max_length == 257, "256 subwords and </s>"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +64,15 @@ def test_the_schedule_is_vaswanis(name):
         assert args.learning_rate * factor(step) == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+LARGER = "wmt14_en_de_dwlstm_big_12_6"  # its batches are those of Li et al. 2022: 65,536 tokens with padding
+
+
+def test_larger_batches_are_those_of_li_et_al():
+    args = recipe_of(LARGER).training_arguments()
+    assert args.max_tokens * args.gradient_accumulation_steps == pytest.approx(65_536, rel=0.02)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != LARGER])
 def test_a_step_has_25_000_target_tokens(name):
     """Without padding, as the paper counts, of sentences as long as those of news, some 27 tokens."""
     args = recipe_of(name).training_arguments()
