@@ -3,7 +3,6 @@
 A machine's speed drifts, so a time alone says little; the ratio of two times of the same round says more.
 """
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hf_deepwide.durable import write_whole
+from hf_deepwide.runs import facts
 
 WARM_UP = 2  # rounds that are not counted: they compile kernels and grow the heap
 
@@ -62,7 +62,7 @@ def synchronize(device: str) -> None:
 
 def machine(device: str) -> dict[str, Any]:
     """What was measured on."""
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    name = torch.cuda.get_device_name() if device == "cuda" else facts.machine()["processor"]
     return {"machine": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 

@@ -43,7 +43,7 @@ from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForCondition
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
-from hf_deepwide.errors import run_script
+from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 from hf_deepwide.training.translation import TranslationTrainer
@@ -199,6 +199,8 @@ def main() -> None:
     report: dict[str, Any] = {"training": {}}
     if args.output and args.output.exists():
         report = json.loads(args.output.read_text(encoding="utf-8"))
+        if different := [key for key, value in machine("cpu").items() if report.get(key) != value]:
+            raise UserError(f"{args.output} has numbers of other {', '.join(different)}; give another --output")
     report |= machine("cpu")
     for name in [args.size] if args.size else SIZES:
         for precision in [args.precision] if args.precision else PRECISIONS:

@@ -111,6 +111,13 @@ def load_study(path: Path) -> Study:
             raise UserError(f"{path}: {system.name}: start: {system.start!r} is not a system before it")
         start: Setting = {}
         for stage in study.stages(system):
+            if not stage.settings:
+                raise UserError(f"{path}: {system.name}: a stage of the search has no settings")
+            keys = {key for setting in stage.settings for key in setting}
+            if stage.extend and (len(stage.settings) < 2 or len(keys) != 1):
+                raise UserError(
+                    f"{path}: {system.name}: extend: a stage that is extended has several values of one key"
+                )
             for setting in stage.settings:
                 recipe_of(study, system, stage, start | setting, study.seeds[0], Path("runs"))
             start |= stage.settings[0]

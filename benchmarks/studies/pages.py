@@ -262,17 +262,17 @@ def with_error(values: list[float], sign: str = "-", digits: int = 2) -> str:
 
 
 def plot_curves(study: Study, rows: Rows, path: Path) -> None:
-    """Validation loss against updates, a line a run and a colour a system."""
+    """Validation loss against updates, a line a run; a system has a colour, and beyond ten of them a style of line."""
     figure, axes = new_figure(1, 1, (7.5, 4.5))
     (axis,) = axes[0]
-    colours = itertools.cycle([f"C{number}" for number in range(10)])
+    looks = itertools.product(["-", "--", ":"], [f"C{number}" for number in range(10)])
     for name, by_seed in rows.items():
         if name.startswith(PRUNED):
             continue
-        colour, label = next(colours), study.system(name).title
+        (style, colour), label = next(looks), study.system(name).title
         for record in by_seed.values():
             if curve := _curve(record):
-                axis.plot(*zip(*curve, strict=True), color=colour, linewidth=1, label=label)
+                axis.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1, label=label)
                 label = None
     axis.set_xlabel("updates")
     axis.set_ylabel("validation loss, nats a token")

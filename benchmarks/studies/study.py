@@ -42,6 +42,7 @@ from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.scoring import score_sets
 from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_model, load_tokenizer
+from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation
 
@@ -86,7 +87,7 @@ class Workshop:
     ) -> None:
         self.study, self.runs, self.results, self.jobs = study, runs, results, jobs
         self.pages, self.cards = pages, cards
-        self.threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+        self.threads = max(1, machine()["cores"] // jobs)
         self._writing = threading.Lock()
 
     def make(self, systems: list[System]) -> None:
@@ -145,6 +146,14 @@ class Workshop:
         """The run that a run of a system with a `start` starts from, where it has ended."""
         return winners_run(self.study, run.system.start, run.seed, records) if run.system.start else None
 
+    def _recipe_of_record(self, name: str) -> Recipe:
+        """The recipe of a run that has a record, to make the run again where its folder is missing."""
+        record = next(each for each in read_records(self.results) if each["run"] == name)
+        system = self.study.system(record["system"])
+        stage = next(each for each in self.study.stages(system) if each.name == record["stage"])
+        before = self._start(Run(system, stage, record["setting"], record["seed"]), read_records(self.results))
+        return recipe_of(self.study, system, stage, record["setting"], record["seed"], self.runs, before)
+
     def order(self, systems: list[System]) -> str:
         """What is done, and the runs that come next, system by system."""
         records, missing, lines = read_records(self.results), self.missing(systems), []
@@ -165,6 +174,8 @@ class Workshop:
             for system in (run.system.base, run.system)
             if system is not None
         ]
+        if start is not None:  # its record may be of another machine, and its folder is not here then
+            recipes.insert(0, self._recipe_of_record(start))
         for recipe in recipes:
             train(recipe, self.threads)
         recipe = recipes[-1]
@@ -225,8 +236,9 @@ class Workshop:
     def _keep(self, record: Record, translations: dict[str, list[str]]) -> None:
         """Keep a record, in the place of an older one of the run, and write the pages anew."""
         with self._writing:
-            others = [each for each in read_records(self.results) if each["run"] != record["run"]]
-            if len(others) < len(read_records(self.results)):
+            records = read_records(self.results)
+            others = [each for each in records if each["run"] != record["run"]]
+            if len(others) < len(records):
                 write_records(self.results, others)
             add_record(self.results, record, translations)
             self.report()
@@ -277,6 +289,7 @@ def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:
         translations,
         texts["target"][:],
         lowercase=recipe.evaluation.lowercase,
+        tokenize=recipe.evaluation.tokenize,
         target_lang=recipe.data.target_lang,
         metrics=recipe.evaluation.metrics,
     )

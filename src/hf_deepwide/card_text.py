@@ -151,7 +151,7 @@ def _with_metadata(card: str, license: str | None, renamed: dict[str, str]) -> s
         if license is not None:
             parsed.data["license"] = license
         if renamed:
-            parsed.data["tags"] = [renamed.get(tag, tag) for tag in parsed.data.tags or []]
+            parsed.data["tags"] = [renamed.get(tag, tag) for tag in parsed.data.to_dict().get("tags") or []]
         return str(parsed)
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise UserError(f"share: the metadata at the top of the model card cannot be read: {plain(error)}") from error

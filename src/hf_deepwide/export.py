@@ -27,7 +27,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import card_text
 from .data.tokenizer import check_tokenizer
@@ -125,7 +125,9 @@ def share(
         earlier = {} if folder is None else check_folder(folder, source, overwrite)
     task = "translation"
     if hub_model is not None:
-        load_config(hub_model, f"share: {hub_model} is neither a folder nor a model on the Hub")
+        config = load_config(hub_model, f"share: {hub_model} is neither a folder nor a model on the Hub")
+        if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+            raise UserError(f"share: a Space shows models that translate, and {hub_model} is a {config.model_type}")
     else:
         model, family = _own(model) if source is None else _load(source)
         task = _task(model)

@@ -134,10 +134,15 @@ def telling(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def staging(folder: Path | None) -> Iterator[Path]:
-    """An empty folder on the target's disk, gone afterwards: what fails half-way leaves no trace."""
-    if folder is not None:
+    """An empty folder on the target's disk, gone afterwards: what fails half-way leaves no trace.
+
+    A target that exists may be another disk than the folder around it, so its staging lies in it, with a hidden name.
+    """
+    place = folder
+    if folder is not None and not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".share-", dir=None if folder is None else folder.parent) as staging:
+        place = folder.parent
+    with tempfile.TemporaryDirectory(prefix=".share-", dir=place) as staging:
         staged = Path(staging) / "model"
         staged.mkdir()
         yield staged

@@ -22,7 +22,8 @@ run.json and the checkpoints.
 
 import argparse
 import os
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 TASKS = ("masked-lm", "classification")
 TAKES_OVERRIDES = True
@@ -42,9 +43,16 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     if len(recipe) != 1:
         raise UserError(f"one recipe is expected, not {quote(recipe)}")
     train = {None: train_translation, "masked-lm": train_masked_lm, "classification": train_classification}[task]
+    train(recipe[0], overrides, args.overwrite)
+
+
+def trained(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a run comes to. A reader of the output that ends early, as `head`, is no reason to call it finished."""
+    from hf_deepwide.errors import UserError
+
     try:
-        train(recipe[0], overrides, args.overwrite)
-    except BrokenPipeError as error:  # of a listing it would be no failure
+        return run()
+    except BrokenPipeError as error:
         raise UserError("what reads the output has ended; give the same command again to go on") from error
 
 
@@ -54,7 +62,7 @@ def train_translation(recipe: str, overrides: list[str], overwrite: bool) -> Non
     from hf_deepwide.runs.run import run_recipe
 
     loaded = load_recipe(recipe, overrides)
-    results = run_recipe(loaded, overwrite)
+    results = trained(lambda: run_recipe(loaded, overwrite))
     if not _is_first():
         return
     test = results.get("test", {})
@@ -76,7 +84,7 @@ def train_masked_lm(recipe: str, overrides: list[str], overwrite: bool) -> None:
     from hf_deepwide.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides, MaskedLMRecipe)
-    results = run_masked_lm(cast(MaskedLMRecipe, loaded), overwrite)
+    results = trained(lambda: run_masked_lm(cast(MaskedLMRecipe, loaded), overwrite))
     if not _is_first():
         return
     for split in ("validation", "test"):
@@ -91,7 +99,7 @@ def train_classification(recipe: str, overrides: list[str], overwrite: bool) -> 
     from hf_deepwide.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides, ClassificationRecipe)
-    results = run_classification(cast(ClassificationRecipe, loaded), overwrite)
+    results = trained(lambda: run_classification(cast(ClassificationRecipe, loaded), overwrite))
     if not _is_first():
         return
     for split in ("validation", "test"):

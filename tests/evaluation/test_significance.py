@@ -158,8 +158,9 @@ def test_the_seed_alone_decides(references, monkeypatch):
     assert os.environ["SACREBLEU_SEED"] == "99"
     assert run(8)["bleu"]["system"]["mean"] != first["bleu"]["system"]["mean"]
     assert run(8)["bleu"]["p_randomization"] != first["bleu"]["p_randomization"]
-    assert "seed:7" in first["bleu"]["signature"]
-    assert "bs:300" in first["bleu"]["signature"]
+    assert "seed:7" in first["bleu"]["signature"]["bootstrap"]
+    assert "bs:300" in first["bleu"]["signature"]["bootstrap"]
+    assert first["bleu"]["signature"]["randomization"].startswith("ar:500|seed:7|scipy:")
 
 
 def test_several_systems_against_one_baseline(references):

@@ -259,7 +259,7 @@ def test_the_model_follows_the_data(finished, tmp_path):
     with pytest.raises(UserError, match=r"model\.num_posteriors: 3 contradicts the section data"):
         build_model(wrong, tokenizer, wrong.training_arguments())
     alone = recipe(tmp_path, model={"layer_prior": "aggregated"}, data={"posteriors": "none"})
-    with pytest.raises(UserError, match=r"model\.layer_prior: aggregated .* set data\.posteriors"):
+    with pytest.raises(UserError, match=r"model\.layer_prior: aggregated .* set data\.pairs and data\.posteriors"):
         build_model(alone, tokenizer, alone.training_arguments())
     none = recipe(tmp_path, family="mat", data={"posteriors": "target"})
     with pytest.raises(UserError, match=r"data\.posteriors: a model of the family mat has none"):

@@ -198,7 +198,7 @@ class DataArguments(Places):
 
     def _check_tests(self) -> None:
         if self.test is not None and self.format == "phrases":
-            raise UserError("data.test: the format phrases makes its own test set; leave it out")
+            raise UserError("data.test: the format phrases makes its own test set; leave it out, or set it to null")
         if not isinstance(self.test, list):
             return
         if self.pairs is not None:

@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 def kept_or_made(
     texts: Dataset, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any], make: Callable[[], Dataset]
 ) -> Dataset:
-    """What `make` returns, from the cache where it is there. Of several processes the first one makes and keeps it.
+    """What `make` returns, from the cache where it is there. Each of several processes makes it; the first keeps it.
 
     Small corpora, and tokenizers whose content cannot be compared, are encoded each time. Nothing is kept where the
     disk has little room, or cannot be written.
@@ -53,15 +53,12 @@ def kept_or_made(
         return make()
     parts = [FORMAT, tokenizers.__version__, data_digest(texts), content, json.dumps(settings, sort_keys=True)]
     place = cache_folder() / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-    with PartialState().local_main_process_first():
-        return _kept_or_made(place, make)
-
-
-def _kept_or_made(place: Path, make: Callable[[], Dataset]) -> Dataset:
     if (kept := _read(place)) is not None:
         logger.info("the encoded pairs come from %s", place)
         return kept
     made = make()
+    if not PartialState().is_local_main_process:  # nobody waits: encoding may take longer than a barrier lasts
+        return made
     if made.data.nbytes > MOST_BYTES:
         logger.info("the encoded pairs are not kept in %s: they are larger than all that is kept", place.parent)
         return made

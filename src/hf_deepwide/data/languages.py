@@ -80,6 +80,11 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
     """
     if language_codes(tokenizer) is None:
         return {}
+    if getattr(tokenizer, "legacy_behaviour", False):
+        raise UserError(
+            "the tokenizer has legacy_behaviour, and puts the code of a language behind the text, where NLLB was not "
+            "trained with it; load it with legacy_behaviour=False, and save it"
+        )
     try:
         if args.pairs is None:
             return set_languages(tokenizer, args.source_lang, args.target_lang)

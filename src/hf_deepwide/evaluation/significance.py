@@ -16,6 +16,7 @@ know: train both systems with several seeds, and ask the tests of `seeds.py`, to
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, cast
 
 import numpy as np
@@ -64,7 +65,7 @@ def compare_systems(
 
     Returns:
         For each metric `{"baseline": {"score", "mean", "ci"}, "system": {"score", "mean", "ci"},
-        "difference", "p_bootstrap", "p_randomization", "signature"}`, the signature being that of the bootstrap.
+        "difference", "p_bootstrap", "p_randomization", "signature": {"bootstrap", "randomization"}}`.
         `mean` and `ci` are the bootstrap's mean and the half width of its 95 % interval; the difference is
         system minus baseline.
 
@@ -92,7 +93,10 @@ def compare_systems(
             "difference": difference,
             "p_bootstrap": second.p_value if difference else 1.0,
             "p_randomization": _randomization(by_sentence, over_runs, references, trials, seed),
-            "signature": signature,
+            "signature": {
+                "bootstrap": signature,
+                "randomization": f"ar:{trials}|seed:{seed}|scipy:{version('scipy')}",
+            },
         }
     return report
 

@@ -72,6 +72,7 @@ def export_ctranslate2(
     target = Path(folder)
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)
+    opened = opened._replace(model=copy.deepcopy(opened.model).cpu().eval())  # the engine reads the CPU's memory
     with saving(target), whole_folder(target) as draft:
         if quantization == EXACT:
             _write_engine(opened.model, opened.tokenizer, draft, EXACT)
@@ -160,7 +161,6 @@ def _check_scores(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTok
 
     from .ctranslate2_spec import start_tokens, vocabulary
 
-    model = copy.deepcopy(model).eval()  # the caller's keeps its mode
     config = model.config
     vocabularies = [vocabulary(tokenizer, size) for size in (config.vocab_size, config.decoder_vocab_size)]
     starts = sorted(start_tokens(config, tokenizer))

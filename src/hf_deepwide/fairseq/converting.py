@@ -175,7 +175,8 @@ def _start_from_language(
     if tokenizer is not None:  # which may have the tokens of two dictionaries
         ids = {language: tokenizer.convert_tokens_to_ids(f"__{language}__") for language in ids}
     for pair, of_pair in settings.items():
-        start = ids[pair.split("-")[1]]
+        if (start := ids.get(pair.split("-")[1])) is None:
+            raise UserError(f"its arguments (lang_pairs) do not name {pair}, so the token of its target is unknown")
         of_pair["decoder_start_token_id"] = start
         if len(settings) == 1:
             config.decoder_start_token_id = start

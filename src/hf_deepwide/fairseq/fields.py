@@ -193,7 +193,7 @@ def _latent(given: Given, tensors: Tensors, latent: dict[str, bool]) -> dict[str
         "kl_anneal_steps": given("anneal_updates", 1),
         "target_depth_anneal_steps": given("anneal_updates", 1),
         "target_depth_weight": given("share_weight", 0.0),
-        "layer_sharing_weight": given("share_weight", 0.0),
+        "layer_sharing_weight": given("share_weight", 0.0) if target > 0 else 0.0,  # its term is part of the depth's
         "layer_prior": PRIORS[prior],
     }
 

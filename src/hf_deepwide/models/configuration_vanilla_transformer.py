@@ -282,7 +282,8 @@ class VanillaTransformerConfig(DeepWideConfig):
             "join_ffn": True,
         }
         for name, value in plain.items():
-            if getattr(self, name) != value:
+            have = getattr(self, name)
+            if have != value and not (value is None and have == 0):
                 raise ValueError(
                     f"`{name}` is an option of Transformer layers, and `layer_form` is {self.layer_form!r}; set "
                     f"`{name}={value!r}`, or `layer_form='transformer'`"

@@ -149,7 +149,7 @@ def _check_prior(recipe: Recipe) -> None:
     if (fields["layer_prior"], fields["kl_estimator"], fields["num_posteriors"]) == ("aggregated", "analytic", 1):
         raise UserError(
             f"{recipe.source}: model.layer_prior: aggregated is the mean of the posteriors of several languages, and "
-            "there is one posterior; set data.posteriors, or model.layer_prior to uniform or beta"
+            "there is one posterior; set data.pairs and data.posteriors, or model.layer_prior to uniform or beta"
         )
 
 

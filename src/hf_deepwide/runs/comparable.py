@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 LOSSES = {"loss": "validation loss", "nll": "without smoothing"}  # in nats a token; what each is called in a table
 TOKENIZER = "tokenizer.json"
+COMPARED: tuple[Split, ...] = ("validation", "test")
 METRICS = ("bleu", "chrf")  # where neither the caller nor the recipes name any
 # What says which lines a split has; `max_length` and its like act on training alone.
 PLACE = ("format", "root", "source_lang", "target_lang", "pairs", "name", "config", "source_field", "target_field",
@@ -60,9 +61,16 @@ def inputs_of(systems: Sequence[str], reference: str | None) -> set[Path]:
     recipes = recipes_of(runs)
     given = {path for paths in runs.values() for path in paths}
     of_runs = {file for path in given if path.is_dir() for file in path.iterdir()}
-    if reference is not None:
-        return given | of_runs | {Path(reference)}
-    return given | of_runs | {file for recipe in recipes.values() for file in local_files(recipe.data, "test")}
+    sets = {file for recipe in recipes.values() for split in COMPARED for file in _files(recipe.data, split)}
+    return given | of_runs | sets | ({Path(reference)} if reference is not None else set())
+
+
+def _files(data: DataArguments, split: Split) -> list[Path]:
+    """The files of a split; none where they are not there, as nothing can then be written over them."""
+    try:
+        return local_files(data, split) if getattr(data, split) is not None else []
+    except UserError:
+        return []
 
 
 def recipes_of(runs: Mapping[str, Sequence[Path]]) -> dict[Path, Recipe]:

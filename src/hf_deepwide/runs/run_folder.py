@@ -63,11 +63,8 @@ PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, JOINT_WEIGHTS,
 DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
 CARD = "README.md"
 NEW, RENEWED = ".new", ".renewed"
-DRAFTS = (
-    LOCK,
-    draft_of(Path(MARK)).name,
-    draft_of(Path(RECIPE)).name,
-)  # what the folder of a run may hold before its mark
+# What the folder of a run may hold before its mark; an older version called drafts by a dot and their name.
+DRAFTS = (LOCK, *(name for file in (MARK, RECIPE) for name in (draft_of(Path(file)).name, f".{file}")))
 KINDS = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
 SHOWN = 3  # differences of two recipes in a message
 # Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).

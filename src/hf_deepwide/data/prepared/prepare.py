@@ -186,6 +186,11 @@ class Preparation:
         Raises:
             UserError: something cannot be read, or is not what was published; or another process prepares it.
         """
+        codes = [self._codes(group) for group in self.groups] if self.merges is not None else []
+        wanted = [*codes, *(file for task in self.tasks for file in task.all_files)]
+        if self.corpus.form != "jsonl" and self.finished.issuperset(wanted):
+            self._run()  # it verifies, and writes nothing: the folder may be somebody else's
+            return
         with _empty_folders_removed(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder, "--output"):
