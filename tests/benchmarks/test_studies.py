@@ -149,6 +149,8 @@ def test_translations_are_kept_with_their_run(small, tmp_path):
         ({"overrides": {"trainig.max_steps": 1}}, "trainig"),
         ({"systems": {"plain": {"title": "plain", "start": "later"}}}, "later"),
         ({"search": [{"settings": [{"model.dropout": 2}]}]}, "dropout"),
+        ({"search": [{"settings": []}]}, "no settings"),
+        ({"search": [{"settings": [{"model.dropout": 0.1}], "extend": True}]}, "extend"),
     ],
 )
 def test_a_wrong_study_is_refused(tmp_path, change, word):
@@ -374,6 +376,14 @@ def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path):
     }
     assert "| wide |" in (results / pages.TABLE).read_text(encoding="utf-8")
     assert command.Workshop(study, folder / "runs", results, 1).missing(study.systems) == []
+
+    # on another machine there are the records, and no folders: what the system starts from is made again
+    records.write_records(results, [plain])
+    workshop = command.Workshop(study, folder / "elsewhere", results, 1)
+    workshop.make(study.systems)
+    again = records.read_records(results)[1]
+    assert again["recipe"]["model"]["init_from"] == str(folder / "elsewhere" / plain["run"])
+    assert again["validation"] == wide["validation"]
 
 
 def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_path):

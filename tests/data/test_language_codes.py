@@ -82,6 +82,14 @@ def test_codes_that_the_tokenizer_does_not_have_are_refused(tmp_path):
         set_codes(tokenizer, DataArguments(source_lang="de", target_lang="eng_Latn"))
 
 
+def test_a_legacy_tokenizer_is_refused_for_training(tmp_path):
+    """It would train the model to expect codes elsewhere than NLLB does."""
+    tokenizer = nllb(tmp_path)
+    tokenizer.legacy_behaviour = True
+    with pytest.raises(UserError, match="legacy_behaviour=False"):
+        set_codes(tokenizer, DataArguments(source_lang="deu_Latn", target_lang="eng_Latn"))
+
+
 def test_sets_only_the_given_language(tmp_path):
     tokenizer = nllb(tmp_path)
     assert set_languages(tokenizer, "deu_Latn") == {}
