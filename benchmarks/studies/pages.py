@@ -34,14 +34,23 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     if not rows:
         return ""
     compare(study, rows, results)
-    text = table(study, rows, results)
+    lost = [record for record in records if "diverged" in record and not record["stage"]]
+    text = table(study, rows, results) + diverged_runs(study, lost)
     write_whole(results / TABLE, text)
     for page in pages:
         short = summary(study, rows, results)
         write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, text, short))
     if any(_curve(record) for record in records):
-        plot_curves(study, rows, results / "learning_curves.png")
+        plot_curves(study, rows, results / "learning_curves.png", lost)
     return text
+
+
+def diverged_runs(study: Study, lost: Sequence[Record]) -> str:
+    """A line for each run in full that is in no row, since it diverged."""
+    return "".join(
+        f"\nDiverged: {study.system(record['system']).title}, {setting_in_words(record)}, seed {record['seed']}.\n"
+        for record in lost
+    )
 
 
 def with_tables(page: str, study: Study, text: str, short: str) -> str:
@@ -261,8 +270,11 @@ def with_error(values: list[float], sign: str = "-", digits: int = 2) -> str:
     return f"{value['mean']:{sign}.{digits}f}{error}"
 
 
-def plot_curves(study: Study, rows: Rows, path: Path) -> None:
-    """Validation loss against updates, a line a run; a system has a colour, and beyond ten of them a style of line."""
+def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
+    """Validation loss against updates, a line a run; a system has a colour, and beyond ten of them a style of line.
+
+    The line of a run that diverged ends in a cross.
+    """
     figure, axes = new_figure(1, 1, (7.5, 4.5))
     (axis,) = axes[0]
     looks = itertools.product(["-", "--", ":"], [f"C{number}" for number in range(10)])
@@ -274,6 +286,10 @@ def plot_curves(study: Study, rows: Rows, path: Path) -> None:
             if curve := _curve(record):
                 axis.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1, label=label)
                 label = None
+    for record in lost:
+        if curve := _curve(record):
+            label = f"{study.system(record['system']).title}: diverged"
+            axis.plot(*zip(*curve, strict=True), color="0.5", linewidth=1, marker="x", markevery=[-1], label=label)
     axis.set_xlabel("updates")
     axis.set_ylabel("validation loss, nats a token")
     axis.grid(alpha=0.3)

@@ -96,7 +96,7 @@ def seeds_of(study: Study, system: System, records: Sequence[Record]) -> list[in
     for each in (system, study.system(study.baseline)):
         setting, stage = winner(study, each, records), study.stages(each)[-1]
         runs = [tried(records, each, stage, seed).get(key_of(setting or {})) for seed in study.seeds]
-        if setting is None or None in runs:
+        if setting is None or None in runs or any("diverged" in run for run in runs):
             return study.seeds
         losses.append(mean_and_error([validation_loss(run) for run in runs]))
     ours, theirs = losses
@@ -106,13 +106,14 @@ def seeds_of(study: Study, system: System, records: Sequence[Record]) -> list[in
 
 
 def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
-    """The runs of the last stage with the setting that the search has chosen, by system and seed."""
+    """The runs of the last stage with the setting that the search has chosen, by system and seed; none diverged."""
     rows: Rows = {}
     for system in study.systems:
         stage = study.stages(system)[-1]
         setting = winner(study, system, records)
         for seed in [] if setting is None else [*study.seeds, *study.close_seeds]:
-            if record := tried(records, system, stage, seed).get(key_of(setting)):
+            record = tried(records, system, stage, seed).get(key_of(setting))
+            if record and "diverged" not in record:
                 rows.setdefault(system.name, {})[seed] = record
                 if "pruned" in record:
                     rows.setdefault(f"{PRUNED}{system.name}", {})[seed] = {

@@ -17,6 +17,7 @@ trainings take the code beside this file.
 import argparse
 import concurrent.futures
 import json
+import math
 import os
 import subprocess
 import sys
@@ -45,6 +46,8 @@ from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation
+from hf_deepwide.training.checkpoints import checkpoints, load_history
+from hf_deepwide.training.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "scripts" / "train_translation.py"
@@ -176,9 +179,14 @@ class Workshop:
         ]
         if start is not None:  # its record may be of another machine, and its folder is not here then
             recipes.insert(0, self._recipe_of_record(start))
-        for recipe in recipes:
+        for recipe in recipes[:-1]:
             train(recipe, self.threads)
         recipe = recipes[-1]
+        try:
+            train(recipe, self.threads)
+        except Diverged as error:
+            self._keep(diverged(run, recipe, error), {})
+            return
         results = json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
         record: Record = {
             "run": recipe.name,
@@ -250,10 +258,33 @@ class Workshop:
         return write_pages(self.study, self.results, self.pages)
 
 
+class Diverged(UserError):
+    """A training that ended at numbers that are not finite: a result, and not a mistake."""
+
+
+def diverged(run: Run, recipe: Recipe, error: Diverged) -> Record:
+    """The record of a run that diverged: its setting was tried, and no other has a larger loss."""
+    history = load_history(recipe.output_dir) if checkpoints(recipe.output_dir) else []
+    curve = [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry]
+    return {
+        "run": recipe.name,
+        "system": run.system.name,
+        "stage": run.stage.name,
+        "setting": run.setting,
+        "seed": run.seed,
+        "diverged": str(error),
+        "validation": {"loss": math.inf, "nll": math.inf},
+        "train": {"validation_curve": curve},
+        "recipe": recipe.values,
+        "machine": machine(),
+    }
+
+
 def train(recipe: Recipe, threads: int) -> None:
     """Train and score in a process of its own, unless the same recipe was trained there before.
 
     Raises:
+        Diverged: a loss or a gradient was not finite.
         UserError: the training failed, or the folder holds a finished run of another recipe.
     """
     run = recipe.output_dir
@@ -277,7 +308,8 @@ def train(recipe: Recipe, threads: int) -> None:
         )
     if done.returncode != 0:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise UserError(f"{run.name} has failed: {' '.join(last)}")
+        kind = Diverged if any((run / FAULTS).glob("step-*/fault.json")) else UserError
+        raise kind(f"{run.name} has failed: {' '.join(last)}")
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:

@@ -1,6 +1,7 @@
 """Studies: what is trained next, which setting is chosen, and what the pages say, the committed ones too."""
 
 import dataclasses
+import math
 import re
 import statistics
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_a_wrong_study_is_refused(tmp_path, change, word):
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_committed_table_is_made_of_the_records(path):
     study, results = load_study(path), RESULTS / path.stem
-    rows = selection.chosen_rows(study, records.read_records(results))
+    rows = selection.selection.chosen_rows(study, records.read_records(results))
     if not rows:  # only a search has been made so far
         assert not (results / pages.TABLE).exists()
         return
@@ -296,7 +297,7 @@ def test_the_order_is_shown_without_training(small, tmp_path):
 def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, small, tmp_path):
     study = dataclasses.replace(small, close_seeds=[3], margin=0.5)
     made(lambda run: loss_of(run) + 0.99 * (run.system.name == "wide"), study)
-    rows = selection.chosen_rows(study, records.read_records(tmp_path / "results"))
+    rows = selection.selection.chosen_rows(study, records.read_records(tmp_path / "results"))
     cells = pages._measured_cells(study, rows, tmp_path / "results")
     losses = {name: [run["validation"]["loss"] for run in rows[name].values()] for name in rows}
     p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
@@ -384,6 +385,55 @@ def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path):
     again = records.read_records(results)[1]
     assert again["recipe"]["model"]["init_from"] == str(folder / "elsewhere" / plain["run"])
     assert again["validation"] == wide["validation"]
+
+
+DIVERGES = """
+import json, sys
+from pathlib import Path
+import yaml
+recipe = yaml.safe_load(Path(sys.argv[1]).read_text())
+run = Path(recipe["training"]["output_dir"])
+if recipe["model"]["dropout"] == 0.3:
+    (run / "faults" / "step-2").mkdir(parents=True)
+    (run / "faults" / "step-2" / "fault.json").write_text("{}")
+    sys.exit("error: step 2: the loss is nan")
+if recipe["model"]["dropout"] == 0.4:
+    sys.exit("error: the disk is full")
+run.mkdir(parents=True)
+loss = recipe["model"]["dropout"]
+(run / "results.json").write_text(json.dumps({
+    "recipe": recipe, "parameters": 1, "validation": {"loss": loss, "nll": loss}, "train": {"steps": 9},
+    "test": {"bleu": 1.0, "chrf": 2.0, "signature": {}},
+}))
+(run / "translations.txt").write_text("a\\n")
+"""
+
+
+def test_a_run_that_diverges_is_kept_and_the_study_goes_on(small, tmp_path, monkeypatch):
+    """One that fails for another reason is no result, and is made again."""
+    (tmp_path / "train.py").write_text(DIVERGES)
+    monkeypatch.setattr(command, "TRAIN", tmp_path / "train.py")
+    dropouts = [{"model.dropout": value} for value in (0.3, 0.1, 0.4)]
+    study = dataclasses.replace(
+        small, systems=small.systems[:1], search=[definition.Stage(dropouts)], seeds=[1], close_seeds=[]
+    )
+    workshop = command.Workshop(study, tmp_path / "runs", tmp_path / "results", 1)
+    monkeypatch.setattr(workshop, "report", lambda: "")
+    with pytest.raises(UserError, match=r"1 runs failed: .*the disk is full"):
+        workshop.make(study.systems)
+    lost, found = records.read_records(tmp_path / "results")
+    assert "the loss is nan" in lost["diverged"]
+    assert lost["validation"]["loss"] == math.inf
+    assert [run.setting for run in workshop.missing(study.systems)] == [{"model.dropout": 0.4}]
+    assert pages.diverged_runs(study, [lost]) == "\nDiverged: plain, dropout 0.3, seed 1.\n"
+    worse = {**found, "setting": {"model.dropout": 0.4}, "validation": {"loss": 9.0}}
+    assert selection.chosen_rows(study, [lost, found, worse]) == {"plain": {1: found}}
+    all_lost = [{**lost, "setting": setting} for setting in dropouts]
+    assert selection.chosen_rows(study, all_lost) == {}
+    pages.plot_curves(
+        study, {}, tmp_path / "curves.png", [{**lost, "train": {"validation_curve": [[1, 2.0], [2, 3.0]]}}]
+    )
+    assert (tmp_path / "curves.png").is_file()
 
 
 def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_path):
