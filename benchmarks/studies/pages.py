@@ -1,9 +1,10 @@
 """The table, the paired tests and the figures of a study, made from its records alone."""
 
+import hashlib
 import itertools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def with_tables(page: str, study: Study, text: str, short: str) -> str:
 def compare(study: Study, rows: Rows, results: Path) -> None:
     """Test each system against the baseline, over the sentences, on the seeds that both have.
 
-    A test whose runs have not changed is kept: not everyone has the translations of all runs.
+    A test whose translations have not changed is kept, and so is one whose translations are not here.
     """
     kept, translations = load_comparison(results), read_translations(results)
     comparison = {}
@@ -74,9 +75,14 @@ def compare(study: Study, rows: Rows, results: Path) -> None:
         pair = paired_runs(study, rows, name)
         if name == study.baseline or not pair["seeds"]:
             continue
-        if pair.items() <= kept.get(name, {}).items():
+        known = pair.items() <= kept.get(name, {}).items()
+        if not all(run in translations for run in itertools.chain(*pair["runs"])):
+            comparison |= {name: kept[name]} if known else {}
+            continue
+        pair["digest"] = digest_of(translations[run] for run in itertools.chain(*pair["runs"]))
+        if known and kept[name].get("digest") == pair["digest"]:
             comparison[name] = kept[name]
-        elif all(run in translations for run in itertools.chain(*pair["runs"])):
+        else:
             recipe = recipe_of(study, study.systems[0], study.search[-1], {}, study.seeds[0], Path("runs"))
             ours, theirs = ([line for run in runs for line in translations[run]] for runs in pair["runs"])
             tests = compare_systems(
@@ -90,6 +96,11 @@ def compare(study: Study, rows: Rows, results: Path) -> None:
             comparison[name] = {**pair, **tests}
     if comparison:
         write_whole(results / COMPARISON, json.dumps(comparison, indent=1) + "\n")
+
+
+def digest_of(texts: Iterable[list[str]]) -> str:
+    """A short digest of texts, each a list of lines."""
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()[:16]
 
 
 def load_comparison(results: Path) -> dict[str, dict[str, Any]]:

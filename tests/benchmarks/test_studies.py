@@ -387,6 +387,23 @@ def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path):
     assert again["validation"] == wide["validation"]
 
 
+def test_sentences_are_tested_again_where_translations_have_changed(small, tmp_path, monkeypatch):
+    """A run that is made again has its name; without translations, as in a part of a clone, the test stays."""
+    calls, translations = [], {}
+    monkeypatch.setattr(
+        pages, "compare_systems", lambda *args, **_: calls.append(args) or {"bleu": {"calls": len(calls)}}
+    )
+    monkeypatch.setattr(pages, "load_parallel", lambda *_: {"target": ["x"]})
+    monkeypatch.setattr(pages, "read_translations", lambda _: translations)
+    rows = {"plain": {1: {"run": "plain-1"}}, "wide": {1: {"run": "wide-1"}}}
+    for lines, made in ((["a"], 1), (["a"], 1), (["b"], 2), (None, 2)):
+        translations.clear()
+        translations.update({} if lines is None else {"plain-1": ["r"], "wide-1": lines})
+        pages.compare(small, rows, tmp_path)
+        assert len(calls) == made
+        assert pages.load_comparison(tmp_path)["wide"]["bleu"] == {"calls": made}
+
+
 DIVERGES = """
 import json, sys
 from pathlib import Path
