@@ -16,7 +16,7 @@ from demo_models import save
 from huggingface_hub import HfApi, RepoUrl
 from huggingface_hub.repocard import metadata_load
 
-from hf_deepwide import export
+from hf_deepwide import MATConfig, MATRobertaConfig, export
 from hf_deepwide.errors import UserError
 from hf_deepwide.export import share
 from hf_deepwide.space import GRADIO, PACKAGE
@@ -118,13 +118,25 @@ def test_an_edited_space_is_not_replaced(folder, tmp_path):
 
 def test_a_model_on_the_hub_stays_there(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(export, "load_config", lambda name, told: asked.append(name))
+
+    def config_of(name, told):
+        asked.append(name)
+        return MATConfig()
+
+    monkeypatch.setattr(export, "load_config", config_of)
     monkeypatch.setattr(sys, "argv", ["share", "me/mat", str(tmp_path / "space"), "--space", "--no-verify"])
     main("share")
     assert asked == ["me/mat"]
     assert metadata_load(tmp_path / "space" / "README.md")["models"] == ["me/mat"]
     assert "serve(['me/mat'])" in (tmp_path / "space" / "app.py").read_text()
     assert not (tmp_path / "space" / "model").exists()
+
+
+def test_a_model_on_the_hub_must_translate(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "load_config", lambda name, told: MATRobertaConfig())
+    with pytest.raises(UserError, match=r"models that translate, and me/bert is a mat_roberta"):
+        share("me/bert", tmp_path / "space", space=True, verify=False)
+    assert not (tmp_path / "space").exists()
 
 
 def test_refuses_a_space_without_a_model(tmp_path):
