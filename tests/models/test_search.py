@@ -357,3 +357,11 @@ def test_transformers_loops_go_on_with_all_sentences():
     out = translate(model, return_dict_in_generate=True, output_scores=True)
     assert all(len(scores) == SENTENCES for scores in out.scores)
     assert not isinstance(out.past_key_values, DecodingCache)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_prefix_longer_than_the_model_takes_is_refused(beams):
+    model = build(WITH_TWIN[0], max_position_embeddings=8)
+    prefix = torch.full((1, 12), 5)
+    with pytest.raises(ValueError, match=r"a sequence of \d+ tokens is longer than the model takes"):
+        model.generate(torch.tensor([[5, 2]]), decoder_input_ids=prefix, num_beams=beams, max_length=20)

@@ -93,9 +93,12 @@ def can_search(
     )
 
 
-def longest(model: nn.Module, config: GenerationConfig) -> int:
-    """Most tokens that a row can have: those that are asked for, or one more than the model has positions."""
-    return min(config.max_length, model.config.max_position_embeddings + 1)
+def longest(model: nn.Module, config: GenerationConfig, begun: int) -> int:
+    """Most tokens that a row can have: those that are asked for, or one more than the model has positions.
+
+    A row of `begun` tokens that is already too long is refused by the model, at the first step.
+    """
+    return max(begun + 1, min(config.max_length, model.config.max_position_embeddings + 1))
 
 
 def reader(model: nn.Module, cache: DecodingCache) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -136,7 +139,7 @@ def search_rows(
     read = reader(model, cache)
     leaves = ends is not None and not config.do_sample and may_leave(cache, processors)  # draws are of all rows
     fill = 0 if ends is None else int(config._pad_token_tensor)
-    sequences = input_ids.new_full((len(input_ids), longest(model, config)), fill, dtype=torch.long)
+    sequences = input_ids.new_full((len(input_ids), longest(model, config, length)), fill, dtype=torch.long)
     sequences[:, :length] = input_ids
     rows: Any = slice(None)  # of `sequences` that are left
     has_ended = input_ids.new_zeros(len(input_ids), dtype=torch.bool)
@@ -198,7 +201,7 @@ class BeamSearch:
         sentences = len(input_ids) // self.beams
         # as in Transformers, where a padding token of 0 counts as none, and the end stands in for it
         fill = -1 if ends is None else int(padding or ends[0])
-        shape = (len(input_ids), longest(model, config))
+        shape = (len(input_ids), longest(model, config, self.begin))
         self.running = input_ids.new_full(shape, fill, dtype=torch.long)  # [L * K, T]
         self.running[:, : self.begin] = input_ids
         self.scores = torch.zeros(
