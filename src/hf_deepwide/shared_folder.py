@@ -136,12 +136,13 @@ def telling(folder: Path | None) -> Iterator[None]:
 def staging(folder: Path | None) -> Iterator[Path]:
     """An empty folder on the target's disk, gone afterwards: what fails half-way leaves no trace.
 
-    A target that exists may be another disk than the folder around it, so its staging lies in it, with a hidden name.
+    It lies beside the target; in it, with a hidden name, only where the target is another disk than the folder around.
     """
-    place = folder
-    if folder is not None and not folder.is_dir():
+    place = None
+    if folder is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        place = folder.parent
+        is_disk = folder.is_dir() and folder.stat().st_dev != folder.parent.stat().st_dev
+        place = folder if is_disk else folder.parent
     with tempfile.TemporaryDirectory(prefix=".share-", dir=place) as staging:
         staged = Path(staging) / "model"
         staged.mkdir()

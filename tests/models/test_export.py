@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ from hf_deepwide.export import share
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.loading import load_model
 from hf_deepwide.runs.averaging import average_checkpoints
-from hf_deepwide.shared_folder import MANIFEST
+from hf_deepwide.shared_folder import MANIFEST, staging
 from hf_deepwide.shared_use import verify_folder
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "share.py"
@@ -699,3 +700,18 @@ def test_script(runs, tmp_path, monkeypatch, capsys):
         assert captured.err.count("\n") == 1
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         monkeypatch.setattr(sys, "argv", ["share.py", str(runs / "mat"), "--repo-id", "me/mat"])
+
+
+def test_files_are_prepared_beside_the_folder_unless_it_is_another_disk(tmp_path, monkeypatch):
+    """What reads the folder meanwhile, as a sync does, sees no draft."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with staging(folder) as staged:
+        assert staged.parent.parent == tmp_path
+    stat = Path.stat
+    other = SimpleNamespace(st_dev=-1, st_mode=folder.stat().st_mode)
+    monkeypatch.setattr(Path, "stat", lambda path, **asked: other if path == folder else stat(path, **asked))
+    with staging(folder) as staged:
+        assert staged.parent.parent == folder
+    monkeypatch.undo()
+    assert list(folder.iterdir()) == []
