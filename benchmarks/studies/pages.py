@@ -35,7 +35,7 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     if not rows:
         return ""
     compare(study, rows, results)
-    lost = [record for record in records if "diverged" in record and not record["stage"]]
+    lost = diverged_in_full(records)
     text = table(study, rows, results) + diverged_runs(study, lost)
     write_whole(results / TABLE, text)
     for page in pages:
@@ -44,6 +44,11 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     if any(_curve(record) for record in records):
         plot_curves(study, rows, results / "learning_curves.png", lost)
     return text
+
+
+def diverged_in_full(records: Sequence[Record]) -> list[Record]:
+    """The runs of a search's last stage that diverged."""
+    return [record for record in records if "diverged" in record and not record["stage"]]
 
 
 def diverged_runs(study: Study, lost: Sequence[Record]) -> str:

@@ -30,18 +30,26 @@ def tried(records: Sequence[Record], system: System, stage: Stage, seed: int) ->
 
 
 def validation_loss(record: Record) -> float:
-    """Of the final model, in nats a token, smoothed as in training; else the least of the validation curve."""
+    """Of the final model, in nats a token, smoothed as in training; else the least of the validation curve.
+
+    It is infinite where the run diverged.
+    """
+    if "diverged" in record:
+        return math.inf
     return record["validation"]["loss"] if "validation" in record else record["train"]["best_validation_loss"]
 
 
 def best(records: Sequence[Record], system: System, stage: Stage, seed: int) -> Setting | None:
-    """The setting with the least validation loss in a stage; None while nothing was tried."""
-    runs = tried(records, system, stage, seed).values()
+    """The setting with the least validation loss in a stage; None while nothing was tried that did not diverge."""
+    runs = [run for run in tried(records, system, stage, seed).values() if "diverged" not in run]
     return min(runs, key=validation_loss)["setting"] if runs else None
 
 
 def settings_of(study: Study, system: System, number: int, records: Sequence[Record]) -> list[Setting]:
-    """The settings that a stage tries, with those beyond an edge; [] while the stage before it goes on."""
+    """The settings that a stage tries, with those beyond an edge.
+
+    There are none while the stage before it goes on, and where all of that stage's runs diverged.
+    """
     stages, seed = study.stages(system), study.seeds[0]
     start: Setting = {}
     if system.start:
@@ -54,7 +62,10 @@ def settings_of(study: Study, system: System, number: int, records: Sequence[Rec
         done = tried(records, system, stages[number - 1], seed)
         if not before or any(key_of(setting) not in done for setting in before):
             return []
-        start |= best(records, system, stages[number - 1], seed) or {}
+        chosen = best(records, system, stages[number - 1], seed)
+        if chosen is None:
+            return []
+        start |= chosen
     stage = stages[number]
     settings = [start | setting for setting in stage.settings]
     if not stage.extend:
@@ -63,16 +74,17 @@ def settings_of(study: Study, system: System, number: int, records: Sequence[Rec
     done = tried(records, system, stage, seed)
     while all(key_of(setting) in done for setting in settings):
         values = sorted(setting[key] for setting in settings)
-        chosen = min(settings, key=lambda setting: validation_loss(done[key_of(setting)]))[key]
-        if chosen not in (values[0], values[-1]):
+        # Where all diverge, the smallest value is nearest to one that does not.
+        least = min(settings, key=lambda setting: (validation_loss(done[key_of(setting)]), setting[key]))[key]
+        if least not in (values[0], values[-1]):
             break
-        beyond = values[0] ** 2 / values[1] if chosen == values[0] else values[-1] ** 2 / values[-2]
+        beyond = values[0] ** 2 / values[1] if least == values[0] else values[-1] ** 2 / values[-2]
         settings.append(start | {key: float(f"{beyond:.3g}")})
     return settings
 
 
 def winner(study: Study, system: System, records: Sequence[Record]) -> Setting | None:
-    """The setting that the search of a system has chosen; None while the search goes on."""
+    """The setting that the search of a system has chosen; None while the search goes on, and if all runs diverged."""
     stages, seed = study.stages(system), study.seeds[0]
     settings = settings_of(study, system, len(stages) - 1, records)
     done = tried(records, system, stages[-1], seed)
@@ -82,10 +94,11 @@ def winner(study: Study, system: System, records: Sequence[Record]) -> Setting |
 
 
 def winners_run(study: Study, name: str, seed: int, records: Sequence[Record]) -> str | None:
-    """The run of a system's winner with a seed, where it has ended."""
+    """The run of a system's winner with a seed, where it has ended and has not diverged."""
     system = study.system(name)
     setting, stage = winner(study, system, records), study.stages(system)[-1]
-    if setting is None or key_of(setting) not in tried(records, system, stage, seed):
+    record = None if setting is None else tried(records, system, stage, seed).get(key_of(setting))
+    if setting is None or record is None or "diverged" in record:
         return None
     return run_name(system, stage, setting, seed)
 

@@ -17,7 +17,6 @@ trainings take the code beside this file.
 import argparse
 import concurrent.futures
 import json
-import math
 import os
 import subprocess
 import sys
@@ -47,7 +46,7 @@ from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation
 from hf_deepwide.training.checkpoints import checkpoints, load_history
-from hf_deepwide.training.faults import FAULTS
+from hf_deepwide.training.faults import NonFiniteError
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "scripts" / "train_translation.py"
@@ -92,6 +91,7 @@ class Workshop:
         self.pages, self.cards = pages, cards
         self.threads = max(1, machine()["cores"] // jobs)
         self._writing = threading.Lock()
+        self._training: dict[str, threading.Lock] = {}
 
     def make(self, systems: list[System]) -> None:
         """Make all runs that are missing, `jobs` at a time.
@@ -135,8 +135,8 @@ class Workshop:
                 settings = settings_of(self.study, system, number, records)
                 done = tried(records, system, stage, first)
                 runs = [Run(system, stage, setting, first) for setting in settings if key_of(setting) not in done]
-                if not runs and settings and stage is stages[-1]:
-                    setting = best(records, system, stage, first)
+                setting = best(records, system, stage, first)
+                if not runs and settings and stage is stages[-1] and setting is not None:
                     runs = [
                         Run(system, stage, setting, seed)
                         for seed in seeds_of(self.study, system, records)
@@ -179,11 +179,12 @@ class Workshop:
         ]
         if start is not None:  # its record may be of another machine, and its folder is not here then
             recipes.insert(0, self._recipe_of_record(start))
-        for recipe in recipes[:-1]:
-            train(recipe, self.threads)
         recipe = recipes[-1]
         try:
-            train(recipe, self.threads)
+            for each in recipes:
+                # Two runs may start from the same one, which is made once.
+                with self._training.setdefault(each.name, threading.Lock()):
+                    train(each, self.threads)
         except Diverged as error:
             self._keep(diverged(run, recipe, error), {})
             return
@@ -263,7 +264,7 @@ class Diverged(UserError):
 
 
 def diverged(run: Run, recipe: Recipe, error: Diverged) -> Record:
-    """The record of a run that diverged: its setting was tried, and no other has a larger loss."""
+    """The record of a run that diverged, or whose base did: its setting was tried, and no other has a larger loss."""
     history = load_history(recipe.output_dir) if checkpoints(recipe.output_dir) else []
     curve = [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry]
     return {
@@ -273,7 +274,6 @@ def diverged(run: Run, recipe: Recipe, error: Diverged) -> Record:
         "setting": run.setting,
         "seed": run.seed,
         "diverged": str(error),
-        "validation": {"loss": math.inf, "nll": math.inf},
         "train": {"validation_curve": curve},
         "recipe": recipe.values,
         "machine": machine(),
@@ -308,7 +308,7 @@ def train(recipe: Recipe, threads: int) -> None:
         )
     if done.returncode != 0:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        kind = Diverged if any((run / FAULTS).glob("step-*/fault.json")) else UserError
+        kind = Diverged if done.returncode == NonFiniteError.status else UserError
         raise kind(f"{run.name} has failed: {' '.join(last)}")
 
 

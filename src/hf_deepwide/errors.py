@@ -41,6 +41,8 @@ _MENDABLE = {
 class UserError(ValueError):
     """Something the user can mend: the message says what was wrong, where, what is accepted, and what to do."""
 
+    status = 2  # the exit status of a script that ends with it
+
 
 def some(names: Collection[str]) -> str:
     """The first three of many names, and how many more there are."""
@@ -49,7 +51,7 @@ def some(names: Collection[str]) -> str:
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script's `main`; a `UserError` ends it with one line on stderr and exit status 2, not a traceback.
+    """Run a script's `main`; a `UserError` ends it with one line on stderr and its exit status, not a traceback.
 
     So does what the system says of a path that cannot be read or written.
     """
@@ -59,7 +61,7 @@ def run_script(main: Callable[[], None]) -> None:
         message = _message(error)
         if message is None:
             raise
-        _end(message)
+        _end(message, error)
 
 
 def one_line_errors() -> None:
@@ -70,7 +72,7 @@ def one_line_errors() -> None:
         if message is None:
             sys.__excepthook__(kind, error, trace)
         else:
-            _end(message)
+            _end(message, error)
 
     sys.excepthook = show
 
@@ -86,6 +88,6 @@ def _message(error: BaseException) -> str | None:
     return f"{one_line(path)}: {told}" if path else told
 
 
-def _end(message: str) -> None:
+def _end(message: str, error: BaseException) -> None:
     print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2) from None
+    raise SystemExit(getattr(error, "status", UserError.status)) from None

@@ -1,9 +1,14 @@
 """Studies: what is trained next, which setting is chosen, and what the pages say, the committed ones too."""
 
+import concurrent.futures
 import dataclasses
+import json
 import math
 import re
 import statistics
+import threading
+import time
+import types
 from pathlib import Path
 
 import cards
@@ -165,12 +170,14 @@ def test_a_wrong_study_is_refused(tmp_path, change, word):
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_committed_table_is_made_of_the_records(path):
     study, results = load_study(path), RESULTS / path.stem
-    rows = selection.selection.chosen_rows(study, records.read_records(results))
+    made = records.read_records(results)
+    rows, lost = selection.chosen_rows(study, made), pages.diverged_in_full(made)
     if not rows:  # only a search has been made so far
         assert not (results / pages.TABLE).exists()
         return
-    assert (results / pages.TABLE).read_text(encoding="utf-8") == pages.table(study, rows, results)
-    texts = pages.table(study, rows, results), pages.summary(study, rows, results)
+    table = pages.table(study, rows, results) + pages.diverged_runs(study, lost)
+    assert (results / pages.TABLE).read_text(encoding="utf-8") == table
+    texts = table, pages.summary(study, rows, results)
     for file in ("docs/results.md", "README.md"):
         page = (FOLDER.parents[1] / file).read_text(encoding="utf-8")
         assert pages.with_tables(page, study, *texts) == page
@@ -297,7 +304,7 @@ def test_the_order_is_shown_without_training(small, tmp_path):
 def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, small, tmp_path):
     study = dataclasses.replace(small, close_seeds=[3], margin=0.5)
     made(lambda run: loss_of(run) + 0.99 * (run.system.name == "wide"), study)
-    rows = selection.selection.chosen_rows(study, records.read_records(tmp_path / "results"))
+    rows = selection.chosen_rows(study, records.read_records(tmp_path / "results"))
     cells = pages._measured_cells(study, rows, tmp_path / "results")
     losses = {name: [run["validation"]["loss"] for run in rows[name].values()] for name in rows}
     p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
@@ -411,10 +418,10 @@ import yaml
 recipe = yaml.safe_load(Path(sys.argv[1]).read_text())
 run = Path(recipe["training"]["output_dir"])
 if recipe["model"]["dropout"] == 0.3:
-    (run / "faults" / "step-2").mkdir(parents=True)
-    (run / "faults" / "step-2" / "fault.json").write_text("{}")
-    sys.exit("error: step 2: the loss is nan")
+    print("error: step 2: the loss is nan")
+    sys.exit(3)
 if recipe["model"]["dropout"] == 0.4:
+    (run / "faults" / "step-2").mkdir(parents=True)  # it was skipped
     sys.exit("error: the disk is full")
 run.mkdir(parents=True)
 loss = recipe["model"]["dropout"]
@@ -440,7 +447,8 @@ def test_a_run_that_diverges_is_kept_and_the_study_goes_on(small, tmp_path, monk
         workshop.make(study.systems)
     lost, found = records.read_records(tmp_path / "results")
     assert "the loss is nan" in lost["diverged"]
-    assert lost["validation"]["loss"] == math.inf
+    assert selection.validation_loss(lost) == math.inf
+    json.loads((tmp_path / "results" / records.RUNS).read_text().splitlines()[0], parse_constant=pytest.fail)
     assert [run.setting for run in workshop.missing(study.systems)] == [{"model.dropout": 0.4}]
     assert pages.diverged_runs(study, [lost]) == "\nDiverged: plain, dropout 0.3, seed 1.\n"
     worse = {**found, "setting": {"model.dropout": 0.4}, "validation": {"loss": 9.0}}
@@ -451,6 +459,66 @@ def test_a_run_that_diverges_is_kept_and_the_study_goes_on(small, tmp_path, monk
         study, {}, tmp_path / "curves.png", [{**lost, "train": {"validation_curve": [[1, 2.0], [2, 3.0]]}}]
     )
     assert (tmp_path / "curves.png").is_file()
+
+
+def test_a_run_whose_base_diverges_is_kept_as_diverged(small, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(DIVERGES)
+    monkeypatch.setattr(command, "TRAIN", tmp_path / "train.py")
+    plain, wide = small.systems
+    wide = dataclasses.replace(wide, base=plain)
+    study = dataclasses.replace(
+        small, systems=[wide], search=[definition.Stage([{"model.dropout": 0.3}])], seeds=[1], baseline="wide"
+    )
+    workshop = command.Workshop(study, tmp_path / "runs", tmp_path / "results", 1)
+    monkeypatch.setattr(workshop, "report", lambda: "")
+    workshop.make(study.systems)
+    (lost,) = records.read_records(tmp_path / "results")
+    assert lost["system"] == "wide"
+    assert re.search(r"plain.* has failed: .*the loss is nan", lost["diverged"])
+    assert workshop.missing(study.systems) == []
+
+
+def test_where_all_rates_diverge_the_search_goes_down(small):
+    plain, short = small.systems[0], small.search[0]
+    rate = "training.learning_rate"
+    lost = [record(small, plain, short, {rate: value}, 1, 0.0, diverged="nan") for value in (0.001, 0.002)]
+    assert [each[rate] for each in selection.settings_of(small, plain, 0, lost)] == [0.001, 0.002, 0.0005]
+    assert selection.best(lost, plain, short, 1) is None
+    found = [*lost, record(small, plain, short, {rate: 0.0005}, 1, 2.0)]
+    assert selection.best(found, plain, short, 1) == {rate: 0.0005}
+
+
+def test_nothing_starts_from_a_run_that_diverged(small):
+    plain, full = small.systems[0], definition.Stage([{"model.dropout": 0.1}])
+    study = dataclasses.replace(small, search=[full])
+    (setting,) = full.settings
+    ended = [record(study, plain, full, setting, seed, 2.0) for seed in (1, 2)]
+    assert selection.winners_run(study, "plain", 2, ended) == run_name(plain, full, setting, 2)
+    ended[1]["diverged"] = "nan"
+    assert selection.winners_run(study, "plain", 2, ended) is None
+
+
+def test_a_start_is_made_once_for_the_runs_that_need_it(small, tmp_path, monkeypatch):
+    at_work, together, starts = threading.Lock(), [], []
+
+    def train(recipe, threads):
+        if recipe.name != "start":
+            return
+        starts.append(recipe.name)
+        together.append(not at_work.acquire(blocking=False))
+        time.sleep(0.2)
+        at_work.release()
+
+    monkeypatch.setattr(command, "train", train)
+    workshop = command.Workshop(small, tmp_path / "runs", tmp_path, 2)
+    monkeypatch.setattr(workshop, "_start", lambda run, records: "start")
+    monkeypatch.setattr(workshop, "_recipe_of_record", lambda name: types.SimpleNamespace(name="start"))
+    runs = [command.Run(small.systems[0], small.search[0], {}, seed) for seed in (1, 2)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for made in [pool.submit(workshop._make, run) for run in runs]:
+            assert isinstance(made.exception(), FileNotFoundError)  # no run has written results.json
+    assert len(starts) == 2
+    assert not any(together)
 
 
 def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import SCRIPT, run_script_here, tiny_corpus, tiny_recipe, tiny_trainer
 
-from hf_deepwide.errors import UserError
+from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.runs.recipe import differences
 from hf_deepwide.training.faults import FAULTS, KEPT, NonFiniteError
 from hf_deepwide.training.replay import replay
@@ -63,6 +63,20 @@ def spoil_gradient(trainer: TranslationTrainer, steps: set[int], value: float = 
 
 def losses(trainer: TranslationTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_a_script_tells_divergence_from_a_mistake_by_its_exit_status(capsys):
+    def diverge():
+        raise NonFiniteError("step 3: the loss is nan")
+
+    def err():
+        raise UserError("no such recipe")
+
+    for main, status in ((diverge, 3), (err, 2)):
+        with pytest.raises(SystemExit) as end:
+            run_script(main)
+        assert end.value.code == status
+    assert capsys.readouterr().err == "error: step 3: the loss is nan\nerror: no such recipe\n"
 
 
 def test_the_step_the_parameters_and_the_sentences_are_named(make, corpus, tmp_path):

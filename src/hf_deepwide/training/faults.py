@@ -44,6 +44,8 @@ REPLAYED = ("label_smoothing_factor", "bf16", "fp16", "attn_implementation")  # 
 class NonFiniteError(UserError):
     """Training stopped at a loss or gradient that is not finite, or at a collapsed loss scale."""
 
+    status = 3  # a script that trains can tell divergence from a mistake by it
+
 
 @dataclass
 class FaultArguments:
