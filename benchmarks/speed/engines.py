@@ -159,7 +159,8 @@ def main() -> None:
     if place and place.exists():
         earlier = json.loads(place.read_text(encoding="utf-8"))
         if different := [key for key in now if key != "threads" and earlier.get(key) != now[key]]:
-            raise UserError(f"{place} has numbers of another {' and another '.join(different)}; give another --output")
+            others = " and another ".join(different)
+            raise UserError(f"{place} has numbers of another {others}; remove it, or give another --output")
         report = earlier
     report |= now
     with tempfile.TemporaryDirectory() as folder:

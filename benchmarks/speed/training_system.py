@@ -200,7 +200,7 @@ def main() -> None:
     if args.output and args.output.exists():
         report = json.loads(args.output.read_text(encoding="utf-8"))
         if different := [key for key, value in machine("cpu").items() if report.get(key) != value]:
-            raise UserError(f"{args.output} has numbers of other {', '.join(different)}; give another --output")
+            raise UserError(f"{args.output} has numbers of other {', '.join(different)}; remove it, or give another")
     report |= machine("cpu")
     for name in [args.size] if args.size else SIZES:
         for precision in [args.precision] if args.precision else PRECISIONS:
