@@ -185,7 +185,7 @@ class Workshop:
                 # Two runs may start from the same one, which is made once.
                 with self._training.setdefault(each.name, threading.Lock()):
                     train(each, self.threads)
-        except Diverged as error:
+        except NonFiniteError as error:
             self._keep(diverged(run, recipe, error), {})
             return
         results = json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
@@ -259,11 +259,7 @@ class Workshop:
         return write_pages(self.study, self.results, self.pages)
 
 
-class Diverged(UserError):
-    """A training that ended at numbers that are not finite: a result, and not a mistake."""
-
-
-def diverged(run: Run, recipe: Recipe, error: Diverged) -> Record:
+def diverged(run: Run, recipe: Recipe, error: NonFiniteError) -> Record:
     """The record of a run that diverged, or whose base did: its setting was tried, and no other has a larger loss."""
     history = load_history(recipe.output_dir) if checkpoints(recipe.output_dir) else []
     curve = [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry]
@@ -284,7 +280,7 @@ def train(recipe: Recipe, threads: int) -> None:
     """Train and score in a process of its own, unless the same recipe was trained there before.
 
     Raises:
-        Diverged: a loss or a gradient was not finite.
+        NonFiniteError: a loss or a gradient was not finite, which is a result and not a mistake.
         UserError: the training failed, or the folder holds a finished run of another recipe.
     """
     run = recipe.output_dir
@@ -308,7 +304,7 @@ def train(recipe: Recipe, threads: int) -> None:
         )
     if done.returncode != 0:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        kind = Diverged if done.returncode == NonFiniteError.status else UserError
+        kind = NonFiniteError if done.returncode == NonFiniteError.status else UserError
         raise kind(f"{run.name} has failed: {' '.join(last)}")
 
 

@@ -42,9 +42,8 @@ FEW_LEFT: tuple[type, ...] = (
     logits_process.ForcedEOSTokenLogitsProcessor,
     logits_process.PrefixConstrainedLogitsProcessor,
 )
-IMPOSSIBLE = (
-    1e9  # Transformers' score of what cannot be is that, negative; scores of translations must stay far from it
-)
+# Transformers' score of what cannot be is that, negative; scores of translations must stay far from it.
+IMPOSSIBLE = 1e9
 CPU = torch.device("cpu")  # of all tensors here, whatever PyTorch's default device is
 GROUP = 64  # scores of which the best one is looked at first
 
@@ -160,11 +159,8 @@ def search_rows(
         if length == config.max_length or has_ended.all():
             return sequences[:, :length]
         if leaves and (kept := cache.leave_out(has_ended)) is not None:
-            rows, tokens, has_ended = (
-                torch.arange(len(sequences), device=CPU)[rows][kept],
-                tokens[kept],
-                has_ended[kept],
-            )
+            rows = torch.arange(len(sequences), device=CPU)[rows][kept]
+            tokens, has_ended = tokens[kept], has_ended[kept]
         tokens = tokens[:, None]
 
 
@@ -204,9 +200,8 @@ class BeamSearch:
         shape = (len(input_ids), longest(model, config, self.begin))
         self.running = input_ids.new_full(shape, fill, dtype=torch.long)  # [L * K, T]
         self.running[:, : self.begin] = input_ids
-        self.scores = torch.zeros(
-            sentences, self.beams, dtype=torch.float, device="cpu"
-        )  # [L, K]; at first the beams are one
+        # [L, K]; at first the beams are one
+        self.scores = torch.zeros(sentences, self.beams, dtype=torch.float, device=CPU)
         self.scores[:, 1:] = -IMPOSSIBLE
         self.finished = self.running.view(sentences, self.beams, -1).clone()  # [L, K, T], the best first
         self.finished_scores = torch.full_like(self.scores, -IMPOSSIBLE)
