@@ -76,6 +76,13 @@ def test_skipping_the_logits_changes_neither_loss_nor_gradients(case, chunk, mon
     torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
 
 
+def test_a_gpu_takes_the_logits_in_few_chunks():
+    """A chunk is two dozen launches, whatever its size; on a CPU it stays near the cache."""
+    assert loss_module.chunk_size(torch.device("cpu"), 32_000) == loss_module.CHUNK
+    assert loss_module.chunk_size(torch.device("cuda"), 32_000) == 2097
+    assert loss_module.chunk_size(torch.device("cuda"), 10**6) == loss_module.CHUNK
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_skipping_the_logits_under_autocast_is_as_exact_as_keeping_them(bias):
     """bfloat16 on both ways: both stay near float32, and the chunked way no farther than twice the other."""

@@ -12,7 +12,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 LOG2_E = math.log2(math.e)
-CHUNK = 512  # tokens whose logits exist at a time: enough for full GEMM speed, few enough to stay near the cache
+CHUNK = 512  # tokens whose logits exist at a time: enough for full GEMM speed, few enough to stay near a CPU's cache
+GPU_LOGITS = 2**26  # logits at a time on a GPU, 256 MiB in float32: there each chunk costs two dozen launches
 
 
 def token_count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
@@ -73,6 +74,11 @@ def linear_cross_entropy(
     return total / token_count(labels, num_items_in_batch)
 
 
+def chunk_size(device: torch.device, vocabulary: int) -> int:
+    """Tokens whose logits exist at a time."""
+    return CHUNK if device.type == "cpu" else max(CHUNK, GPU_LOGITS // vocabulary)
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """Summed cross-entropy of logits h W^T + b; gradients are taken chunk by chunk in the forward pass.
 
@@ -106,8 +112,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 grad_hidden = torch.empty_like(hidden, dtype=full)
                 grad_weight = torch.zeros_like(weight, dtype=full)
                 grad_bias = None if bias is None else torch.zeros_like(bias, dtype=full)
-            for start in range(0, hidden.shape[0], CHUNK):
-                here = slice(start, start + CHUNK)
+            chunk = chunk_size(hidden.device, vocabulary)
+            for start in range(0, hidden.shape[0], chunk):
+                here = slice(start, start + chunk)
                 h, target = hidden[here].to(dtype), targets[here]
                 logits = nn.functional.linear(h, matrix, offset).to(full)
                 at_target = logits.gather(1, target[:, None])[:, 0]
