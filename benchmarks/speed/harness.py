@@ -60,6 +60,14 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def peak_memory(step: Callable[[], object]) -> int:
+    """Most bytes of the GPU that are held while a step is taken twice; the optimizer's averages begin in the first."""
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        step()
+    return torch.cuda.max_memory_allocated()
+
+
 def machine(device: str) -> dict[str, Any]:
     """What was measured on."""
     name = torch.cuda.get_device_name() if device == "cuda" else facts.machine()["processor"]

@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from tasks import Decoding, Training
 from transformers import MarianConfig, PreTrainedConfig
 
-from hf_deepwide import DepthwiseLSTMConfig, MATConfig, MultiPathConfig, VanillaTransformerConfig
+from hf_deepwide import (
+    DepthwiseLSTMConfig,
+    LatentDepthConfig,
+    MATConfig,
+    MultiPathConfig,
+    VanillaTransformerConfig,
+)
 
 SPECIAL = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 DECODING = (Decoding(1, 1), Decoding(1, 5), Decoding(32, 1), Decoding(32, 5))
@@ -49,6 +55,7 @@ class Question:
 SMALL = size(3, 256, 4, 1024)
 BASE = size(6, 512, 8, 2048)
 LSTM = {name: value for name, value in BASE.items() if name != "activation_function"}
+LARGE = {"sentences": 128, "length": 64}  # the batch of a GPU: 8,192 target tokens
 DEEP = size(6, 256, 4, 1024)
 
 PRE = {"normalize_before": True}
@@ -80,6 +87,19 @@ def joined(encoder_layers: int) -> Question:
 
 
 QUESTIONS = {
+    "families": Question(
+        "What does each family cost on a GPU at base size, beside Hugging Face's Marian?",
+        {
+            "Marian": MarianConfig(**BASE, forced_eos_token_id=None),
+            "vanilla": VanillaTransformerConfig(**BASE),
+            "MAT, 3 branches": MATConfig(**BASE, attention_branches=3, drop_branch=0.3),
+            "Multi-Path, 2 paths": MultiPathConfig(**BASE, encoder_paths=2),
+            "latent depth in both stacks": LatentDepthConfig(**BASE),
+            "depth-wise LSTM": DepthwiseLSTMConfig(**LSTM),
+        },
+        "Marian",
+        (*(Training(precision, **LARGE) for precision in ("float32", "bfloat16", "float16")), Decoding(64, 5)),
+    ),
     "joints": joined(6),
     "joints_deep": joined(24),
     "marian": Question(

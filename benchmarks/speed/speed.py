@@ -6,7 +6,7 @@
 questions.py lists the questions. Each system has the attention that is faster with a task's precision on the device,
 as training has by default. Beside the times stand the operations that a target token costs, forward, as PyTorch counts
 them: what the ratio would be if only matrix products took time. So stands the memory of what a training step keeps for
-its backward pass, weights aside. Close other programs.
+its backward pass, weights aside. On a GPU the report has the most memory that each task needed. Close other programs.
 
 A long question can be answered in slices: `--tasks training` takes the tasks whose title holds one of the words, and
 keeps the other tasks of the report that is there.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import against, machine, take_turns, write_text
+from harness import against, machine, peak_memory, take_turns, write_text
 from questions import QUESTIONS, Question
 from tasks import Decoding, Training, our_loss, training_batch
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,7 +36,8 @@ def build(config: PreTrainedConfig, task: Training | Decoding, device: str) -> P
     """A model with random weights, and the attention that is the fastest here."""
     matrix_products = device == "cpu" and task.precision == "bfloat16"
     attention = "eager" if matrix_products else "sdpa"
-    return AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention).to(device)
+    with torch.device(device):
+        return AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention)
 
 
 def operations(config: PreTrainedConfig) -> float:
@@ -109,10 +110,16 @@ def answer(question: Question, rounds: int, device: str) -> dict[str, Any]:
     }
     for task in question.tasks:
         set_seed(0)
-        steps = {name: task.step(build(config, task, device), device) for name, config in systems.items()}
+        steps, peaks = {}, {}
+        for name, config in systems.items():
+            others = torch.cuda.memory_allocated()  # 0 where there is no GPU
+            steps[name] = task.step(build(config, task, device), device)
+            if device == "cuda":
+                peaks[name] = peak_memory(steps[name]) - others
         measured = against(take_turns(steps, rounds), question.yardstick)
         report["tasks"][task.title] = {
             name: {"tokens_per_second": task.tokens / each.seconds, "time": each.ratio}
+            | ({"peak_memory_bytes": peaks[name]} if peaks else {})
             for name, each in measured.items()
         }
         for name, each in measured.items():
@@ -124,6 +131,8 @@ def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
     tasks, has_memory = report["tasks"], all("memory" in system for system in report["systems"].values())
     head = ["system", "parameters", "operations", *(["memory"] if has_memory else []), *tasks]
+    of_gpu = [title for title, rows in tasks.items() if all("peak_memory_bytes" in row for row in rows.values())]
+    head += [f"GiB, {title}" for title in of_gpu]
     lines = [
         f"# {report['question']}",
         "",
@@ -137,7 +146,8 @@ def table(report: dict[str, Any]) -> str:
         times = " | ".join(f"{rows[name]['time']:.2f}" for rows in tasks.values())
         memory = f"{system['memory']:.2f} | " if has_memory else ""
         size = f"{system['parameters'] / 1e6:.2f} M"
-        lines.append(f"| {name} | {size} | {system['operations']:.2f} | {memory}{times} |")
+        peaks = "".join(f" {tasks[title][name]['peak_memory_bytes'] / 2**30:.2f} |" for title in of_gpu)
+        lines.append(f"| {name} | {size} | {system['operations']:.2f} | {memory}{times} |{peaks}")
     return "\n".join(lines) + "\n"
 
 

@@ -34,6 +34,7 @@ class Training:
         """A function that takes one step on the same batch each time."""
         batch = training_batch(model, self.sentences, self.length, device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        scaler = torch.amp.GradScaler(device, enabled=self.precision == "float16")  # changes nothing where it is off
         loss_of = marian_loss if isinstance(model, MarianMTModel) else our_loss
         dtype = getattr(torch, self.precision)
         model.train()
@@ -41,9 +42,11 @@ class Training:
         def step() -> None:
             with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
                 loss = loss_of(model, batch)
-            loss.backward()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             synchronize(device)
 

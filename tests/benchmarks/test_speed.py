@@ -45,6 +45,12 @@ def test_reports_the_answer_to_a_question():
     text = speed.table(report)
     assert "| wider |" in text
     assert "decoding, 1 sentence, greedy" in text
+    assert "GiB" not in text
+    for row in report["tasks"]["training, float32"].values():  # as on a GPU
+        row["peak_memory_bytes"] = 3 * 2**29
+    head, _, *rows = speed.table(report).splitlines()[4:]
+    assert head.endswith("| GiB, training, float32 |")
+    assert [row.split("|")[-2].strip() for row in rows] == ["1.50", "1.50"]
 
 
 def test_a_question_is_answered_in_slices():
