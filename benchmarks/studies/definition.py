@@ -147,6 +147,7 @@ def recipe_of(
     if system.base is not None or system.start is not None:
         base = str(runs / (run_name(system.base, stage, setting, seed) if system.base else start or system.start))
         values["tokenizer"] = {}
+        overrides.pop("tokenizer.codes", None)  # the tokenizer is that of the base
         overrides |= {"model.init_from": base, "tokenizer.path": base}
     for key, value in overrides.items():
         section, _, field_name = key.partition(".")

@@ -19,6 +19,7 @@ import records
 import selection
 import study as command
 import torch
+import unfinished
 import yaml
 from definition import load_study, recipe_of, run_name
 from digit_corpus import write_digits
@@ -577,3 +578,29 @@ def test_a_study_of_joints_compares_like_with_like(name):
         epochs = stage.overrides.get("training.num_train_epochs", study.overrides["training.num_train_epochs"])
         for setting in stage.settings:
             assert setting.get("training.warmup_steps", 0) < 220 * epochs, setting
+
+
+LOG = """step 100 of 400, epoch 0.5: loss 5.100, 900 tokens/s, 0:01:00 left
+step 200, epoch 1.0: validation loss 4.5000
+step 400, epoch 2.0: validation loss 4.6250
+"""
+
+
+def test_the_curve_of_a_stopped_run_is_that_of_its_log():
+    stopped, ended = (
+        unfinished.read_log(LOG),
+        unfinished.read_log(f"{LOG}runs/a holds the weights of checkpoint-200\n"),
+    )
+    assert stopped == {"curve": [[200, 1.0, 4.5], [400, 2.0, 4.625]], "trained_to_the_end": False}
+    runs = [{"title": "A", "seed": seed, **run} for seed, run in enumerate((stopped, ended), start=1)]
+    lines = unfinished.table({"study": "s", "machine": "a GPU", "runs": runs}).splitlines()
+    assert lines[-2:] == [
+        "| A | 1 | 4.500 | 1 | 2 | 4.625 | stopped |",
+        "| A | 2 | 4.500 | 1 | 2 | 4.625 | ended by itself |",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/unfinished.json")), ids=lambda path: path.parent.name)
+def test_the_table_of_stopped_runs_is_made_of_their_curves(path):
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == unfinished.table(report)
