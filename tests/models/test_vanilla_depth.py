@@ -208,9 +208,8 @@ def test_the_combination_of_a_hand_made_history():
     combination = LayerCombination(config, 1)
     with torch.no_grad():
         combination.combination_weights[1] = torch.tensor([0.5, 2.0])
-        history = []
-        first = combination(history, torch.tensor([[[4.0, 8.0]]]))
-        second = combination(history, torch.tensor([[[1.0, 3.0]]]))
+        first, term = combination([], torch.tensor([[[4.0, 8.0]]]))
+        second, _ = combination([term], torch.tensor([[[1.0, 3.0]]]))
     assert first.tolist() == [[[4, 8]]]
     torch.testing.assert_close(second, torch.tensor([[[0.5 * 4 - 2.0, 0.5 * 8 + 2.0]]]), atol=2e-5, rtol=0)
 

@@ -18,6 +18,7 @@ from .branches import (
     draw_branches,
     draw_gates,
     gated_outputs,
+    is_own,
     merge_scale,
     no_branch,
     project_together,
@@ -187,9 +188,9 @@ class MultiBranchAttention(nn.Module):
         )
 
     def has_own_projections(self) -> bool:
-        """Whether the projections are our own, and not wrapped by an adapter (LoRA) or replaced by quantised ones."""
-        inputs = all(type(projection) is BranchInput for projection in (self.q_proj, self.k_proj, self.v_proj))
-        return inputs and type(self.out_proj) is BranchSum
+        """Whether the projections are our own, as we made them."""
+        inputs = all(is_own(projection, BranchInput) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        return inputs and is_own(self.out_proj, BranchSum)
 
     def _can_skip(self, past_key_values: Cache | None, kwargs: dict[str, Any]) -> bool:
         """Whether dropped branches can be left uncomputed.

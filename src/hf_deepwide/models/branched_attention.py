@@ -35,7 +35,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum, branch_outputs
+from .branches import BranchInput, BranchSum, branch_outputs, is_own
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
@@ -124,7 +124,7 @@ class BranchedAttention(MultiBranchAttention):
         """
         if many and self.has_own_projections():
             inner = torch.baddbmm(self.inner_bias(), heads, self.inner_weight())
-        elif type(self.fc1) is BranchInput:
+        elif is_own(self.fc1, BranchInput):
             inner = torch.baddbmm(self.inner_bias(), self.scaled_outputs(heads), self._fc1_blocks())
         else:
             outputs = self.scaled_outputs(heads)
@@ -156,7 +156,7 @@ class BranchedAttention(MultiBranchAttention):
 
     def has_own_projections(self) -> bool:
         """As the parent's, and those of the heads' networks."""
-        return super().has_own_projections() and type(self.fc1) is BranchInput
+        return super().has_own_projections() and is_own(self.fc1, BranchInput)
 
 
 class WeightedEncoderLayer(EncoderLayer):

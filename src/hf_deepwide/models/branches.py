@@ -70,6 +70,15 @@ def merge_scale(branches: int, merge: str) -> float:
     return 1 / branches if merge == "mean" else 1 / branches**2
 
 
+def is_own(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is of this kind, as we made it, so that its weights may be read without calling it.
+
+    Otherwise an adapter (LoRA) wraps it, it was quantised, or something stands in front of its `forward`: accelerate's
+    hooks, which bring offloaded weights when the module is called.
+    """
+    return type(module) is kind and "forward" not in vars(module)
+
+
 class BranchInput(nn.Linear):
     """Input projections of N branches: `[batch, time, in]` to `[batch, time, kept * out]`.
 
@@ -162,7 +171,7 @@ def branch_inputs(projection: nn.Module, x: torch.Tensor, branches: int) -> torc
     In this layout a following `branch_outputs` needs no copies. On a CPU the two together are as fast as a loop over
     the branches; on a GPU they are two operations.
     """
-    if type(projection) is not BranchInput:  # an adapter (LoRA), or quantised
+    if not is_own(projection, BranchInput):
         return projection(x).unflatten(-1, (branches, -1)).flatten(0, -3).transpose(0, 1)
     x = x.flatten(0, -2).expand(branches, -1, -1)
     weight = projection.weight.unflatten(0, (branches, -1)).transpose(1, 2)
@@ -177,7 +186,7 @@ def branch_outputs(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor
     With `weights` `[N]` each is weighed: in the matrices, which in training have fewer rows than `x`.
     """
     branches, _, width = x.shape
-    if type(projection) is not BranchSum:  # an adapter (LoRA): what it gives for one branch, the others being zero
+    if not is_own(projection, BranchSum):  # what it gives for one branch, the others being zero
         gates = torch.eye(branches, device=x.device)
         alone = [
             projection(nn.functional.pad(x[i], (i * width, (branches - 1 - i) * width)), gates=gates[i])

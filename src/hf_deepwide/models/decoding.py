@@ -20,6 +20,7 @@ The twin is deleted after the call, so it never outlives a change of the weights
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from .attention_step import (
     scaled,
 )
 from .branched_attention import BranchedAttention
-from .branches import BranchInput, BranchSum
+from .branches import BranchInput, BranchSum, is_own
 from .dynamic_convolution import DynamicConvolution
 from .embeddings import Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
@@ -362,12 +363,12 @@ def is_plain(model: nn.Module) -> bool:
 
 
 def modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
-    """The modules among values and tuples of values."""
+    """The modules among values, and in the fields of dataclasses among them."""
     for value in values:
         if isinstance(value, nn.Module):
             yield value
-        elif isinstance(value, tuple):
-            yield from modules_in(value)
+        elif is_dataclass(value):
+            yield from modules_in(vars(value).values())
 
 
 def has_own_projections(module: nn.Module) -> bool:
@@ -375,7 +376,7 @@ def has_own_projections(module: nn.Module) -> bool:
     if isinstance(module, MultiBranchAttention):
         return module.has_own_projections()
     if isinstance(module, MultiBranchFeedForward):
-        return type(module.fc1) is BranchInput and type(module.fc2) is BranchSum
+        return is_own(module.fc1, BranchInput) and is_own(module.fc2, BranchSum)
     return type(module) is not nn.Sequential  # there is none in our models
 
 

@@ -15,6 +15,7 @@ from .branches import (
     BranchSum,
     draw_branches,
     draw_gates,
+    is_own,
     merge_scale,
     no_branch,
     no_gradient,
@@ -76,7 +77,7 @@ class MultiBranchFeedForward(nn.Module):
             gates = draw_gates(len(hidden_states), (self.branches, 1), self.drop_branch, device)
             return BranchDrop(scale, gates=gates)
         kept = draw_branches(self.branches, self.drop_branch)
-        plain = type(self.fc1) is BranchInput and type(self.fc2) is BranchSum  # not wrapped (LoRA)
+        plain = is_own(self.fc1, BranchInput) and is_own(self.fc2, BranchSum)
         return BranchDrop.of(scale, kept, (self.branches, 1), plain or not kept, device)
 
     def _unjoined(self, hidden_states: torch.Tensor) -> torch.Tensor:

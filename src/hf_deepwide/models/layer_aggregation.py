@@ -21,6 +21,7 @@ from transformers.activations import ACT2FN
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
+from .layer_combination import Combined
 
 FLOOR = 1e-3  # added to the variances of votes; without it two equal votes would have infinite density
 
@@ -69,15 +70,14 @@ class IterativeAggregation(nn.Module):
         self.layers = layers
         self.nodes = nn.ModuleList([AggregationNode(config, 2, ffn_dim) for _ in range(layers - 1)])
 
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Add y_l `[B, T, D]` to the l terms in `history`, and pass it on; behind the last layer, combine all."""
-        history.append(output)
-        if len(history) <= self.layers:
-            return output
-        _, combined, *others = history
+    def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
+        """Pass y_l `[B, T, D]` on; behind the last layer, combine it with the terms of `history`."""
+        if len(history) < self.layers:
+            return output, output
+        _, combined, *others = (*history, output)
         for node, term in zip(self.nodes, others, strict=True):
             combined = node(term, combined)
-        return combined
+        return combined, output
 
 
 class HierarchicalAggregation(nn.Module):
@@ -95,8 +95,8 @@ class HierarchicalAggregation(nn.Module):
             [AggregationNode(config, 3 if layer % 2 == 0 and layer > 2 else 2, ffn_dim) for layer in ends]
         )
 
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Give the input of layer l + 1, or the stack's output, of y_l `[B, T, D]`, and add it to `history`.
+    def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
+        """Give the input of layer l + 1, or the stack's output, of y_l `[B, T, D]`; it is the term, too.
 
         `history` holds the l earlier results: the embeddings, and behind each layer y or what a node gave.
         """
@@ -105,8 +105,7 @@ class HierarchicalAggregation(nn.Module):
             output = self.nodes[layer // 2 - 1](history[-1], output, *history[-2:-1][: layer > 2])
         elif layer > 1 and layer == self.layers:
             output = self.nodes[-1](output, history[-1])
-        history.append(output)
-        return output
+        return output, output
 
 
 class EMRouting(nn.Module):
@@ -135,14 +134,14 @@ class EMRouting(nn.Module):
         self.capsule_bias = nn.Parameter(torch.zeros(self.capsules))
         self.capsule_cost = nn.Parameter(torch.zeros(self.capsules))
 
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Add y_l `[B, T, D]` to the l terms in `history`, and pass it on; behind the last layer, route all."""
-        history.append(output)
-        if len(history) <= self.layers:
-            return output
-        votes = torch.stack([voter(history[1 : 2 + index]) for index, voter in enumerate(self.voters)], dim=-2)
+    def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
+        """Pass y_l `[B, T, D]` on; behind the last layer, route the terms of `history` and it."""
+        if len(history) < self.layers:
+            return output, output
+        _, *outputs = (*history, output)
+        votes = torch.stack([voter(outputs[: 1 + index]) for index, voter in enumerate(self.voters)], dim=-2)
         routed = self.route(votes.to(torch.promote_types(votes.dtype, torch.float32)))
-        return routed.to(output.dtype)
+        return routed.to(output.dtype), output
 
     def route(self, votes: torch.Tensor) -> torch.Tensor:
         """Votes `[B, T, L, D]` to `[B, T, D]`."""

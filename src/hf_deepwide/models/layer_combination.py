@@ -21,6 +21,12 @@ from torch import nn
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 
+Combined = tuple[torch.Tensor, torch.Tensor]
+"""What a layer reads, or the stack gives, and the term that stands for y_l in the `history` of later sums.
+
+The stack keeps the history. A module may not add to it: accelerate's hooks copy a list that is given to a module.
+"""
+
 
 class LayerSum(nn.Module):
     """Weighted sums of the outputs y_0 … y_l, for l from 0 to L.
@@ -51,11 +57,11 @@ class LayerSum(nn.Module):
         weights = self.combination_weights.detach().float().cpu()
         return weights.where(used > 0, passing)
 
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Add y_l `[B, T, D]` to the l terms in `history`, and combine them into x_{l+1}."""
+    def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
+        """Combine the l terms of `history` with y_l `[B, T, D]`."""
         raise NotImplementedError
 
-    def weighted_sum(self, history: list[torch.Tensor]) -> torch.Tensor:
+    def weighted_sum(self, history: Sequence[torch.Tensor]) -> torch.Tensor:
         """Combine all terms by their row's weights."""
         index = len(history) - 1
         weights = self.combination_weights[index].unbind()
@@ -84,13 +90,13 @@ class LayerCombination(LayerSum):
         ones = torch.ones(self.layers + 1, self.layers + 1).tril()
         return ones / ones.sum(1, keepdim=True)
 
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Add y_l `[B, T, D]` to the l terms in `history`, and combine them into x_{l+1}."""
+    def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
+        """Combine the l terms of `history` with y_l `[B, T, D]`; pre-norm, its term is normalised."""
         index = len(history)
         norm = self.layer_norms[index - 1] if index else nn.Identity()
-        history.append(norm(output) if self.normalize_before else output)
-        combined = self.weighted_sum(history)
-        return combined if self.normalize_before else norm(combined)
+        term = norm(output) if self.normalize_before else output
+        combined = self.weighted_sum([*history, term])
+        return combined if self.normalize_before else norm(combined), term
 
 
 class DepthWeightedAverage(LayerSum):
@@ -116,10 +122,9 @@ class DepthWeightedAverage(LayerSum):
             return ()
         return range(index % self.dilation, index + 1, self.dilation)
 
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Add y_l `[B, T, D]` to the l terms in `history`; x_{l+1} is their average, or y_l where none is taken."""
-        history.append(output)
-        return self.weighted_sum(history) if self.used(len(history) - 1) else output
+    def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
+        """Average the l terms of `history` and y_l `[B, T, D]`; where no average is taken, y_l passes."""
+        return self.weighted_sum([*history, output]) if self.used(len(history)) else output, output
 
 
 class TransparentAttention(nn.Module):
@@ -143,17 +148,16 @@ class TransparentAttention(nn.Module):
         """What decoder layer j reads of y_k, `[L + 1, M]`; each column adds up to 1."""
         return self.dropout(self.mixture_logits).softmax(0)
 
-    def forward(self, history: list[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        """Add y_l `[B, S, D]` to the l terms in `history`, and pass it on; behind the last layer, mix all terms.
+    def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
+        """Pass y_l `[B, S, D]` on; behind the last layer, mix the terms of `history` and it.
 
         Returns:
-            y_l; or z_1 ... z_M side by side, `[B, S, M * D]`.
+            y_l, or z_1 ... z_M side by side, `[B, S, M * D]`; and y_l as a term.
         """
-        history.append(output)
-        if len(history) <= self.layers:
-            return output
+        if len(history) < self.layers:
+            return output, output
         weights = self.weights().to(output.dtype)
-        return torch.einsum("kbsd,kj->bsjd", torch.stack(history), weights).flatten(2)
+        return torch.einsum("kbsd,kj->bsjd", torch.stack([*history, output]), weights).flatten(2), output
 
 
 class LayerNormEach(nn.LayerNorm):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .branches import is_own
 from .loss import cross_entropy, linear_cross_entropy
 
 
@@ -47,9 +48,9 @@ class MaskedLMHead:
             masked = labels != -100
             hidden_states, targets = self._transform(hidden_states[masked])[None], labels[masked][None]
             rest = (targets, label_smoothing, num_items_in_batch)
-            if type(self.lm_head) is nn.Linear:
+            if is_own(self.lm_head, nn.Linear):
                 return linear_cross_entropy(hidden_states, self.lm_head, *rest), None
-            return cross_entropy(self.lm_head(hidden_states), *rest), None  # an adapter's projection is no matrix
+            return cross_entropy(self.lm_head(hidden_states), *rest), None
         logits = self.lm_head(self._transform(hidden_states))
         if labels is None:
             return None, logits

@@ -30,7 +30,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum, no_gradient
+from .branches import BranchInput, BranchSum, is_own, no_gradient
 from .configuration_base import DeepWideConfig
 from .decoding import DecodingCache, can_decode
 from .embeddings import Embeddings, SinusoidalPositions, embed
@@ -579,7 +579,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             **kwargs,
         )
         loss = logits = None
-        if skip_logits and type(self.lm_head) is nn.Linear:
+        if skip_logits and is_own(self.lm_head, nn.Linear):
             loss = linear_cross_entropy(
                 outputs.last_hidden_state, self.lm_head, labels, label_smoothing, num_items_in_batch
             )

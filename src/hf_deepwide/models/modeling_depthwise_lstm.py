@@ -19,7 +19,8 @@ caches keys and values alone. Shapes: B batch, T time, S source length, D model 
 3D), F width of W_h1.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -103,10 +104,12 @@ class GatedHidden(nn.Module):
         return self.dropout(self.fc2(self.activation_dropout(inner)))
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
     """The modules of one cell.
 
-    None means that another module owns it (shared), or that it does not exist (an RNN has no gates).
+    None means that another module owns it (shared), or that it does not exist (an RNN has no gates). Layers are given
+    the parts that they share. This is no tuple, for accelerate's hooks move what a tuple among the arguments holds.
     """
 
     gates: LSTMGates | None = None
@@ -161,13 +164,13 @@ class DepthwiseLSTM(nn.Module):
         Returns:
             Output_l and Cell_l `[B, T, D]`. An RNN's output is h, and it leaves the cell alone.
         """
-        gates, hidden = self.parts(shared)
+        parts = self.parts(shared)
         # Under autocast attention comes in half precision, in which the products read all of c: it is cast only once.
         c = torch.cat([output.to(inputs[0].dtype), *inputs], dim=-1)
-        h = hidden(c)
+        h = parts.hidden(c)
         if self.is_rnn:
             return h, cell
-        input_gate, forget_gate, output_gate = gates(c)
+        input_gate, forget_gate, output_gate = parts.gates(c)
         cell = torch.addcmul(cell * forget_gate, h, input_gate)
         return cell * output_gate, cell
 
@@ -333,7 +336,7 @@ class DepthwiseLSTMDecoder(DepthwiseLSTMStack, Decoder):
         Raises:
             ValueError: the decoder runs without the encoder, with which it shares weights.
         """
-        if self.config.shares_between_stacks and all(part is None for part in encoder_lstm):
+        if self.config.shares_between_stacks and encoder_lstm == NO_PARTS:
             raise ValueError(
                 "the decoder shares weights with the encoder, and has not got them: call the whole model, or give "
                 "`encoder_lstm=model.encoder.lstm.parts()`"

@@ -13,6 +13,9 @@ for the n combinations of n - 1 paths (section 3.2):
 The decoder is the standard one. Shapes: B batch, S time, D model width, n paths, M heads and F inner width of a path.
 """
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +26,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum, branch_inputs, branch_outputs
+from .branches import BranchInput, BranchSum, branch_inputs, branch_outputs, is_own
 from .configuration_multipath_transformer import MultiPathConfig
 from .dropout import Dropout
 from .modeling_base import (
@@ -89,20 +92,22 @@ class PathSum(nn.Module):
             self.beta = nn.Parameter(torch.ones(1))
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, residual: torch.Tensor, inner: torch.Tensor, projection: nn.Module) -> torch.Tensor:
+    def forward(
+        self, residual: torch.Tensor, inner: torch.Tensor, project: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
         """Project and join the n paths.
 
         Args:
             residual: the sub-layer's input X `[B, S, D]`.
             inner: what the paths project `[n, B * S, in]`.
-            projection: their output projections, a `BranchSum`.
+            project: their output projections, `branch_outputs` of a `BranchSum`.
         """
         if self.path_norms:
-            joined = self._normalised_sum(branch_outputs(projection, inner).unbind())
+            joined = self._normalised_sum(project(inner).unbind())
         elif self.alpha is None:  # the same for all raw features, also with what the new ones add
-            joined = branch_outputs(projection, inner).sum(0) * (self.initial_weight * self.features / self.paths)
+            joined = project(inner).sum(0) * (self.initial_weight * self.features / self.paths)
         else:
-            joined = branch_outputs(projection, inner, self._path_weights()).sum(0)
+            joined = project(inner, self._path_weights()).sum(0)
         joined = self.dropout(joined).view_as(residual)
         return residual + joined if self.beta is None else torch.addcmul(joined, residual, self.beta)
 
@@ -110,7 +115,7 @@ class PathSum(nn.Module):
         """sum_k alpha_k PathNorm_k(F_k).
 
         Of a new feature only sum_i F_i - F_j is made. Dividing by n - 1 would be undone by the norm, but for its
-        epsilon, which is multiplied by (n - 1)**2 instead.
+        epsilon, which is multiplied by (n - 1)**2 instead. A norm whose weights may not be read is called.
         """
         total = sum(features) if self.features > self.paths else None
         joined = None
@@ -119,9 +124,12 @@ class PathSum(nn.Module):
             if k >= self.paths:
                 feature, eps = total - feature, eps * (self.paths - 1) ** 2
             alpha = self.initial_weight if self.alpha is None else self.alpha[k]
-            weighed = nn.functional.layer_norm(
-                feature, norm.normalized_shape, alpha * norm.weight, alpha * norm.bias, eps
-            )
+            if is_own(norm, nn.LayerNorm):
+                weighed = nn.functional.layer_norm(
+                    feature, norm.normalized_shape, alpha * norm.weight, alpha * norm.bias, eps
+                )
+            else:
+                weighed = alpha * norm(feature * math.sqrt(norm.eps / eps))
             joined = weighed if joined is None else joined + weighed
         return joined
 
@@ -153,12 +161,12 @@ class MultiPathEncoderLayer(GradientCheckpointingLayer):
         """`[B, S, D]` to `[B, S, D]`. The paths split after the norm, or, post-norm, it follows their sum."""
         x, norm = hidden_states, self.self_attn_layer_norm
         context, _ = self.self_attn(norm(x) if self.normalize_before else x, attention_mask, **kwargs)
-        x = self.self_attn_paths(x, context, self.self_attn.out_proj)
+        x = self.self_attn_paths(x, context, partial(branch_outputs, self.self_attn.out_proj))
         x = x if self.normalize_before else norm(x)
 
         norm = self.final_layer_norm
         inner = self.feed_forward(norm(x) if self.normalize_before else x)
-        x = self.feed_forward_paths(x, inner, self.feed_forward.fc2)
+        x = self.feed_forward_paths(x, inner, partial(branch_outputs, self.feed_forward.fc2))
         return x if self.normalize_before else norm(x)
 
 

@@ -271,16 +271,22 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         skips = self.draw_skipped(kwargs.get("past_key_values"))
         for index, (layer, skipped) in enumerate(zip(self.layers, skips, strict=True)):
             own = self.inputs_of(index, inputs)
-            if self.combination is not None:
-                hidden_states = self.combination(history, hidden_states)
+            hidden_states = self.combine(history, hidden_states)
             if skipped:
                 tensors = [x for x in own if isinstance(x, torch.Tensor)]
                 nothing = no_gradient(layer, *tensors)
                 hidden_states, *state = (x + nothing for x in (hidden_states, *state))
             else:
                 hidden_states, *state = as_state(layer(hidden_states, *own, *state, **kwargs))
-        hidden_states = hidden_states if self.combination is None else self.combination(history, hidden_states)
-        return self.with_state(hidden_states, state)
+        return self.with_state(self.combine(history, hidden_states), state)
+
+    def combine(self, history: list[torch.Tensor], hidden_states: torch.Tensor) -> torch.Tensor:
+        """What the next layer reads, or the stack gives, `[B, T, D]`; `history` learns what later sums read of it."""
+        if self.combination is None:
+            return hidden_states
+        hidden_states, term = self.combination(history, hidden_states)
+        history.append(term)
+        return hidden_states
 
     def first_state(self, hidden_states: torch.Tensor, inputs: tuple[Any, ...]) -> Sequence[torch.Tensor]:
         """What the first layer takes beside the embeddings and the `inputs`: nothing, but for Luna's P."""

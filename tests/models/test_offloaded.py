@@ -1,0 +1,30 @@
+"""Models whose weights wait elsewhere, as `device_map="auto"` leaves them where a GPU is too small.
+
+accelerate brings the weights of a module when the module is called, and moves what the call is given. So a weight that
+is read from outside its module is missing, a list that a module appends to is a copy, and a module that is given as an
+argument is moved. Here all weights wait, on a CPU.
+"""
+
+import copy
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from model_cases import CASES, build, pair, source
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_that_wait_compute_the_same(case):
+    model = build(case)
+    offloaded = cpu_offload(copy.deepcopy(model), torch.device("cpu"))
+    assert next(offloaded.model.encoder.layers.parameters()).is_meta
+    with torch.no_grad():
+        for skip_logits in (False, True):
+            expected, found = (m(**pair(), skip_logits=skip_logits) for m in (model, offloaded))
+            torch.testing.assert_close(found.loss, expected.loss)
+        torch.testing.assert_close(offloaded(**pair()).logits, model(**pair()).logits)
+    for beams in (1, 2):
+        expected, found = (
+            m.generate(**source(), num_beams=beams, do_sample=False, max_new_tokens=6) for m in (model, offloaded)
+        )
+        assert found.tolist() == expected.tolist()
