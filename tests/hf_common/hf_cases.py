@@ -55,6 +55,12 @@ class Case(NamedTuple):
         """The bare model and the model that translates."""
         return self.family.model, self.family.lm
 
+    @property
+    def refuses_flex_attention(self) -> bool:
+        """Whether the model reads masks, or adds to scores, which flex attention keeps to itself."""
+        form = self.fields.get("layer_form")
+        return "max_relative_position" in self.fields or form in ("dynamic_convolution", "evolved", "luna")
+
     def config(self, **changes: Any) -> Any:
         """A tiny config."""
         return self.family.config(**{**TINY, **self.fields, **changes})

@@ -3,6 +3,7 @@
 import unittest
 from typing import Any
 
+import pytest
 import torch
 from hf_cases import CASES, ENCODER_CASES, TINY, Case
 from tests.generation.test_utils import GenerationTesterMixin
@@ -64,6 +65,14 @@ class FamilyTests(ModelTesterMixin, GenerationTesterMixin):
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
+
+    def test_flex_attention_with_grads(self) -> None:
+        """Only a GPU runs this test. Models that read masks, or add to scores, refuse flex attention."""
+        if self.case.refuses_flex_attention:
+            with pytest.raises(ValueError, match="accepted: eager, sdpa"):
+                super().test_flex_attention_with_grads()
+        else:
+            super().test_flex_attention_with_grads()
 
 
 def _tests_of(case: Case) -> type[unittest.TestCase]:
