@@ -310,7 +310,7 @@ def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, sma
     losses = {name: [run["validation"]["loss"] for run in rows[name].values()] for name in rows}
     p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
     assert cells["wide"]["p (seeds)"] == cells["wide"]["p (Holm)"] == f"{p:.4f}"
-    assert float(cells["wide"]["p (equal)"]) < 0.05
+    assert cells["wide"]["p (equal)"] == "< 0.0001"
     assert cells["wide"]["difference"] == "-0.010"
     assert cells["plain"]["validation loss"] == f"3.020 ± {0.01 / 3**0.5:.3f}"
     assert cells["plain"]["not smoothed"].startswith("2.020")
@@ -578,6 +578,10 @@ def test_a_study_of_joints_compares_like_with_like(name):
         epochs = stage.overrides.get("training.num_train_epochs", study.overrides["training.num_train_epochs"])
         for setting in stage.settings:
             assert setting.get("training.warmup_steps", 0) < 220 * epochs, setting
+
+
+def test_a_small_p_is_not_shown_as_zero():
+    assert [pages.p_value(p) for p in (0.00004, 0.00006, 0.0144, 1.0)] == ["< 0.0001", "0.0001", "0.0144", "1.0000"]
 
 
 LOG = """step 100 of 400, epoch 0.5: loss 5.100, 900 tokens/s, 0:01:00 left
