@@ -1,8 +1,8 @@
 """Models whose weights wait elsewhere, as `device_map="auto"` leaves them where a GPU is too small.
 
-accelerate brings the weights of a module when the module is called, and moves what the call is given. So a weight that
-is read from outside its module is missing, a list that a module appends to is a copy, and a module that is given as an
-argument is moved. Here all weights wait, on a CPU.
+accelerate brings the weights of a module when the module is called. It also moves what the call is given. So a weight
+is missing where it is read from outside its module. A list among the arguments is a copy, and a module among them is
+moved. Here all weights wait, on a CPU.
 """
 
 import copy
