@@ -72,7 +72,9 @@ def main() -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
     write_whole(output.with_suffix(".md"), table(report))
-    first = {run["title"]: run for run in reversed(runs)}  # the first seed of each system
+    first: dict[str, dict[str, Any]] = {}  # the first seed of each system
+    for run in runs:
+        first.setdefault(run["title"], run)
     plot_runs(
         {title: [{"step": s, "eval_loss": loss} for s, _, loss in run["curve"]] for title, run in first.items()},
         output.with_suffix(".png"),
