@@ -17,6 +17,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
 from hf_deepwide.evaluation.seeds import equivalence, holm, welch
 from hf_deepwide.evaluation.significance import compare_systems
+from hf_deepwide.runs.compare import p_value
 
 COMPARISON, TABLE = "comparison.json", "table.md"
 TITLES = {
@@ -252,8 +253,7 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
             "not smoothed": "" if pruned else with_error([run["validation"]["nll"] for run in runs], digits=3),
             "difference": difference,
             **{
-                column: "" if value is None else p_value(value)
-                for column, value in zip(("p (seeds)", "p (Holm)", "p (equal)"), p, strict=True)
+                column: p_value(value) for column, value in zip(("p (seeds)", "p (Holm)", "p (equal)"), p, strict=True)
             },
             scores: with_error([run["test"][study.metric] for run in runs]),
             **{
@@ -277,11 +277,6 @@ def setting_in_words(record: Record) -> str:
 def layers_left(runs: list[Record]) -> str:
     """`6 + 3 layers, 5 + 3 layers`: encoder and decoder, run by run."""
     return ", ".join(f"{run['layers']['encoder']} + {run['layers']['decoder']} layers" for run in runs)
-
-
-def p_value(p: float) -> str:
-    """A p as the tables show it: with four digits, and never as 0."""
-    return "< 0.0001" if p < 0.00005 else f"{p:.4f}"
 
 
 def with_error(values: list[float], sign: str = "-", digits: int = 2) -> str:

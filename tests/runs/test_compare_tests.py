@@ -10,7 +10,7 @@ import yaml
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, welch
-from hf_deepwide.runs.compare import compare_runs, parse_margins, report
+from hf_deepwide.runs.compare import compare_runs, p_value, parse_margins, report
 from hf_deepwide_cli import main
 
 LOSSES = {"plain": [2.10, 2.14, 2.12], "wide": [2.01, 2.05], "deep": [2.11, 2.15, 2.10]}
@@ -241,3 +241,13 @@ def test_no_run_counts_twice(runs, again):
     names = [str(runs / f"plain-{seed}") for seed in (1, 2, 3)]
     with pytest.raises(UserError, match="is named twice"):
         compare_runs(again.format(*names).split(), str(runs / "reference"))
+
+
+def test_a_small_p_is_not_shown_as_zero():
+    assert [p_value(p) for p in (None, 0.00004, 0.00006, 0.0144, 1.0)] == [
+        "",
+        "< 0.0001",
+        "0.0001",
+        "0.0144",
+        "1.0000",
+    ]

@@ -225,11 +225,18 @@ def _cells(each: Comparison, with_margin: bool) -> list[str]:
         _cell(each.standard_error, f".{digits}f"),
         _cell(each.difference, f"+.{digits}f"),
         interval,
-        _cell(each.p_seeds, ".4f"),
-        _cell(each.p_holm, ".4f"),
-        *([_cell(each.p_equivalence, ".4f")] if with_margin else []),
-        _cell(each.p_sentences, ".4f"),
+        p_value(each.p_seeds),
+        p_value(each.p_holm),
+        *([p_value(each.p_equivalence)] if with_margin else []),
+        p_value(each.p_sentences),
     ]
+
+
+def p_value(p: float | None) -> str:
+    """A p as tables show it: with four digits, and never as 0; nothing where there is none."""
+    if p is None:
+        return ""
+    return "< 0.0001" if p < 0.00005 else f"{p:.4f}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
