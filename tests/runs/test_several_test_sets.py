@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 from digit_corpus import SIZES, write_digits
+from huggingface_hub import ModelCard
 from tiny_run import tiny_values
 from transformers import AutoModelForSeq2SeqLM
 
@@ -43,7 +44,14 @@ def test_each_test_set_is_scored_alone_and_all_together(corpus):
     for name, part in (("one", slice(0, 5)), ("two", slice(5, 8))):
         expected = score(lines[part], references[part], metrics=["bleu", "chrf"])
         assert results["test"]["sets"][name] == expected
-    assert "one, two" in (corpus / "run" / "README.md").read_text(encoding="utf-8")
+    card = ModelCard.load(corpus / "run" / "README.md")
+    found = {(each.dataset_config, each.metric_type): each.metric_value for each in card.data.eval_results}
+    assert set(found) == {(name, metric) for name in ("one", "two") for metric in ("sacrebleu", "chrf")}
+    for name, sentences in (("one", 5), ("two", 3)):
+        scores = results["test"]["sets"][name]
+        assert found[name, "sacrebleu"] == round(scores["bleu"], 2)
+        assert f"| {name} | {sentences} | {scores['bleu']:.2f} | {scores['chrf']:.2f} |" in card.text
+    assert f"| all together | 8 | {results['test']['bleu']:.2f} | {results['test']['chrf']:.2f} |" in card.text
 
     model, tokenizer = load_model(AutoModelForSeq2SeqLM, corpus / "run"), load_tokenizer(corpus / "run")
     total = tokens = smooth = 0.0

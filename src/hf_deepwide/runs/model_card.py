@@ -100,7 +100,7 @@ def _fill(
             data=data,
             sources=[card_text.text(language) for language in sources],
             targets=[card_text.text(language) for language in targets],
-            test_name=_test_name(data),
+            test_names=[card_text.code(name) for name in _test_names(data)],
             init_from=portable(recipe.init_from),
             evaluation=recipe.evaluation,
             results=results,
@@ -122,27 +122,33 @@ def _metrics(results: dict[str, Any]) -> list[str]:
 
 
 def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
-    """The scores in the form of the Hub's model index."""
+    """The scores in the form of the Hub's model index: of each test set, or of each language pair."""
     test, data = results.get("test", {}), recipe.data
-    by_pair = test.get("pairs", {f"{data.source_lang}-{data.target_lang}": test})
+    only = f"{data.source_lang}-{data.target_lang}"
+    if sets := test.get("sets"):
+        by_name = {name: (f"{name} {only}", scores) for name, scores in sets.items()}
+    else:
+        test_name = ", ".join(_test_names(data))
+        by_name = {pair: (f"{test_name} {pair}", scores) for pair, scores in test.get("pairs", {only: test}).items()}
     return [
         EvalResult(
             task_type="translation",
             dataset_type=card_text.plain(portable(data.name) or data.format),
-            dataset_name=card_text.plain(f"{_test_name(data)} {pair}"),
-            dataset_config=pair if len(by_pair) > 1 else None,  # the Hub puts scores of one name together otherwise
+            dataset_name=card_text.plain(title),
+            # The Hub puts scores of one type and config together.
+            dataset_config=card_text.plain(name) if len(by_name) > 1 else None,
             metric_type=ON_HUB.get(metric, metric),
             metric_value=round(scores[metric], 2),
             metric_name=NAMES.get(metric, metric),
         )
-        for pair, scores in by_pair.items()
+        for name, (title, scores) in by_name.items()
         for metric in _metrics(results)
     ]
 
 
-def _test_name(data: DataArguments) -> str:
+def _test_names(data: DataArguments) -> list[str]:
     places = data.test if isinstance(data.test, list) else [data.test]
-    return ", ".join(portable(place) for place in places if place) or "held-out phrases"
+    return [portable(place) for place in places if place] or ["held-out phrases"]
 
 
 def _datasets(data: DataArguments) -> list[str]:
