@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from definition import Study
-from pages import TITLES, markdown, table_cells
+from pages import TITLES, is_measured, markdown, table_cells
 from records import PRUNED, Record, read_records
 from selection import Rows, chosen_rows
 
@@ -23,16 +23,12 @@ def write_cards(study: Study, results: Path, folder: Path) -> None:
 
 
 def cards(study: Study, results: Path) -> dict[str, str]:
-    """Family to card, of the first system of each family in the study's summary.
-
-    A study that does not describe its corpus has no cards.
-    """
-    rows = chosen_rows(study, read_records(results))
-    systems: dict[str, str] = {}
-    for name in study.summary if study.corpus else []:
-        if name in rows:
-            systems.setdefault(next(iter(rows[name].values()))["recipe"]["model"]["family"], name)
-    return {family: _card(study, rows, results, name) for family, name in systems.items()}
+    """Family to card, of the systems that the study names for it."""
+    rows = chosen_rows(study, read_records(results)) if study.cards else {}
+    families = {
+        name: next(iter(rows[name].values()))["recipe"]["model"]["family"] for name in study.cards if name in rows
+    }
+    return {family: _card(study, rows, results, name) for name, family in families.items()}
 
 
 def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
@@ -47,11 +43,15 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
     )
     cells = table_cells(study, rows, results)
     columns = ("system", "parameters", TITLES[study.metric], TITLES[study.beside], *COLUMNS)
+    difference = (
+        "that of the validation losses"
+        if is_measured(rows)
+        else "that of the first score, over the seeds that both have"
+    )
     shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
     scores = (
         f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"
-        "± is a standard error over seeds. The difference is that of the first score to the baseline's, over the "
-        "seeds that both have.\n"
+        f"± is a standard error over seeds. The difference to the baseline is {difference}.\n"
         "[The page of results](../docs/results.md) says how the settings were chosen.\n\n"
         f"The rest of this card is about the model of seed {seed}.\n"
     )

@@ -11,7 +11,8 @@
     metric:     the score of the table; default: bleu
     beside:     a second score, shown beside it; default: chrf
     summary:    the systems in the short table of README, if it has one
-    corpus:     a description of the corpus; with it, model_cards/ shows the first system of each family in `summary`
+    cards:      the systems that model_cards/ shows, one a family
+    corpus:     a description of the corpus, for the cards
     margin:     the largest difference in validation loss that does not matter, for the test of equivalence
     published:  {title, scores: {test set: score}}, which the scores of the only system are shown beside
 
@@ -71,6 +72,7 @@ class Study:
     metric: str = "bleu"
     beside: str = "chrf"
     summary: list[str] = field(default_factory=list)
+    cards: list[str] = field(default_factory=list)
     corpus: str = ""
     close_seeds: list[int] = field(default_factory=list)
     margin: float | None = None
@@ -104,8 +106,11 @@ def load_study(path: Path) -> Study:
         raise UserError(f"{path} is no study as definition.py describes it: {error}") from error
     if study.baseline not in [system.name for system in study.systems]:
         raise UserError(f"{path}: baseline: {study.baseline!r} is not among the systems")
-    if unknown := set(study.summary) - {system.name for system in study.systems}:
-        raise UserError(f"{path}: summary: {', '.join(sorted(unknown))} not among the systems")
+    for key, listed in (("summary", study.summary), ("cards", study.cards)):
+        if unknown := set(listed) - {system.name for system in study.systems}:
+            raise UserError(f"{path}: {key}: {', '.join(sorted(unknown))} not among the systems")
+    if study.cards and not study.corpus:
+        raise UserError(f"{path}: cards: a card describes its corpus; give `corpus`, too")
     for number, system in enumerate(study.systems):
         if system.start and system.start not in [earlier.name for earlier in study.systems[:number]]:
             raise UserError(f"{path}: {system.name}: start: {system.start!r} is not a system before it")

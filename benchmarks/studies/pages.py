@@ -160,7 +160,7 @@ def table(study: Study, rows: Rows, results: Path) -> str:
     if study.published:
         return beside_published(study, rows)
     cells = list(table_cells(study, rows, results).values())
-    if _is_measured(rows):
+    if is_measured(rows):
         return f"{markdown(cells)}\n{ABOUT}\n"
     about = (
         "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
@@ -191,7 +191,7 @@ def markdown(rows: list[dict[str, str]]) -> str:
 
 def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
     """System to column to cell: all cells of the study's table."""
-    return (_measured_cells if _is_measured(rows) else _cells)(study, rows, results)
+    return (_measured_cells if is_measured(rows) else _cells)(study, rows, results)
 
 
 def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
@@ -224,7 +224,7 @@ def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]
     return cells
 
 
-def _is_measured(rows: Rows) -> bool:
+def is_measured(rows: Rows) -> bool:
     """True if the validation loss of each run's final model is known; older runs have only their curves."""
     return bool(rows) and all("validation" in run for by_seed in rows.values() for run in by_seed.values())
 

@@ -153,6 +153,8 @@ def test_translations_are_kept_with_their_run(small, tmp_path):
         ({"baseline": "none"}, "baseline"),
         ({"sistems": {}}, "sistems"),
         ({"summary": ["plain", "fast"]}, "fast"),
+        ({"cards": ["slow"], "corpus": "numbers"}, "slow"),
+        ({"cards": ["plain"]}, "corpus"),
         ({"overrides": {"trainig.max_steps": 1}}, "trainig"),
         ({"systems": {"plain": {"title": "plain", "start": "later"}}}, "later"),
         ({"search": [{"settings": [{"model.dropout": 2}]}]}, "dropout"),
@@ -184,19 +186,21 @@ def test_the_committed_table_is_made_of_the_records(path):
         assert pages.with_tables(page, study, *texts) == page
 
 
-def test_cards_show_the_runs_of_the_study_that_describes_its_corpus():
-    """Each family has one card, and its table has the score that README shows."""
+def test_cards_show_the_runs_of_the_study_that_names_them():
+    """Each family has one card, and its table has the score that the page of results shows."""
     made, folder = {}, FOLDER.parents[1] / "model_cards"
     for path in STUDIES:
-        made |= cards.cards(load_study(path), RESULTS / path.stem)
-    assert list(made) == list(FAMILIES)
+        new = cards.cards(load_study(path), RESULTS / path.stem)
+        assert made.keys() & new.keys() == set(), "two studies have a card of one family"
+        made |= new
+    assert set(made) == set(FAMILIES)
     assert {file.stem for file in folder.glob("*.md")} == {*made, "template"}
-    readme = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    page = (FOLDER.parents[1] / "docs/results.md").read_text(encoding="utf-8")
     for family, card in made.items():
         assert (folder / f"{family}.md").read_text(encoding="utf-8") == card
         scores = re.findall(r"^\| .* \| [\d.]+ M \| ([\d.]+ ± [\d.]+) \|", card, flags=re.MULTILINE)
         assert scores, family
-        assert [score for score in scores if f"| {score} |" not in readme] == [], family
+        assert [score for score in scores if f"| {score} |" not in page] == [], family
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
