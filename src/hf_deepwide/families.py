@@ -19,7 +19,7 @@ from .models.configuration_mat import MATConfig
 from .models.configuration_mat_roberta import MATRobertaConfig
 from .models.configuration_multipath_transformer import MultiPathConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
-from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel, DeepWidePreTrainedModel
+from .models.modeling_base import DeepWideForConditionalGeneration, DeepWideModel
 from .models.modeling_depthwise_lstm import DepthwiseLSTMForConditionalGeneration, DepthwiseLSTMModel
 from .models.modeling_latent_depth import LatentDepthForConditionalGeneration, LatentDepthModel
 from .models.modeling_latent_depth_mlm import LatentDepthForMaskedLM
@@ -35,6 +35,7 @@ from .models.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
 )
+from .models.pretrained_model import DeepWidePreTrainedModel
 
 
 def copies_of_branches(config: DeepWideConfig, stack: str, sublayer: str) -> int:

@@ -34,14 +34,9 @@ from .attention import MultiBranchAttention
 from .branches import BranchInput
 from .configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .dropout import Dropout
-from .modeling_base import (
-    Decoder,
-    DeepWideForConditionalGeneration,
-    DeepWideModel,
-    DeepWidePreTrainedModel,
-    Encoder,
-    Stack,
-)
+from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
+from .pretrained_model import DeepWidePreTrainedModel
+from .stacks import Decoder, Encoder, Stack
 
 EPS = 1e-6  # of LayerNorms, as in the library that the authors built on (Neutron)
 

@@ -35,16 +35,10 @@ from .configuration_latent_depth import LatentDepthConfig
 from .layer_selection import LayerSelection, sharing_error, target_depth_error
 from .layers import remove_norms
 from .loss import token_count
-from .modeling_base import (
-    Decoder,
-    DeepWideForConditionalGeneration,
-    DeepWideModel,
-    DeepWidePreTrainedModel,
-    Encoder,
-    Stack,
-    with_parameter,
-)
+from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_parameter
+from .pretrained_model import DeepWidePreTrainedModel
 from .running_means import RunningMeans
+from .stacks import Decoder, Encoder, Stack
 from .training_callback import LatentDepthCallback
 
 logger = logging.get_logger(__name__)

@@ -13,8 +13,8 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_latent_depth import LatentDepthConfig
 from .masked_lm_head import MaskedLMHead, check_skip
-from .modeling_base import WithoutDecoder
 from .modeling_latent_depth import LatentDepthLoss, LatentEncoder
+from .pretrained_model import WithoutDecoder
 
 
 class LatentDepthForMaskedLM(MaskedLMHead, WithoutDecoder, LatentDepthLoss):

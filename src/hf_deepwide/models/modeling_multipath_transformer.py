@@ -29,12 +29,9 @@ from .attention import MultiBranchAttention
 from .branches import BranchInput, BranchSum, branch_inputs, branch_outputs, is_own
 from .configuration_multipath_transformer import MultiPathConfig
 from .dropout import Dropout
-from .modeling_base import (
-    DeepWideForConditionalGeneration,
-    DeepWideModel,
-    DeepWidePreTrainedModel,
-    Encoder,
-)
+from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
+from .pretrained_model import DeepWidePreTrainedModel
+from .stacks import Encoder
 
 
 class MultiPathAttention(MultiBranchAttention):

@@ -71,15 +71,8 @@ from .luna import (
     split_memory,
 )
 from .merged_attention import MeanOfValues, MergedAttentionDecoderLayer
-from .modeling_base import (
-    Decoder,
-    DeepWideForConditionalGeneration,
-    DeepWideModel,
-    DeepWidePreTrainedModel,
-    Encoder,
-    Stack,
-    with_parameter,
-)
+from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_parameter
+from .pretrained_model import DeepWidePreTrainedModel
 from .residuals import (
     BottomToTopDecoderLayer,
     BottomToTopEncoderLayer,
@@ -93,6 +86,7 @@ from .residuals import (
     scale_initial_weights,
 )
 from .runge_kutta import RungeKuttaEncoderLayer, SolverGate
+from .stacks import Decoder, Encoder, Stack
 
 # The layers of encoder and decoder, by the config's `residual`.
 LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from .modeling_base import DeepWidePreTrainedModel
+from .pretrained_model import DeepWidePreTrainedModel
 
 
 class TrainingStep(TrainerCallback):

@@ -21,7 +21,7 @@ from ..analysis.gradient_norms import GradientNorms
 from ..analysis.layer_utilization import LayerUtilization
 from ..errors import UserError
 from ..models.layer_selection import LayerSelection
-from ..models.modeling_base import DeepWidePreTrainedModel
+from ..models.pretrained_model import DeepWidePreTrainedModel
 from ..models.training_callback import TrainingStep
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from ..errors import UserError, one_line, quote
 from ..families import count_posteriors
 from ..loading import auto_class, load_model, load_tokenizer
-from ..models.modeling_base import DeepWidePreTrainedModel
+from ..models.pretrained_model import DeepWidePreTrainedModel
 from .arguments import TranslationTrainingArguments
 from .faults import FAULT, REPLAYED, nonfinite_gradients, restore
 from .out_of_memory import split

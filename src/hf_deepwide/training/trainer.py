@@ -34,7 +34,7 @@ from ..data.batches import TokenBatchSampler
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
 from ..models.loss import token_count
-from ..models.modeling_base import DeepWidePreTrainedModel
+from ..models.pretrained_model import DeepWidePreTrainedModel
 from ..progress import shows_bars
 from .arguments import TranslationTrainingArguments
 from .callbacks import EpochCallback, PlainProgress, SeedByRank, Throughput, TranslationProgress
