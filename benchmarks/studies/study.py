@@ -93,6 +93,10 @@ class Workshop:
         self._writing = threading.Lock()
         self._training: dict[str, threading.Lock] = {}
 
+    def records(self) -> list[Record]:
+        """The records by which runs are chosen."""
+        return read_records(self.results)
+
     def make(self, systems: list[System]) -> None:
         """Make all runs that are missing, `jobs` at a time.
 
@@ -127,7 +131,7 @@ class Workshop:
 
     def missing(self, systems: list[System]) -> list[Run]:
         """The runs that can be made now."""
-        records, first = read_records(self.results), self.study.seeds[0]
+        records, first = self.records(), self.study.seeds[0]
         missing = []
         for system in systems:
             stages = self.study.stages(system)
@@ -151,15 +155,15 @@ class Workshop:
 
     def _recipe_of_record(self, name: str) -> Recipe:
         """The recipe of a run that has a record, to make the run again where its folder is missing."""
-        record = next(each for each in read_records(self.results) if each["run"] == name)
+        record = next(each for each in self.records() if each["run"] == name)
         system = self.study.system(record["system"])
         stage = next(each for each in self.study.stages(system) if each.name == record["stage"])
-        before = self._start(Run(system, stage, record["setting"], record["seed"]), read_records(self.results))
+        before = self._start(Run(system, stage, record["setting"], record["seed"]), self.records())
         return recipe_of(self.study, system, stage, record["setting"], record["seed"], self.runs, before)
 
     def order(self, systems: list[System]) -> str:
         """What is done, and the runs that come next, system by system."""
-        records, missing, lines = read_records(self.results), self.missing(systems), []
+        records, missing, lines = self.records(), self.missing(systems), []
         for system in systems:
             done = sum(record["system"] == system.name for record in records)
             state = "its search is done" if winner(self.study, system, records) is not None else "it is searched"
@@ -171,7 +175,7 @@ class Workshop:
 
     def _make(self, run: Run) -> None:
         """Make one run, and the run of its base before it, and keep its record."""
-        start = self._start(run, read_records(self.results))
+        start = self._start(run, self.records())
         recipes = [
             recipe_of(self.study, system, run.stage, run.setting, run.seed, self.runs, start)
             for system in (run.system.base, run.system)

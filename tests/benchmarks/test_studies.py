@@ -11,6 +11,7 @@ import time
 import types
 from pathlib import Path
 
+import again
 import cards
 import definition
 import pages
@@ -319,6 +320,34 @@ def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, sma
     assert cells["plain"]["validation loss"] == f"3.020 ± {0.01 / 3**0.5:.3f}"
     assert cells["plain"]["not smoothed"].startswith("2.020")
     assert list(cells["plain"]).index("validation loss") < list(cells["plain"]).index("sacreBLEU")
+
+
+def test_a_row_is_made_again_in_its_setting_and_set_beside(made, small, tmp_path):
+    """The new losses would have chosen another setting, which does not matter."""
+    runs = made(loss_of)
+    committed = records.read_records(tmp_path / "results")
+    del runs[:]
+    row = again.Again(small, small.systems[1], committed, tmp_path / "runs", tmp_path / "again", 1)
+    for each in committed:
+        each.setdefault("machine", {"processor": "P"})
+    assert [(run.setting["model.dropout"], run.seed) for run in row.missing([])] == [(0.3, 1), (0.3, 2)]
+    shifted = [each | {"validation": {"loss": each["validation"]["loss"] + 0.5}} for each in row.row.values()]
+    row._keep(shifted[0], {})
+    assert [run.seed for run in row.missing([])] == [2], "an interrupted row is continued"
+    row._keep(shifted[1], {})
+    row.make([row.system])
+    assert runs == []
+    losses = [each["validation"]["loss"] for each in row.row.values()]
+    error = statistics.stdev(losses) / 2**0.5
+    text = (tmp_path / "again" / again.PAGE).read_text()
+    assert f"| committed | {statistics.mean(losses):.3f} ± {error:.3f} | 10.00 ± 0.00 | 1, 2 | P |" in text
+    assert f"| made again | {statistics.mean(losses) + 0.5:.3f} ± {error:.3f} |" in text
+    assert f"+0.5000 away, {0.5 / (error * 2**0.5):.1f} standard errors" in text
+    assert records.read_records(tmp_path / "results") == [
+        {key: value for key, value in each.items() if key != "machine"} for each in committed
+    ]
+    with pytest.raises(UserError, match="no row of plain"):
+        again.Again(small, small.systems[0], committed[6:], tmp_path, tmp_path, 1)
 
 
 VOCABULARY = 10_126  # entries of the tokenizer that the corpus's merges make
