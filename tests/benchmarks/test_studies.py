@@ -31,7 +31,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.families import FAMILIES
-from hf_deepwide.runs.recipe import check_recipe, differences
+from hf_deepwide.runs.recipe import check_recipe, differences, load_recipe, packaged_recipes
 from hf_deepwide.runs.run import run_recipe
 
 FOLDER = Path(definition.__file__).parent
@@ -39,6 +39,7 @@ RESULTS = FOLDER.parent / "results"
 DATA = FOLDER.parents[2] / "shared" / "data"
 DEFINED = sorted(FOLDER.glob("*.yaml"))
 STUDIES = [path for path in DEFINED if (RESULTS / path.stem).is_dir()]  # the others have not begun
+TUNED = "multi30k_en_de_tuned_"  # a recipe for each family's row of the converged study
 SMALL = """
 recipe: {recipe}
 model: {{family: vanilla_transformer, d_model: 16}}
@@ -348,6 +349,15 @@ def test_a_row_is_made_again_in_its_setting_and_set_beside(made, small, tmp_path
     ]
     with pytest.raises(UserError, match="no row of plain"):
         again.Again(small, small.systems[0], committed[6:], tmp_path, tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in packaged_recipes() if name.startswith(TUNED)])
+def test_tuned_recipes_have_the_settings_that_the_search_has_chosen(name):
+    study = load_study(FOLDER / "multi30k_converged.yaml")
+    system = study.system(name.removeprefix(TUNED))
+    setting = selection.winner(study, system, records.read_records(RESULTS / study.name))
+    chosen = recipe_of(study, system, study.stages(system)[-1], setting, 1, Path("runs"))
+    assert differences(load_recipe(name).values, chosen.values) == []
 
 
 VOCABULARY = 10_126  # entries of the tokenizer that the corpus's merges make
