@@ -108,6 +108,11 @@ MISTAKES = {
     "bytes that are not UTF-8": bad_bytes,
     "a base that cannot be loaded": wrong_base,
     "a warm-up that is too long": lambda corpus, tmp_path: {"warmup_steps": 9},
+    "a warm-up longer than the epochs": lambda corpus, tmp_path: {
+        "warmup_steps": 99,
+        "max_steps": -1,
+        "num_train_epochs": 1,
+    },
     "a model that is too short": lambda corpus, tmp_path: {"model": {"max_position_embeddings": 2}},
 }
 
@@ -120,6 +125,12 @@ def test_a_mistake_leaves_the_run_that_was_to_be_overwritten(name, corpus, finis
         run_recipe(recipe(corpus, run, **MISTAKES[name](corpus, tmp_path)), overwrite=True)
     assert files(run) == before
     assert not (run / NEW).exists()
+
+
+def test_a_warm_up_longer_than_max_steps_is_refused_before_a_tokenizer_is_trained(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(translation.Translation, "new_tokenizer", lambda *_: pytest.fail("trains a tokenizer"))
+    with pytest.raises(UserError, match="warmup_steps is 9"):
+        run_recipe(recipe(corpus, tmp_path / "run", warmup_steps=9))
 
 
 def assert_like_undisturbed(run: Path, undisturbed: Recipe):

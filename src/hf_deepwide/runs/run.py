@@ -23,7 +23,7 @@ from ..durable import saving, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..models.plain_text import positions
 from ..training.arguments import TranslationTrainingArguments
-from ..training.callbacks import WarmUpFits
+from ..training.callbacks import WarmUpFits, refuse_long_warm_up
 from ..training.checkpoints import checkpoints, forget_interrupted, load_state
 from ..training.trainer import TokenBatchTrainer
 from .averaging import average_checkpoints
@@ -72,6 +72,8 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
     args.tell_of_idle_gpus()
     folder = RunFolder(recipe.output_dir)
     with folder.opened(recipe, args, overwrite, process) as start:
+        if start.results is None and start.checkpoint is None and args.max_steps > 0:
+            refuse_long_warm_up(args, args.max_steps, recipe.source)  # before a tokenizer is trained
         texts = task.read(args, start.ended, start.results is not None)
         tokenizer = make_tokenizer(task, texts, args, folder, start, process)
         encoded = task.encode(texts, tokenizer)

@@ -68,16 +68,24 @@ class WarmUpFits(TrainerCallback):
         Raises:
             UserError: they are fewer than those of the warm-up. A run that has begun goes on as it began.
         """
-        schedule = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(args.lr_scheduler_type)]
-        if state.global_step or "num_warmup_steps" not in inspect.signature(schedule).parameters:
-            return
-        warmup, steps = args.get_warmup_steps(state.max_steps), state.max_steps
-        if warmup > steps:
-            raise UserError(
-                f"{self.source}: training.warmup_steps is {warmup:,}, and the whole training has {steps:,} steps: the "
-                f"learning rate would never reach its peak. Set warmup_steps to 0.1, a tenth of the training, or "
-                "train for longer (num_train_epochs, max_steps)"
-            )
+        if not state.global_step:
+            refuse_long_warm_up(args, state.max_steps, self.source)
+
+
+def refuse_long_warm_up(args: TrainingArguments, steps: int, source: str) -> None:
+    """Refuse a warm-up that is longer than the whole training of so many steps; `source` opens the message.
+
+    Raises:
+        UserError: it is longer.
+    """
+    schedule = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(args.lr_scheduler_type)]
+    warmup = args.get_warmup_steps(steps)
+    if warmup > steps and "num_warmup_steps" in inspect.signature(schedule).parameters:
+        raise UserError(
+            f"{source}: training.warmup_steps is {warmup:,}, and the whole training has {steps:,} steps: the learning "
+            "rate would never reach its peak. Set warmup_steps to 0.1, a tenth of the training, or train for longer "
+            "(num_train_epochs, max_steps)"
+        )
 
 
 class Throughput(TrainerCallback, ExportableState):
