@@ -1,0 +1,232 @@
+"""Is a deep post-norm decoder whose validation loss rises diverging? Its losses with dropout and without.
+
+    HF_DEEPWIDE_DATA=PATH python benchmarks/dropout_gap.py            train, measure, write the report
+    HF_DEEPWIDE_DATA=PATH python benchmarks/dropout_gap.py --report   train nothing; report the runs there are
+
+Decoders of 24 layers are trained on Multi30k for a few hundred updates, by the packaged recipes and with variations of
+them. Each checkpoint is measured on the same sentences of the training set twice: with dropout, as in training, and
+without. A model that has diverged has a high loss both times. A finished run is not made again, and an interrupted run
+goes on: give the same command.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from reports import write_report
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_deepwide.analysis.figures import new_figure, save
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.loading import load_model, load_tokenizer
+from hf_deepwide.runs.facts import machine
+from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide.training.checkpoints import checkpoints
+
+ROOT = Path(__file__).parents[1]
+UPDATES, EVERY = 400, 40
+SENTENCES = 400  # of the training set, and of the validation set
+DRAWS = 3  # of dropout's masks
+DEEP = "multi30k_en_de_deep_postnorm"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # title to recipe, and keys that differ from it
+    "post-norm": (DEEP, {}),
+    "post-norm, Transformers' Marian": (
+        "multi30k_en_de_marian",
+        {
+            "model.d_model": 128,
+            "model.decoder_layers": 24,
+            "model.encoder_ffn_dim": 512,
+            "model.decoder_ffn_dim": 512,
+            "training.warmup_steps": 200,
+        },
+    ),
+    "post-norm, a quarter of the rate": (DEEP, {"training.learning_rate": 5e-4}),
+    "post-norm, warm-up throughout": (DEEP, {"training.warmup_steps": UPDATES}),
+    "pre-norm": (DEEP, {"model.normalize_before": True}),
+    "DeepNorm": ("multi30k_en_de_deep_deepnorm", {}),
+}
+COMMON = {
+    "data.test": None,
+    "training.num_train_epochs": 1,
+    "training.max_steps": UPDATES,
+    "training.predict_with_generate": False,
+    "training.gradient_norms": False,
+    "training.eval_strategy": "no",
+    "training.save_strategy": "steps",
+    "training.save_steps": EVERY,
+    "training.save_total_limit": UPDATES // EVERY,
+    "training.load_best_model_at_end": False,
+}
+KINDS = {"with dropout": "training set, with dropout", "without": "training set, without", "validation": "validation"}
+
+
+def folder_of(runs: Path, title: str) -> Path:
+    """The folder of a variant's run."""
+    return runs / title.replace(", ", "_").replace(" ", "-").replace("'", "")
+
+
+def train(runs: Path, title: str, threads: int) -> None:
+    """Train a variant in a process of its own, unless it has ended.
+
+    Raises:
+        UserError: the training failed.
+    """
+    run = folder_of(runs, title)
+    if (run / "results.json").is_file():
+        return
+    runs.mkdir(parents=True, exist_ok=True)
+    recipe, keys = VARIANTS[title]
+    options = COMMON | keys | {"training.output_dir": str(run)}
+    command = [sys.executable, str(ROOT / "scripts" / "train_translation.py"), recipe]
+    command += [part for key, value in options.items() for part in (f"--{key}", json.dumps(value))]
+    log = run.with_suffix(".log")
+    print(f"{title}: training, log in {log}", flush=True)
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    with log.open("a", encoding="utf-8") as file:
+        done = subprocess.run(
+            command,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise UserError(f"{title} has failed: {log.read_text(encoding='utf-8').strip().splitlines()[-1:]}")
+
+
+@torch.no_grad()
+def mean_loss(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    draws: int,
+) -> float:
+    """The cross-entropy of the targets, not smoothed, in nats a token.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        sources: sentences.
+        targets: their translations.
+        draws: how many masks of dropout to average over; 0: without dropout.
+    """
+    model.train(draws > 0)
+    torch.manual_seed(1)
+    total, count = 0.0, 0
+    for _ in range(draws or 1):
+        for begin in range(0, len(sources), 50):
+            rows = slice(begin, begin + 50)
+            batch = tokenizer(list(sources[rows]), text_target=list(targets[rows]), padding=True, return_tensors="pt")
+            labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
+            logits = model(**{**batch, "labels": labels}).logits
+            total += nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
+            count += int((labels != -100).sum())
+    return total / count
+
+
+def measure(run: Path, recipe: str) -> dict[str, Any]:
+    """The losses of each checkpoint of a run, at its update."""
+    data = load_recipe(recipe).data
+    texts = {split: some_of(data, split) for split in ("train", "validation")}
+    tokenizer, rows = load_tokenizer(run), []
+    for checkpoint in checkpoints(run):
+        model = load_model(AutoModelForSeq2SeqLM, checkpoint)
+        rows.append(
+            {
+                "update": step_of(checkpoint),
+                "with dropout": mean_loss(model, tokenizer, *texts["train"], draws=DRAWS),
+                "without": mean_loss(model, tokenizer, *texts["train"], draws=0),
+                "validation": mean_loss(model, tokenizer, *texts["validation"], draws=0),
+            }
+        )
+    return {"vocabulary": len(tokenizer), "losses": rows}
+
+
+def step_of(checkpoint: Path) -> int:
+    """The update of a checkpoint."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def some_of(data: DataArguments, split: str) -> tuple[list[str], list[str]]:
+    """The first sentences of a split that are not empty, and their translations."""
+    pairs = load_parallel(data, split)
+    rows = [row for row in zip(pairs["source"][:], pairs["target"][:], strict=True) if all(row)][:SENTENCES]
+    sources, targets = zip(*rows, strict=True)
+    return list(sources), list(targets)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    head = " | ".join(KINDS.values())
+    lines = [
+        "# Losses of deep decoders with dropout and without",
+        "",
+        "Encoders of 3 layers and decoders of 24 on Multi30k, English to German, one seed. The loss is in nats a "
+        f"token, not smoothed, on {SENTENCES} sentences of each set; with dropout it is a mean over {DRAWS} draws. A "
+        f"uniform guess has {math.log(report['vocabulary']):.2f}.",
+        "",
+        f"| decoder | updates | {head} |",
+        "|---|---|---|---|---|",
+    ]
+    for title, losses in report["systems"].items():
+        last = " | ".join(f"{losses[-1][kind]:.2f}" for kind in KINDS)
+        lines.append(f"| {title} | {losses[-1]['update']} | {last} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """The losses of each variant against updates, a panel a variant."""
+    figure, panels = new_figure(2, math.ceil(len(VARIANTS) / 2), (3.2, 2.6), sharex=True, sharey=True)
+    for axes, (title, losses) in zip(panels.flat, report["systems"].items(), strict=False):
+        for (kind, label), style in zip(KINDS.items(), ("C0-", "C1-", "C1--"), strict=True):
+            axes.plot([row["update"] for row in losses], [row[kind] for row in losses], style, label=label)
+        axes.axhline(math.log(report["vocabulary"]), color="0.6", linestyle=":", label="uniform guess")
+        axes.set_title(title, fontsize="medium")
+        axes.grid(alpha=0.3)
+    for axes in panels[-1]:
+        axes.set_xlabel("updates")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("nats a token")
+    panels[0, 0].legend(fontsize="x-small")
+    save(figure, path)
+
+
+def main() -> None:
+    """Train what is missing, measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs", "dropout_gap"), help="folder for the runs")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "dropout_gap")
+    args = parser.parse_args()
+    if not args.report:
+        threads = max(1, machine()["cores"] // args.jobs)
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda title: train(args.runs, title, threads), VARIANTS))
+    report: dict[str, Any] = {"machine": machine(), "torch": torch.__version__, "systems": {}}
+    for title, (recipe, _) in VARIANTS.items():
+        if (folder_of(args.runs, title) / "results.json").is_file():
+            measured = measure(folder_of(args.runs, title), recipe)
+            report["vocabulary"] = measured["vocabulary"]
+            report["systems"][title] = measured["losses"]
+    if not report["systems"]:
+        raise UserError(f"{args.runs} has no finished run")
+    write_report(args.output, report, table)
+    draw(report, args.output.with_suffix(".png"))
+    print(table(report))
+
+
+if __name__ == "__main__":
+    run_script(main)
