@@ -13,16 +13,13 @@ import argparse
 import concurrent.futures
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from reports import write_report
-from torch import nn
+from trainings import train
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_deepwide.analysis.figures import new_figure, save
@@ -31,7 +28,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.runs.facts import machine
-from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide.runs.recipe import Recipe, load_recipe
 from hf_deepwide.training.checkpoints import checkpoints
 
 ROOT = Path(__file__).parents[1]
@@ -71,38 +68,12 @@ COMMON = {
 KINDS = {"with dropout": "training set, with dropout", "without": "training set, without", "validation": "validation"}
 
 
-def folder_of(runs: Path, title: str) -> Path:
-    """The folder of a variant's run."""
-    return runs / title.replace(", ", "_").replace(" ", "-").replace("'", "")
-
-
-def train(runs: Path, title: str, threads: int) -> None:
-    """Train a variant in a process of its own, unless it has ended.
-
-    Raises:
-        UserError: the training failed.
-    """
-    run = folder_of(runs, title)
-    if (run / "results.json").is_file():
-        return
-    runs.mkdir(parents=True, exist_ok=True)
+def recipe_of(runs: Path, title: str) -> Recipe:
+    """The recipe of a variant."""
     recipe, keys = VARIANTS[title]
-    options = COMMON | keys | {"training.output_dir": str(run)}
-    command = [sys.executable, str(ROOT / "scripts" / "train_translation.py"), recipe]
-    command += [part for key, value in options.items() for part in (f"--{key}", json.dumps(value))]
-    log = run.with_suffix(".log")
-    print(f"{title}: training, log in {log}", flush=True)
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    with log.open("a", encoding="utf-8") as file:
-        done = subprocess.run(
-            command,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise UserError(f"{title} has failed: {log.read_text(encoding='utf-8').strip().splitlines()[-1:]}")
+    folder = runs / title.replace(", ", "_").replace(" ", "-").replace("'", "")
+    options = COMMON | keys | {"training.output_dir": str(folder)}
+    return load_recipe(recipe, [part for key, value in options.items() for part in (f"--{key}", json.dumps(value))])
 
 
 @torch.no_grad()
@@ -130,16 +101,14 @@ def mean_loss(
             rows = slice(begin, begin + 50)
             batch = tokenizer(list(sources[rows]), text_target=list(targets[rows]), padding=True, return_tensors="pt")
             labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
-            logits = model(**{**batch, "labels": labels}).logits
-            total += nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
-            count += int((labels != -100).sum())
+            tokens = int((labels != -100).sum())
+            total += model(**{**batch, "labels": labels}).loss.item() * tokens
+            count += tokens
     return total / count
 
 
-def measure(run: Path, recipe: str) -> dict[str, Any]:
-    """The losses of each checkpoint of a run, at its update."""
-    data = load_recipe(recipe).data
-    texts = {split: some_of(data, split) for split in ("train", "validation")}
+def measure(run: Path, texts: dict[str, tuple[list[str], list[str]]]) -> dict[str, Any]:
+    """The losses of each checkpoint of a run, at its update; `texts` are sources and targets of each set."""
     tokenizer, rows = load_tokenizer(run), []
     for checkpoint in checkpoints(run):
         model = load_model(AutoModelForSeq2SeqLM, checkpoint)
@@ -211,14 +180,17 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "dropout_gap")
     args = parser.parse_args()
+    recipes = {title: recipe_of(args.runs, title) for title in VARIANTS}
     if not args.report:
         threads = max(1, machine()["cores"] // args.jobs)
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda title: train(args.runs, title, threads), VARIANTS))
+            list(pool.map(lambda recipe: train(recipe.values, threads=threads), recipes.values()))
+    texts = {split: some_of(recipes["post-norm"].data, split) for split in ("train", "validation")}
     report: dict[str, Any] = {"machine": machine(), "torch": torch.__version__, "systems": {}}
-    for title, (recipe, _) in VARIANTS.items():
-        if (folder_of(args.runs, title) / "results.json").is_file():
-            measured = measure(folder_of(args.runs, title), recipe)
+    for title, recipe in recipes.items():
+        if (recipe.output_dir / "results.json").is_file():
+            print(f"{title}: measuring", flush=True)
+            measured = measure(recipe.output_dir, texts)
             report["vocabulary"] = measured["vocabulary"]
             report["systems"][title] = measured["losses"]
     if not report["systems"]:

@@ -13,20 +13,18 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from reports import write_report
+from trainings import train
 
 from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.seeds import holm, welch
-from hf_deepwide.runs.yaml_values import to_yaml
 
 ROOT = Path(__file__).parents[1]
 SEEDS = [1, 2, 3, 4, 5]
@@ -94,29 +92,6 @@ def write_text(data: Path, folder: Path) -> None:
     write_whole(folder / "validation.en", "\n".join(kept[::HELD_OUT]) + "\n")
     del kept[::HELD_OUT]
     write_whole(folder / "train.en", "\n".join(kept) + "\n")
-
-
-def train(recipe: dict[str, Any], task: str) -> None:
-    """Train by a recipe in a process of its own, unless it has ended.
-
-    Raises:
-        UserError: the training failed.
-    """
-    run = Path(recipe["training"]["output_dir"])
-    if (run / "results.json").is_file():
-        return
-    run.parent.mkdir(parents=True, exist_ok=True)
-    written, log = run.parent / f"{run.name}.yaml", run.parent / f"{run.name}.log"
-    write_whole(written, to_yaml(recipe))
-    print(f"{run.name}: training, log in {log}", flush=True)
-    with log.open("a", encoding="utf-8") as file:
-        command = [sys.executable, "-m", "hf_deepwide.cli", "train", task, str(written)]
-        path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            command, env=os.environ | {"PYTHONPATH": path}, stdout=file, stderr=subprocess.STDOUT, check=False
-        )
-    if done.returncode != 0:
-        raise UserError(f"{run} has failed: {log.read_text(encoding='utf-8').strip().splitlines()[-1:]}")
 
 
 def pretraining(runs: Path) -> dict[str, Any]:

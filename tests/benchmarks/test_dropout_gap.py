@@ -5,8 +5,6 @@ import pytest
 import torch
 from word_models import tiny_model, tiny_tokenizer
 
-from hf_deepwide.runs.recipe import load_recipe
-
 SOURCES = ["w1 w2 w3", "w2", "w3 w3 w1 w2"]
 TARGETS = ["w3 w2 w1", "w2 w2", "w9"]
 
@@ -44,9 +42,7 @@ def test_the_report_shows_the_last_checkpoint_and_draws_all(tmp_path):
 
 
 @pytest.mark.parametrize("title", dropout_gap.VARIANTS)
-def test_each_variant_is_a_recipe_with_a_decoder_of_24_layers(title):
-    recipe, keys = dropout_gap.VARIANTS[title]
-    options = [f"--{key}={'null' if value is None else value}" for key, value in (dropout_gap.COMMON | keys).items()]
-    values = load_recipe(recipe, options).values
+def test_each_variant_is_a_recipe_with_a_decoder_of_24_layers(title, tmp_path):
+    values = dropout_gap.recipe_of(tmp_path, title).values
     assert (values["model"]["decoder_layers"], values["model"]["d_model"]) == (24, 128)
     assert values["training"]["warmup_steps"] <= values["training"]["max_steps"] == dropout_gap.UPDATES

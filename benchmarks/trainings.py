@@ -1,0 +1,41 @@
+"""A training in a process of its own, for benchmarks that need several; its output goes to a log beside its folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hf_deepwide.durable import write_whole
+from hf_deepwide.errors import UserError
+from hf_deepwide.runs.yaml_values import to_yaml
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+
+def train(recipe: dict[str, Any], *task: str, threads: int | None = None) -> None:
+    """Train by a recipe, unless it has ended; an interrupted training goes on.
+
+    Args:
+        recipe: the values of the recipe, with `training.output_dir`.
+        task: `masked-lm` or `classification`; nothing for translation.
+        threads: how many the process may use; None: as many as this process.
+
+    Raises:
+        UserError: the training failed.
+    """
+    run = Path(recipe["training"]["output_dir"])
+    if (run / "results.json").is_file():
+        return
+    run.parent.mkdir(parents=True, exist_ok=True)
+    written, log = run.parent / f"{run.name}.yaml", run.parent / f"{run.name}.log"
+    write_whole(written, to_yaml(recipe))
+    print(f"{run.name}: training, log in {log}", flush=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    with log.open("a", encoding="utf-8") as file:
+        command = [sys.executable, "-m", "hf_deepwide.cli", "train", *task, str(written)]
+        done = subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise UserError(f"{run} has failed: {log.read_text(encoding='utf-8').strip().splitlines()[-1:]}")
