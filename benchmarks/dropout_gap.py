@@ -33,7 +33,7 @@ from hf_deepwide.training.checkpoints import checkpoints
 
 ROOT = Path(__file__).parents[1]
 UPDATES, EVERY = 400, 40
-SENTENCES = 400  # of the training set, and of the validation set
+SENTENCES = 200  # of the training set, and of the validation set
 DRAWS = 3  # of dropout's masks
 DEEP = "multi30k_en_de_deep_postnorm"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # title to recipe, and keys that differ from it
@@ -49,7 +49,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # title to recipe, and keys
         },
     ),
     "post-norm, a quarter of the rate": (DEEP, {"training.learning_rate": 5e-4}),
+    "post-norm, a twentieth of the rate": (DEEP, {"training.learning_rate": 1e-4}),
     "post-norm, warm-up throughout": (DEEP, {"training.warmup_steps": UPDATES}),
+    "post-norm, no dropout": (DEEP, {"model.dropout": 0.0}),
     "pre-norm": (DEEP, {"model.normalize_before": True}),
     "DeepNorm": ("multi30k_en_de_deep_deepnorm", {}),
 }
