@@ -76,6 +76,38 @@ def test_skipping_the_logits_changes_neither_loss_nor_gradients(case, chunk, mon
     torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.parametrize("frozen", ["head", "body"])
+@pytest.mark.parametrize("case", ["vanilla", "mat-2-prenorm"])
+def test_what_is_frozen_gets_no_gradient_and_the_rest_gets_its_own(case, frozen):
+    """As with adapters, whose base is frozen; a head without and with a bias."""
+    results = []
+    for skip_logits in (False, True):
+        model = build(case, tie_word_embeddings=False).double().train()
+        for part in (model.lm_head, model.model):
+            part.requires_grad_((part is model.lm_head) == (frozen == "body"))
+        loss = model(**pair(), label_smoothing=0.1, skip_logits=skip_logits).loss
+        loss.backward()
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    frozen_parts = {name for name, gradient in results[1].items() if gradient is None}
+    assert frozen_parts == {name for name in results[1] if name.startswith("lm_head") == (frozen == "head")}
+    torch.testing.assert_close(results[1], results[0], atol=1e-10, rtol=1e-8)
+
+
+def test_a_loss_without_gradients_computes_none(monkeypatch):
+    needed, forward = [], loss_module.LinearCrossEntropy.forward
+
+    def watched(ctx, *args):
+        needed.append(ctx.needs_input_grad)
+        return forward(ctx, *args)
+
+    model = build("vanilla")
+    monkeypatch.setattr(loss_module.LinearCrossEntropy, "forward", staticmethod(watched))
+    with torch.no_grad():
+        model(**pair(), skip_logits=True)
+    model(**pair(), skip_logits=True)
+    assert [any(each) for each in needed] == [False, True]
+
+
 def test_a_gpu_takes_the_logits_in_few_chunks():
     """A chunk is two dozen launches, whatever its size; on a CPU it stays near the cache."""
     assert loss_module.chunk_size(torch.device("cpu"), 32_000) == loss_module.CHUNK

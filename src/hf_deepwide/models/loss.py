@@ -70,7 +70,10 @@ def linear_cross_entropy(
     check_smoothing(label_smoothing)
     labels = labels.to(hidden_states.device)
     real = labels != -100
-    total = LinearCrossEntropy.apply(hidden_states[real], lm_head.weight, lm_head.bias, labels[real], label_smoothing)
+    factors = hidden_states[real], lm_head.weight, lm_head.bias
+    if not torch.is_grad_enabled():  # `needs_input_grad` would not know
+        factors = [None if each is None else each.detach() for each in factors]
+    total = LinearCrossEntropy.apply(*factors, labels[real], label_smoothing)
     return total / token_count(labels, num_items_in_batch)
 
 
@@ -100,7 +103,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         full = torch.promote_types(hidden.dtype, torch.float32)
-        train = any(ctx.needs_input_grad[:3])
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
+        grad_hidden = grad_weight = grad_bias = None
         vocabulary = weight.shape[0]
         with torch.autocast(device, enabled=False):
             matrix = weight.to(dtype)
@@ -108,10 +112,12 @@ class LinearCrossEntropy(torch.autograd.Function):
             row_sum = weight.to(full).sum(0)
             bias_sum = 0.0 if bias is None else bias.to(full).sum()
             total = torch.zeros((), dtype=full, device=hidden.device)
-            if train:
+            if of_hidden:
                 grad_hidden = torch.empty_like(hidden, dtype=full)
+            if of_weight:
                 grad_weight = torch.zeros_like(weight, dtype=full)
-                grad_bias = None if bias is None else torch.zeros_like(bias, dtype=full)
+            if of_bias:
+                grad_bias = torch.zeros_like(bias, dtype=full)
             chunk = chunk_size(hidden.device, vocabulary)
             for start in range(0, hidden.shape[0], chunk):
                 here = slice(start, start + chunk)
@@ -124,36 +130,38 @@ class LinearCrossEntropy(torch.autograd.Function):
                 log_z = (largest + z.log())[:, 0]
                 mean_logit = (hidden[here].to(full) @ row_sum + bias_sum) / vocabulary
                 total += (log_z - (1 - eps) * at_target - eps * mean_logit).sum()
-                if train:
-                    p /= z
-                    if grad_bias is not None:
-                        grad_bias += p.sum(0)
-                    p = p.to(dtype)
-                    grad_hidden[here] = (p @ matrix).to(full) - (1 - eps) * weight[target] - eps / vocabulary * row_sum
+                if not any(ctx.needs_input_grad):
+                    continue
+                p /= z
+                if of_bias:
+                    grad_bias += p.sum(0)
+                p = p.to(dtype)
+                if of_hidden:
+                    smooth = (1 - eps) * weight[target] + eps / vocabulary * row_sum
+                    grad_hidden[here] = (p @ matrix).to(full) - smooth
+                if of_weight:
                     grad_weight += p.T @ h
-            if train:
+            if of_weight:
                 tokens = hidden.to(full)
                 grad_weight -= eps / vocabulary * tokens.sum(0)
                 grad_weight.index_add_(0, targets, tokens, alpha=-(1 - eps))
-                if grad_bias is not None:
-                    counts = torch.bincount(targets, minlength=vocabulary).to(full)
-                    grad_bias -= (1 - eps) * counts + eps / vocabulary * len(targets)
-                ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-                ctx.dtypes = hidden.dtype, weight.dtype
+            if of_bias:
+                counts = torch.bincount(targets, minlength=vocabulary).to(full)
+                grad_bias -= (1 - eps) * counts + eps / vocabulary * len(targets)
+            ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+            ctx.dtypes = hidden.dtype, weight.dtype
         return total
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
         """Scale the gradients that the forward pass has taken."""
-        hidden, weight, bias = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
-        return (
-            (hidden * grad).to(hidden_dtype),
-            (weight * grad).to(weight_dtype),
-            None if bias is None else (bias * grad).to(weight_dtype),
-            None,
-            None,
+        dtypes = hidden_dtype, weight_dtype, weight_dtype
+        gradients = (
+            None if each is None else (each * grad).to(dtype)
+            for each, dtype in zip(ctx.saved_tensors, dtypes, strict=True)
         )
+        return (*gradients, None, None)
