@@ -2,6 +2,8 @@
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 import torch
@@ -37,6 +39,21 @@ def code_model(kind, folder):
     model = model_class(config_class(vocab_size=size, init_std=0.6, **ids, **SIZES))
     model.generation_config.forced_eos_token_id = None
     return model.eval(), tokenizer, source, target
+
+
+def test_threads_do_not_hear_each_other_s_languages(tmp_path):
+    """A thread that asks while another one has told the tokenizer its languages waits, and finds those saved."""
+    model, tokenizer, source, target = code_model("nllb", tmp_path)
+    language_pairs.set_languages(tokenizer, source, target)
+    languages = Languages(model.config, model.generation_config, tokenizer)
+    with ThreadPoolExecutor(1) as other:
+        with language_pairs.speaking(tokenizer, target, source):
+            asked = other.submit(languages.choose)
+            with pytest.raises(FutureTimeout):
+                asked.result(timeout=0.2)
+        choice = asked.result(timeout=60)
+    assert (choice.source_lang, choice.target_lang) == (source, target)
+    assert (tokenizer.src_lang, tokenizer.tgt_lang) == (source, target)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,6 +21,7 @@ of models:
 import copy
 import difflib
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
 ADDED_CODE = re.compile(r"__(\w+)__")
 TASK = re.compile(r"translation_(.+)_to_(.+)")
 LISTED = 20  # languages in a message
+_SPEAKING = threading.RLock()  # for one thread at a time: a tokenizer holds one pair of languages
 UNSAID = {"eng_Latn", "en", "en_XX"}  # the source languages of tokenizers that nobody has told one
 # ISO 639-1 codes whose three letters do not begin with the same two letters.
 THREE_LETTERS = {
@@ -149,7 +151,8 @@ class Languages:
 
     def _of_codes(self, source_lang: str | None, target_lang: str | None) -> Choice:
         source, target = self._code("source", source_lang), self._code("target", target_lang)
-        source, target = source or self._saved_source(), target or self._saved_target()
+        with _SPEAKING:  # what another thread has told the tokenizer for a while is not saved
+            source, target = source or self._saved_source(), target or self._saved_target()
         for side, language in zip(SIDES, (source, target), strict=True):
             if language is None:
                 raise ValueError(
@@ -286,20 +289,24 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 @contextmanager
 def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target_lang: str | None) -> Iterator[None]:
-    """Tell a tokenizer with codes its languages for a while; None leaves a language, and a tokenizer without codes."""
+    """Tell a tokenizer with codes its languages for a while; None leaves a language, and a tokenizer without codes.
+
+    Meanwhile no other thread can tell any tokenizer its languages.
+    """
     if source_lang is None and target_lang is None:
         yield
         return
-    added_codes(tokenizer)
-    before = tokenizer.src_lang, tokenizer.tgt_lang
-    try:
-        if source_lang is not None:
-            tokenizer.src_lang = source_lang
-        if target_lang is not None:
-            tokenizer.tgt_lang = target_lang
-        yield
-    finally:
-        tokenizer.src_lang, tokenizer.tgt_lang = before
+    with _SPEAKING:
+        added_codes(tokenizer)
+        before = tokenizer.src_lang, tokenizer.tgt_lang
+        try:
+            if source_lang is not None:
+                tokenizer.src_lang = source_lang
+            if target_lang is not None:
+                tokenizer.tgt_lang = target_lang
+            yield
+        finally:
+            tokenizer.src_lang, tokenizer.tgt_lang = before
 
 
 def set_languages(
