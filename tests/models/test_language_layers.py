@@ -115,6 +115,27 @@ def test_checkpointing_and_layer_drop_keep_every_gradient(case):
         torch.testing.assert_close(again, plain)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_calls_at_the_same_time_keep_their_languages_apart(case):
+    """A second call runs between two sub-layers of the first one, as threads of a server may."""
+    model, others = three(case), (torch.tensor([1, 1, 0]), torch.tensor([1, 2, 1]))
+    with torch.no_grad():
+        expected = model(**pair(), posteriors=LANGUAGES).logits
+        layers = (model.model.encoder.layers[0], model.model.decoder.layers[0])
+        for layer, other in zip(layers, others, strict=True):
+            attention = getattr(layer, "self_attn", layer.encoder_attn if layer is layers[1] else None)
+
+            handles = []
+
+            def call_again(*args, other=other, handles=handles):
+                handles.pop().remove()
+                model(**pair(), posteriors=other)
+
+            handles.append(attention.register_forward_hook(call_again))
+            assert torch.equal(model(**pair(), posteriors=LANGUAGES).logits, expected)
+            assert not handles, "the second call was made"
+
+
 def test_a_saved_model_knows_its_languages(tmp_path):
     model = three("vanilla-language", posterior_names=["de", "fr", "cs"])
     model.save_pretrained(tmp_path)
@@ -154,6 +175,11 @@ def test_names_what_does_not_fit(fields, words):
     with pytest.raises(ValueError, match=r".") as error:
         VanillaTransformerConfig(**fields)
     assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_a_model_without_languages_refuses_them():
+    with pytest.raises(ValueError, match="`language_aware` is False; leave them out"):
+        build("vanilla")(**pair(), posteriors=LANGUAGES)
 
 
 def test_doors_to_other_models_refuse_languages():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .layers import DecoderLayer, EncoderLayer
+from .layers import DecoderLayer, EncoderLayer, ResidualLayer
 from .merged_attention import MergedAttentionDecoderLayer
 
 Languages = torch.Tensor | None  # the index of each sentence's, `[B]`; None where there is one
@@ -53,42 +53,86 @@ class LanguageTransform(nn.Module):
         return torch.matmul(x, of_language(self.language_matrices, languages))
 
 
-class LanguageAware:
-    """Makes of a layer one whose norms are those of the language: a mixin before the layer's class."""
+class LanguageAware(ResidualLayer):
+    """Makes of a post-norm layer one whose norms are those of the language: a mixin before the layer's class."""
 
     def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
         super().__init__(config, *args)
-        self.languages: Languages = None  # of the forward pass under way
         for name, module in list(self.named_children()):
             if isinstance(module, nn.LayerNorm):
                 setattr(self, name, LanguageLayerNorm(config.d_model, config.num_posteriors))
 
-    def forward(
-        self, hidden_states: torch.Tensor, *inputs: Any, languages: Languages = None, **kwargs: Any
+    def join(
+        self, x: torch.Tensor, norm: nn.Module, sublayer: Callable[[torch.Tensor], torch.Tensor], languages: Languages
     ) -> torch.Tensor:
-        """As the parent's, for sentences of these languages."""
-        self.languages = languages
-        return super().forward(hidden_states, *inputs, **kwargs)
-
-    def residual(
-        self,
-        x: torch.Tensor,
-        norm: nn.Module,
-        sublayer: Callable[[torch.Tensor], torch.Tensor],
-        gate: torch.Tensor | None = None,
-        joint: str = "",
-    ) -> torch.Tensor:
-        """Join a sub-layer to its input, with the norm of the language."""
-        return super().residual(x, functools.partial(norm, languages=self.languages), sublayer, gate, joint)
+        """Join a sub-layer to its input `[B, time, D]`, with the norm of each sentence's language."""
+        return self.residual(x, functools.partial(norm, languages=languages), sublayer)
 
 
 class LanguageAwareEncoderLayer(LanguageAware, EncoderLayer):
     """Self-attention and feed-forward."""
 
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: Any = None, languages: Languages = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """`[B, S, D]` to `[B, S, D]`, for sentences of these languages."""
+        attended = self.join(
+            hidden_states,
+            self.self_attn_layer_norm,
+            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
+            languages,
+        )
+        return self.join(attended, self.final_layer_norm, self.feed_forward, languages)
+
 
 class LanguageAwareDecoderLayer(LanguageAware, DecoderLayer):
     """Causal self-attention, attention to the source and feed-forward."""
 
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        languages: Languages = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`, for sentences of these languages."""
+        attended = self.join(
+            hidden_states,
+            self.self_attn_layer_norm,
+            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
+            languages,
+        )
+        if encoder_hidden_states is not None:
+            attended = self.join(
+                attended,
+                self.encoder_attn_layer_norm,
+                lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
+                languages,
+            )
+        return self.join(attended, self.final_layer_norm, self.feed_forward, languages)
+
 
 class LanguageAwareMergedLayer(LanguageAware, MergedAttentionDecoderLayer):
     """Merged attention and feed-forward."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        languages: Languages = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, D]`, for sentences of these languages."""
+        attended = self.join(
+            hidden_states,
+            self.encoder_attn_layer_norm,
+            lambda x: self.encoder_attn(
+                x, encoder_attention_mask, encoder_hidden_states, causal_mask=attention_mask, **kwargs
+            )[0],
+            languages,
+        )
+        return self.join(attended, self.final_layer_norm, self.feed_forward, languages)

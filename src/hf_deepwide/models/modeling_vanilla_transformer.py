@@ -260,6 +260,11 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         if self.config.language_aware:
             check_posteriors(posteriors, hidden_states.shape[0], self.config)
             kwargs["languages"] = posteriors
+        elif posteriors is not None:
+            raise ValueError(
+                "`posteriors` are the languages of a model that has parts for each, and `language_aware` is False; "
+                "leave them out"
+            )
         history: list[torch.Tensor] = []
         state = self.first_state(hidden_states, inputs)  # what layers hand on beside their output
         skips = self.draw_skipped(kwargs.get("past_key_values"))
