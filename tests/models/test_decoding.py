@@ -222,6 +222,22 @@ def test_what_a_decoder_borrows_from_the_encoder_is_asked_for(caches, monkeypatc
     assert_same(got, generate(model))
 
 
+def test_an_lstm_that_both_stacks_share_has_fast_products(caches):
+    generate(build("lstm", share_gates="global"))
+    (cache,) = caches
+    gates = cache.inputs["encoder_lstm"].gates
+    assert {type(part) for part in gates._modules.values() if part is not None} >= {MatrixProduct}
+
+
+def test_layers_that_latent_depth_leaves_out_are_not_prepared(caches):
+    """Each call of `generate` would pack their weights."""
+    model = build("latent-decoder-hard", decoder_layers=3)
+    model.model.decoder.layer_selection.layer_logits.data = torch.tensor([[-1.0, 1.0, -1.0]], dtype=torch.float64)
+    generate(model, num_beams=2)
+    (cache,) = caches
+    assert [layer.self_attn is None for layer in cache.decoder.layers] == [True, False, True]
+
+
 class ReadsTheSource(VanillaTransformerForConditionalGeneration):
     """Adds to the logits what it computes of the source."""
 

@@ -97,11 +97,10 @@ class DecodingCache(EncoderDecoderCache):
         """Make the twins: when the first token is read, since autocast may be around each step alone."""
         device = self.memory.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        twins = Twins(self.ancestors, dtype)
+        self.twins = twins = Twins(self.ancestors, dtype)
         self.decoder, self.head = twins.of(self.model.model.decoder), twins.of(self.model.lm_head)
         inputs = self.model.model.decoder_inputs() | self.inputs
         self.inputs = {name: twins.of_all(value) for name, value in inputs.items()}
-        self.parts = [part for part in (self.ancestors, *twins.made.values()) if hasattr(part, "keep")]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens of a row have been read."""
@@ -128,8 +127,9 @@ class DecodingCache(EncoderDecoderCache):
         if not 0 < count < len(has_ended):
             return None
         kept = has_ended.int().argsort(stable=True)[:count].sort().values  # those that go on, and as many as fill up
-        for part in self.parts:
-            part.keep(kept, len(has_ended))
+        for part in (self.ancestors, *self.twins.made.values()):
+            if hasattr(part, "keep"):
+                part.keep(kept, len(has_ended))
         self.memory = self.memory[kept]
         self.mask = None if self.mask is None else self.mask[kept]
         for name, value in self.inputs.items():
@@ -160,7 +160,7 @@ class DecodingCache(EncoderDecoderCache):
             attention_to_source = layer.encoder_attn
             is_merged = isinstance(attention_to_source, MergedAttentionStep)
             attention = attention_to_source.own if is_merged else layer.self_attn
-            if attention.keys is not None:
+            if attention is not None and attention.keys is not None:
                 own.update(*attention.states(), index)
                 source = attention_to_source.states(len(self.memory))
                 cross.update(*(states.repeat_interleave(beams, 0) for states in source), index)
@@ -186,10 +186,9 @@ class Twins:
         return self.made[id(module)]
 
     def of_all(self, value: Any) -> Any:
-        """A value, or a tuple of values, with twins in the place of modules."""
-        if isinstance(value, tuple):
-            values = [self.of_all(each) for each in value]
-            return type(value)(*values) if hasattr(value, "_fields") else tuple(values)
+        """A value, or a dataclass of values, with twins in the place of modules."""
+        if is_dataclass(value):
+            return type(value)(**{name: self.of_all(each) for name, each in vars(value).items()})
         return self.of(value) if isinstance(value, nn.Module) else value
 
     def _make(self, module: nn.Module) -> Any:

@@ -19,9 +19,18 @@ Part = Callable[..., Any]
 class DecoderLayerStep:
     """`DecoderLayer` for decoding: the same sub-layers, joined by addition, pre- or post-norm."""
 
+    self_attn: Part | None
+    encoder_attn: Part | None
+
     def __init__(self, layer: DecoderLayer, twin_of: Callable[[Any], Part]) -> None:
-        """Take the layer's parts; `twin_of` makes the twin of a module."""
+        """Remember the layer; `twin_of` makes the twin of a module."""
+        self.layer, self.twin_of = layer, twin_of
         self.normalize_before = layer.normalize_before
+        self.self_attn = self.encoder_attn = None
+
+    def begin(self) -> None:
+        """Make the twins of the parts: when the layer is first used, since latent depth leaves layers out."""
+        layer, twin_of = self.layer, self.twin_of
         self.self_attn, self.encoder_attn = twin_of(layer.self_attn), twin_of(layer.encoder_attn)
         self.feed_forward = twin_of(layer.feed_forward)
         self.norms = [
@@ -46,6 +55,8 @@ class DecoderLayerStep:
             memory_mask: additive, `[B, 1, 1, S]`, or None.
             gate: weighs what the sub-layers add; None means 1.
         """
+        if self.self_attn is None:
+            self.begin()
         before_self, before_cross, before_last = self.norms
         if self.normalize_before:
             x = x + gated(self.self_attn(before_self(x), mask)[0], gate)
