@@ -227,10 +227,11 @@ def test_annealing_starts_from_zero_and_is_never_negative():
 
 
 def test_the_target_depth_follows_when_the_divergence_has_its_weight():
-    config = LatentDepthConfig(soft_selection_steps=10, kl_anneal_steps=20, target_depth_anneal_steps=40)
+    target = {"target_encoder_layers": 3}
+    config = LatentDepthConfig(soft_selection_steps=10, kl_anneal_steps=20, target_depth_anneal_steps=40, **target)
     assert [config.target_depth_annealing_at(t) for t in (0, 30, 40, 50, 70, 71)] == [0, 0, 0.25, 0.5, 1, 1]
     assert [config.kl_annealing_at(t) for t in (0, 10, 15, 30, 40)] == [0, 0, 0.25, 1, 1]
-    at_once = LatentDepthConfig(kl_anneal_steps=0, target_depth_anneal_steps=0)
+    at_once = LatentDepthConfig(kl_anneal_steps=0, target_depth_anneal_steps=0, **target)
     assert at_once.kl_annealing_at(0) == at_once.target_depth_annealing_at(0) == 1
 
 
@@ -373,6 +374,8 @@ def test_missing_or_misshapen_posteriors_are_explained():
         ({"prior_select": 2.0}, ["`prior_select` is 2.0", "'uniform'", "`layer_prior='beta'`, or `prior_select=1.0`"]),
         ({"layer_prior": "aggregated", "prior_skip": 2.0}, ["`prior_skip` is 2.0", "'aggregated'"]),
         ({"layer_sharing_weight": 0.1}, ["`layer_sharing_weight` is 0.1", "`target_encoder_layers`"]),
+        ({"target_depth_weight": 50}, ["`target_depth_weight` is 50", "`target_depth_weight=0.1`"]),
+        ({"target_depth_norm": "absolute"}, ["`target_depth_norm` is 'absolute'", "`target_decoder_layers`"]),
         ({"temperature_anneal_steps": 9}, ["`temperature_anneal_steps` is 9", "set `final_temperature`"]),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",

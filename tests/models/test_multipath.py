@@ -162,7 +162,10 @@ def test_weights_of_features_are_reported_to_the_log():
         ({"attention_branches": 2}, "`attention_branches` must be 1: the width here is `encoder_paths`, got 2"),
         ({"ffn_branches": 3}, "`ffn_branches` must be 1: the width here is `encoder_paths`, got 3"),
         ({"drop_branch": 0.1}, "`drop_branch` must be 0: paths are never dropped, got 0.1"),
-        ({"join_ffn": False}, "`join_ffn` must be True: `ffn_branches` is 1 and nothing is dropped, got False"),
+        ({"join_ffn": False}, "`join_ffn` must be True: there is one branch and nothing is dropped, got False"),
+        ({"drop_unit": "head"}, "`drop_unit` must be 'branch': there is one branch"),
+        ({"drop_granularity": "sentence"}, "`drop_granularity` must be 'batch': there is one branch"),
+        ({"branch_merge": "double_mean"}, "`branch_merge` must be 'mean': there is one branch"),
         ({"ffn_drop_branch": 0.1}, "`ffn_drop_branch` must be 0: paths are never dropped, got 0.1"),
     ],
 )

@@ -181,9 +181,15 @@ def _latent(given: Given, tensors: Tensors, latent: dict[str, bool]) -> dict[str
     posteriors = {len(tensors[LOGITS.format(stack)]) for stack in latent if latent[stack]}
     if len(posteriors) > 1:
         raise UserError(f"its stacks have {sorted(posteriors)} posteriors, and our models have as many in both")
+    depth = {
+        **{f"target_{stack}_layers": target for stack in latent if latent[stack]},
+        "target_depth_anneal_steps": given("anneal_updates", 1),
+        "target_depth_weight": given("share_weight", 0.0),
+        "layer_sharing_weight": given("share_weight", 0.0),
+    }
     return {
         **{f"latent_{stack}": chosen for stack, chosen in latent.items()},
-        **{f"target_{stack}_layers": target for stack in latent if latent[stack] and target > 0},
+        **(depth if target > 0 else {}),
         "num_posteriors": posteriors.pop(),
         "gumbel_temperature": given("sampling_tau", 5.0),
         "soft_selection_steps": given("soft_update", 1),
@@ -191,9 +197,6 @@ def _latent(given: Given, tensors: Tensors, latent: dict[str, bool]) -> dict[str
         "kl_reduction": "mean",
         "kl_weight": given("sparsity_weight", 0.0),
         "kl_anneal_steps": given("anneal_updates", 1),
-        "target_depth_anneal_steps": given("anneal_updates", 1),
-        "target_depth_weight": given("share_weight", 0.0),
-        "layer_sharing_weight": given("share_weight", 0.0) if target > 0 else 0.0,  # its term is part of the depth's
         "layer_prior": PRIORS[prior],
     }
 

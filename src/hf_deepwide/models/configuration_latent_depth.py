@@ -183,11 +183,15 @@ class LatentDepthConfig(DeepWideConfig):
                 "temperature stays; set `final_temperature`, or `temperature_anneal_steps=0`"
             )
         check_bounds(self, 1, WEIGHT, "num_posteriors")
-        if self.layer_sharing_weight and self.target_encoder_layers is self.target_decoder_layers is None:
-            raise ValueError(
-                f"`layer_sharing_weight` is {self.layer_sharing_weight}, and its term is a part of the target "
-                "depth's; set `target_encoder_layers` or `target_decoder_layers`, or `layer_sharing_weight=0`"
-            )
+        if self.target_encoder_layers is self.target_decoder_layers is None:
+            depth = (f"target_depth_{what}" for what in ("weight", "anneal_steps", "norm"))
+            for name in (*depth, "layer_sharing_weight"):
+                default, value = getattr(type(self), name), getattr(self, name)
+                if value != default:
+                    raise ValueError(
+                        f"`{name}` is {quote(value)}, and its term is a part of the target depth's; set "
+                        f"`target_encoder_layers` or `target_decoder_layers`, or `{name}={default!r}`"
+                    )
         if self.posterior_names is not None and len(self.posterior_names) != self.num_posteriors:
             raise ValueError(
                 f"`posterior_names` must name each of the {self.num_posteriors} posteriors (`num_posteriors`), got "

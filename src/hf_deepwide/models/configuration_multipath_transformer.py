@@ -1,6 +1,7 @@
 """Configuration of the Multi-Path Transformer."""
 
 from .configuration_base import LAYERS, WEIGHT, DeepWideConfig, check_bounds, validated
+from .quoting import quote
 
 
 @validated
@@ -70,5 +71,9 @@ class MultiPathConfig(DeepWideConfig):
         for name in ("drop_branch", "ffn_drop_branch"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` must be 0: paths are never dropped, got {getattr(self, name)}")
-        if not self.join_ffn:
-            raise ValueError("`join_ffn` must be True: `ffn_branches` is 1 and nothing is dropped, got False")
+        for name in ("join_ffn", "drop_unit", "drop_granularity", "branch_merge"):
+            default, value = getattr(type(self), name), getattr(self, name)
+            if value != default:
+                raise ValueError(
+                    f"`{name}` must be {default!r}: there is one branch and nothing is dropped, got {quote(value)}"
+                )
