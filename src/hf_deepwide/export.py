@@ -35,7 +35,7 @@ from .errors import UserError, one_line, quote
 from .exporting.shown_languages import Shown, shown_languages
 from .exporting.stock import STOCK, as_stock
 from .families import EncoderFamily, Family, all_families
-from .loading import check_finite, load_config, load_model, load_tokenizer
+from .loading import check_finite, check_names, load_config, load_model, load_tokenizer
 from .models import remote_code
 from .models.language_pairs import Languages, added_codes
 from .models.word_tokenizer import WordTokenizer
@@ -238,6 +238,7 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily]:
             f"hf_deepwide's {accepted}. {OTHERS}"
         )
     try:
+        check_names(model)
         check_finite(model)
     except ValueError as error:
         raise UserError(f"share: cannot share the model: {one_line(error)}") from error

@@ -18,7 +18,6 @@ IDS = (
     "suppress_tokens",
     "begin_suppress_tokens",
     "bad_words_ids",
-    "force_words_ids",
     "sequence_bias",
 )
 COUNTS = {  # the smallest and the largest that are accepted
@@ -27,7 +26,7 @@ COUNTS = {  # the smallest and the largest that are accepted
     "min_length": (0, math.inf),
     "min_new_tokens": (0, math.inf),
     "num_beams": (1, 1000),
-    "num_beam_groups": (1, 1000),
+    "num_beam_groups": (1, 1),  # more need code from the Hub
     "num_return_sequences": (1, 1000),
     "no_repeat_ngram_size": (0, math.inf),
     "encoder_no_repeat_ngram_size": (0, math.inf),
@@ -65,11 +64,13 @@ STRANGE = (
     "penalty_alpha",
     "dola_layers",
     "constraints",
+    "force_words_ids",
     "guidance_scale",
     "prefill_chunk_size",
     "stop_strings",
     "prompt_lookup_num_tokens",
     "assistant_early_exit",
+    "use_mtp",
     "exponential_decay_length_penalty",
     "token_healing",
 )
@@ -91,7 +92,8 @@ def check_fields(fields: dict[str, Any], vocabulary: float = math.inf) -> None:
     for field, (least, most) in COUNTS.items():
         value = fields.get(field)
         if value is not None and not (type(value) is int and least <= value <= most):
-            _refuse(field, value, f"{least} or more" if most == math.inf else f"{least} to {most}")
+            up_to = {least: "", math.inf: " or more"}.get(most, f" to {most}")
+            _refuse(field, value, f"{least}{up_to}")
     for field in NUMBERS:
         value = fields.get(field)
         if value is not None and not (type(value) in (int, float) and math.isfinite(value)):

@@ -5,6 +5,7 @@ runs only if the caller says so. The weights must be exactly what the config des
 weights with random numbers, leave out those that the config does not ask for, and only warn.
 """
 
+import copy
 import logging
 import os
 import pickle
@@ -73,13 +74,17 @@ def load_config(where: str | os.PathLike, told: str | None = None, trust_remote_
         trust_remote_code: run code that comes with the checkpoint.
 
     Raises:
-        UserError: there is none, it is damaged, or it is of a model type that is not known.
+        UserError: there is none, it is damaged, or it is of a model type that is not known; an adapter has none.
     """
     with _Telling(where, told) as name:
         checkpoint_files.check_model(name)
-        checkpoint_files.check_config(
-            checkpoint_files.fields_of(name, checkpoint_files.CONFIG) or {}, trust_remote_code
-        )
+        fields = checkpoint_files.fields_of(name, checkpoint_files.CONFIG)
+        if fields is None and checkpoint_files.find(name, checkpoint_files.ADAPTER_CONFIG) is not None:
+            raise ValueError(
+                "it is an adapter of PEFT's, without its model; merge the two (PEFT's `PeftModel.merge_and_unload()`) "
+                "and save the result"
+            )
+        checkpoint_files.check_config(fields or {}, trust_remote_code)
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
@@ -162,6 +167,26 @@ def check_finite(model: torch.nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and not is_finite(tensor):
             raise ValueError(f"{name} holds numbers that are NaN or infinite; the training that wrote it has failed")
+
+
+def check_names(model: PreTrainedModel) -> None:
+    """Refuse a loaded model whose weights a new model of its config does not have: an adapter renames some of them.
+
+    Transformers would save or copy them all the same, and start at random what it does not find.
+
+    Raises:
+        ValueError: names some.
+    """
+    with torch.device("meta"):
+        expected = type(model)(copy.deepcopy(model.config)).state_dict().keys()
+    have = model.state_dict().keys()
+    if surplus := have - expected:
+        raise ValueError(
+            f"it has weights that its config does not ask for: {some(surplus)}; merge adapters "
+            "(`merge_and_unload()` of PEFT's PeftModel) and undo quantisation first"
+        )
+    if lacking := expected - have:
+        raise ValueError(f"it lacks weights that its config asks for: {some(lacking)}")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

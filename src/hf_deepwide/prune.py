@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .errors import UserError, quote
+from .loading import check_names
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -46,13 +47,18 @@ def prune(
         selection: one of `inference_selection`'s values; None: the model's own.
 
     Raises:
-        UserError: another kind of model, no such posterior or selection, or a stack that is left without layers.
+        UserError: another kind of model, one with an adapter, no such posterior or selection, or a stack that is left
+            without layers.
     """
     if not is_prunable(model):
         raise UserError(
             f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be, loaded by "
             "from_pretrained"
         )
+    try:
+        check_names(model)
+    except ValueError as error:
+        raise UserError(f"cannot prune the {type(model).__name__}: {error}") from error
     config = model.config
     selection = selection or config.inference_selection
     if selection not in SELECTIONS:

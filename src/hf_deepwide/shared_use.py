@@ -14,7 +14,9 @@ USE_STOCK = """
 import sys
 sys.modules["hf_deepwide"] = None  # importing it fails
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-model, tokenizer = (cls.from_pretrained(sys.argv[1]) for cls in (AutoModelForSeq2SeqLM, AutoTokenizer))
+model, info = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], output_loading_info=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+assert not (info["missing_keys"] or info["unexpected_keys"]), info
 assert type(model).__module__.startswith("transformers.models."), type(model)
 model.generate(**tokenizer("1", return_tensors="pt"), max_length=4, num_beams=1)
 """
@@ -26,6 +28,8 @@ AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
 translator = pipeline("translation", model=sys.argv[1], trust_remote_code=True, device="cpu")
 for loaded in (translator, translator.model, translator.model.config):
     assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
+_, info = type(translator.model).from_pretrained(sys.argv[1], output_loading_info=True)
+assert not (info["missing_keys"] or info["unexpected_keys"]), info
 pairs = getattr(translator.model.config, "translation_pairs", None)
 codes = [*translator.languages.codes]
 chosen = next(iter(pairs)).split("-") if pairs else codes[:1] + codes[-1:]
@@ -40,6 +44,8 @@ AutoModel.from_pretrained(folder, trust_remote_code=True)
 use = pipeline(task, model=folder, trust_remote_code=True, device="cpu")
 for loaded in (use.model, use.model.config):
     assert type(loaded).__module__.startswith("transformers_modules."), type(loaded)
+_, info = type(use.model).from_pretrained(folder, output_loading_info=True)
+assert not (info["missing_keys"] or info["unexpected_keys"]), info
 if getattr(use.model.config, "num_posteriors", 1) > 1:
     use.model.forward = functools.partial(use.model.forward, posteriors=torch.tensor([0]))
 use(use.tokenizer.mask_token if task == "fill-mask" else "1")

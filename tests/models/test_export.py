@@ -18,7 +18,8 @@ from fine_tuning import fine_tune
 from huggingface_hub import ModelCard, RepoUrl
 from huggingface_hub.utils import filter_repo_objects
 from model_cases import JOINTS
-from safetensors.torch import load_file
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -386,6 +387,26 @@ def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good"]
 
 
+def test_verifying_refuses_weights_that_would_start_at_random(shared, tokenizer, tmp_path):
+    small = {key: value for key, value in SIZES.items() if key.startswith(("d_model", "encoder", "decoder"))}
+    bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **small))
+    masked = LatentDepthForMaskedLM(LatentDepthForMaskedLM.config_class(vocab_size=len(tokenizer), **SIZES))
+    masking = copy.deepcopy(tokenizer)
+    masking.mask_token = "<unk>"
+    shutil.copytree(shared / "mat", tmp_path / "mat")
+    bart.save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    share(masked, tmp_path / "masked", tokenizer=masking, verify=False)
+    for name, task in (("mat", "translation"), ("bart", "translation"), ("masked", "fill-mask")):
+        path = tmp_path / name / "model.safetensors"
+        tensors = load_file(path)
+        key = next(key for key in tensors if key.endswith("q_proj.weight"))
+        tensors[key.replace("q_proj", "q_proj.base_layer")] = tensors.pop(key)
+        save_file(tensors, path, metadata={"format": "pt"})
+        with pytest.raises(RuntimeError, match=r"AssertionError: .*q_proj\.base_layer"):
+            verify_folder(tmp_path / name, task)
+
+
 def test_overwriting_replaces_what_share_wrote(runs, shared, tmp_path):
     folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
     mine = {".git/config": "git", "thesis.txt": "years", "plots/mine.png": "drawn", "run/model.safetensors": "another"}
@@ -652,6 +673,8 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
         broken.lm_head.weight[0, 0] = float("nan")
     broken.save_pretrained(tmp_path / "broken")
     tokenizer.save_pretrained(tmp_path / "broken")
+    adapted = new_model(FAMILIES["mat"], tokenizer)
+    get_peft_model(adapted, LoraConfig(r=2, target_modules=["q_proj"]))
     for source, options, message in (
         (tmp_path / "nowhere", {}, "holds no model: there is no .*config.json"),
         (tmp_path / "bart", {}, "model_type is 'bart'; accepted: vanilla_transformer, mat.*push_to_hub"),
@@ -667,6 +690,7 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
         (bare, {}, "holds no tokenizer"),
         (damaged, {}, "damaged cannot be loaded"),
         (broken, {"tokenizer": tokenizer}, "NaN or infinite"),
+        (adapted, {"tokenizer": tokenizer}, r"q_proj\.base_layer.*merge_and_unload"),
         (tmp_path / "broken", {}, "NaN or infinite"),
     ):
         with pytest.raises(UserError, match=message):

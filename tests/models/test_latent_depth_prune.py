@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from model_cases import SIZES, build, needs_transformers, pair, scramble, source
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deepwide import (
@@ -222,6 +223,23 @@ def test_the_result_names_the_languages_of_the_model():
     model.config.source_lang, model.config.target_lang = "en", "de"
     pruned = prune(model, language="de")
     assert (pruned.config.source_lang, pruned.config.target_lang) == ("en", "de")
+
+
+def test_an_adapter_is_to_be_merged_before():
+    model = latent()
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "fc1"], init_lora_weights=False))
+    with pytest.raises(UserError, match=r"cannot prune .*q_proj\.base_layer.*merge_and_unload"):
+        prune(model, "de")
+    merged = adapted.merge_and_unload()
+    expected = logits(merged, posteriors=torch.tensor([0] * 3))
+    torch.testing.assert_close(logits(prune(merged, "de")), expected, atol=1e-10, rtol=0)
+
+
+def test_a_layer_that_was_removed_is_missed():
+    model = latent()
+    del model.model.encoder.layers[1]
+    with pytest.raises(UserError, match=r"cannot prune .*it lacks weights .*encoder\.layers\.1"):
+        prune(model, "de")
 
 
 def test_what_is_no_model_is_refused():

@@ -244,6 +244,7 @@ def test_adapters_are_read_from_safetensors_and_their_bases_are_checked(checkpoi
     ids = {"input_ids": torch.tensor([[4, 5, 2]]), "decoder_input_ids": torch.tensor([[2, 4]])}
     with torch.no_grad():
         torch.testing.assert_close(adapter.load()(**ids).logits, adapted.eval()(**ids).logits)
+    refused(lambda: load_config(adapter.folder), "an adapter of PEFT's, without its model", "merge_and_unload")
     for base, word in ((3, "base_model_name_or_path"), (str(tmp_path / "no"), "no such folder")):
         adapter.edit("adapter_config.json", base_model_name_or_path=base)
         refused(adapter.load, word)
@@ -339,8 +340,11 @@ def test_deeply_nested_files_are_refused(file, checkpoint):
         ("do_sample", "no"),
         ("cache_implementation", {}),
         ("return_dict_in_generate", [[[]]]),
+        ("num_beam_groups", 2),
+        ("force_words_ids", [[3]]),
         ("penalty_alpha", 0.6),
         ("dola_layers", "high"),
+        ("use_mtp", True),
         ("stop_strings", [[[]]]),
     ],
 )

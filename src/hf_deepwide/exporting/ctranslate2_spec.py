@@ -95,7 +95,8 @@ def _replaced(model: PreTrainedModel) -> Iterator[str]:
             last, BranchInput if last in ("q_proj", "k_proj", "v_proj") else None
         )
         if kind is not None and type(module) is not kind:
-            yield f"{name} is a {type(module).__name__}; merge adapters (`merge_and_unload()`), or undo quantisation"
+            cls = f"{type(module).__module__}.{type(module).__name__}"
+            yield f"{name} is a {cls}; merge adapters (`merge_and_unload()`), or undo quantisation"
             return
 
 
