@@ -427,6 +427,39 @@ def test_files_of_others_stay(name, tmp_path, hub, monkeypatch, capsys):
     assert contents(tmp_path) == {f"wmt14-en-de/{name}": b"mine\n"}
 
 
+@pytest.mark.parametrize("manifest", ["of today", "without the card"])
+def test_a_finished_data_set_is_verified_and_not_written(manifest, tmp_path, hub, monkeypatch, caplog):
+    Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
+    folder = tmp_path / "wmt14-en-de"
+    if manifest == "without the card":
+        content = json.loads((folder / "manifest.json").read_text())
+        del content["files"]["README.md"]
+        (folder / "manifest.json").write_text(json.dumps(content))
+    monkeypatch.setattr(prepare, "locked", lambda *_: pytest.fail("the folder may be read-only"))
+    before = contents(tmp_path)
+    Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
+    assert contents(tmp_path) == before
+    assert "README.md" not in caplog.text
+    (folder / "README.md").write_text("mine")
+    Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
+    assert caplog.text.count("README.md was changed and stays") == 1
+
+
+def test_the_card_names_new_configs_unless_it_was_changed(tmp_path, hub, caplog):
+    def configs(*languages):
+        Preparation(CORPORA["wmt17"], tmp_path, languages=languages, unchecked=True).run()
+        return card.read_text().count("config_name")
+
+    card = tmp_path / "wmt17" / "README.md"
+    assert [configs("fi"), configs("lv")] == [1, 2]
+    card.write_text(f"{card.read_text()}My notes.\n")
+    assert configs("de") == 2
+    assert card.read_text().endswith("My notes.\n")
+    assert "README.md was changed and stays; remove it to have it written anew" in caplog.text
+    card.unlink()
+    assert configs("de") == 3
+
+
 # --- What is published is checked.
 
 
@@ -497,7 +530,8 @@ def test_digests_are_checked(tmp_path, monkeypatch, capsys):
         (["wmt19-de-fr", "--source", "empty"], "wmt19-de-fr is made of tables of the Hub"),
         (["multi30k", "--languages", "xx"], "--languages 'xx'; multi30k has en, de, fr, cs"),
         (["multi30k", "--languages", "fr"], "the Hub has en, de of multi30k"),
-        (["opus100", "--languages", "en"], "name a language beside English"),
+        (["opus100", "--languages", "en"], "name a language beside en; opus100 has"),
+        (["wmt19-de-fr", "--languages", "de"], "name a language beside de; wmt19-de-fr has de, fr"),
         (["ted8", "--bpe"], "no merges go with ted8"),
         (["wmt14-en-de", "--bpe", "-1"], "accepted: 1 to 1,000,000, or nothing for 32,000"),
         (["wmt14-en-de", "--bpe", "0"], "--bpe 0; accepted: 1 to 1,000,000, or nothing for 32,000"),

@@ -3,6 +3,7 @@
 Rows are streamed, so that memory does not grow with the corpus. What is finished is not made again.
 """
 
+import hashlib
 import json
 import logging
 import shlex
@@ -17,7 +18,7 @@ from typing import Literal
 from datasets import Dataset
 from tqdm import tqdm
 
-from ...durable import is_empty_folder, sha256_of, whole_file, whole_files, write_whole
+from ...durable import is_empty_folder, sha256_of, whole_file, whole_files
 from ...errors import UserError, one_line, quote
 from ...lock import locked
 from ...progress import shows_bars
@@ -188,7 +189,7 @@ class Preparation:
         """
         codes = [self._codes(group) for group in self.groups] if self.merges is not None else []
         wanted = [*codes, *(file for task in self.tasks for file in task.all_files)]
-        if self.corpus.form != "jsonl" and self.finished.issuperset(wanted):
+        if self.finished.issuperset(wanted) and self._new_card() is None:
             self._run()  # it verifies, and writes nothing: the folder may be somebody else's
             return
         with _empty_folders_removed(self.folder):
@@ -196,6 +197,7 @@ class Preparation:
             with locked(self.folder, "--output"):
                 self._look()  # again: another process may have made some of it
                 self._run()
+                self._write_card()
 
     def _run(self) -> None:
         for task in self.tasks:
@@ -207,12 +209,35 @@ class Preparation:
                 logger.info("%s: finished before", ", ".join(task.all_files))
             else:
                 self._make(task)
-        if self.corpus.form == "jsonl":
-            sets = [file for file in self.manifest.entries if file.endswith(".jsonl")]
-            write_whole(self.folder / CARD, data_set_card(self.corpus.licence, sets))
         if self.merges is not None:
             for group in self.groups:
                 self._learn(group)
+
+    def _new_card(self) -> str | None:
+        """The card of the data set, if it has to be written; None where it is there, or somebody has changed it."""
+        if self.corpus.form != "jsonl":
+            return None
+        path, made = self.folder / CARD, self.manifest.entries.get(CARD)
+        card = data_set_card(self.corpus.licence, (file for file in self.manifest.entries if file.endswith(".jsonl")))
+        if not path.is_file():
+            return card
+        digest = sha256_of(path)
+        if digest == hashlib.sha256(card.encode()).hexdigest():
+            return None
+        if made is None or digest != made["sha256"]:
+            logger.warning("%s was changed and stays; remove it to have it written anew", one_line(path))
+            return None
+        return card
+
+    def _write_card(self) -> None:
+        if (card := self._new_card()) is None:
+            return
+        with whole_file(self.folder / CARD) as draft:
+            draft.write_text(card, encoding="utf-8")
+            entry = Entry(
+                rows=card.count("\n"), sha256=sha256_of(draft), made_of=[], steps=[], left_out={}, commits=[]
+            )
+            self.manifest.add({CARD: entry})
 
     def _make(self, task: Task) -> None:
         left_out: Counter[str] = Counter()
@@ -392,7 +417,8 @@ def chosen_groups(corpus: Corpus, languages: Sequence[str] | None, *, on_hub: bo
         if len(chosen) == len(group) or (len(group) > 2 and len(chosen) > 1):
             groups.append(chosen)
     if not groups:
-        raise UserError(f"--languages: name a language beside English; {corpus.name} has {', '.join(known)}")
+        alone = " and ".join(languages or here)
+        raise UserError(f"--languages: name a language beside {alone}; {corpus.name} has {', '.join(known)}")
     return groups
 
 
