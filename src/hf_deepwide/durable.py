@@ -33,7 +33,8 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
         option: the option that allows it, for the message.
 
     Raises:
-        UserError: `path` is an input, exists, is a device or a pipe, or lies in a file instead of a folder.
+        UserError: `path` is an input, exists, is a device or a pipe, lies in a file instead of a folder, or is the
+            folder `.` or ends in `..`.
     """
     _refuse_special(path)
     around = next(parent for parent in path.absolute().parents if parent.exists())
@@ -45,6 +46,8 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
     if not overwrite and (path.is_symlink() or (path.exists() and not is_empty_folder(path))):
         allowed = f", or {option} to replace it" if option else ""
         raise UserError(f"{path} exists already; give another place for the output{allowed}")
+    if path.name in ("", "..") and (is_empty_folder(path) or not path.exists()):  # no draft can take its place
+        raise UserError(f"{path} is no name for what is to be written; give a name, such as {path / 'new'}")
 
 
 def _refuse_special(path: Path) -> None:
@@ -193,6 +196,7 @@ def remove(folder: Path) -> None:
         return
     staging = open_staging(folder.parent)
     doomed = staging / f"deleted-{folder.name}"
+    discard(doomed)  # what a deletion that was killed left
     folder.rename(doomed)
     shutil.rmtree(doomed)
     _close_staging(staging)

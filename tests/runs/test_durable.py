@@ -8,7 +8,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deepwide.durable import check_output, draft_of, whole_file, whole_files, whole_folder, write_whole
+from hf_deepwide.durable import (
+    STAGING,
+    check_output,
+    draft_of,
+    remove,
+    whole_file,
+    whole_files,
+    whole_folder,
+    write_whole,
+)
 from hf_deepwide.errors import UserError, quote
 
 
@@ -35,6 +44,28 @@ def test_an_input_is_never_the_output(tmp_path, spelling):
     os.link(source, tmp_path / "hard.txt")
     with pytest.raises(UserError, match="also an input"):
         check_output(tmp_path / spelling, inputs=[tmp_path / "other", source], overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("spelling", [".", "new/.."])
+def test_an_output_without_a_name_is_refused(spelling, overwrite, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UserError, match=r"is no name for .* such as .*new"):
+        check_output(Path(spelling), overwrite=overwrite)
+    (tmp_path / "empty" / "sub").mkdir()
+    check_output(Path("."), overwrite=True)  # whose files are replaced one by one
+    with pytest.raises(UserError, match="exists already"):
+        check_output(Path("."))
+
+
+def test_a_deletion_that_was_killed_does_not_hinder_the_next(tmp_path):
+    left = tmp_path / STAGING / "deleted-run" / "sub"
+    left.mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").touch()
+    remove(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_a_missing_folder_is_refused(tmp_path):
