@@ -122,9 +122,16 @@ def test_the_readme_never_writes_what_the_model_must_not(tokenizer, tmp_path, mo
     ids = model.generate(**text, eos_token_id=2, bad_words_ids=model.generation_config.bad_words_ids[:1])
     assert ids[0, 1] != usual[0, 1]
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+    words = "two dogs in the red water " * 20
+    exec(compile(code.replace("One sentence each, in the source language.", words), "README.md", "exec"), {})
+    longest = tokenizer(words, truncation=True, max_length=model.config.max_position_embeddings, return_tensors="pt")
+    ids = model.generate(**longest, eos_token_id=2, bad_words_ids=model.generation_config.bad_words_ids[:1])
+    assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 
 
 def test_a_missing_package_is_one_line(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(UserError, match=r"onnxscript.*hf_deepwide\[onnx\]"):
-        hf_deepwide.export_onnx(build("vanilla"), tmp_path / "out", tokenizer=tokenizer)
+    for package, where in (("onnxscript", ""), ("onnxruntime", " on Python 3.11 or newer")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(UserError, match=rf"needs {package}; install it{where} by: .*hf_deepwide\[onnx\]"):
+            hf_deepwide.export_onnx(build("vanilla"), tmp_path / "out", tokenizer=tokenizer)
+        monkeypatch.undo()

@@ -177,7 +177,7 @@ class ExportedSystem:
             raise UserError(
                 f"{folder} is a model of CTranslate2's: pip install 'hf_deepwide[ctranslate2]' ({one_line(error)})"
             ) from error
-        self.name, self.folder = name, folder
+        self.name = name
         self.tokenizer = load_tokenizer(folder)
         limit = source_limit(SimpleNamespace(), self.tokenizer)
         self.limit = ENGINE_LIMIT if limit == MOST_TOKENS else limit  # the engine's files name none

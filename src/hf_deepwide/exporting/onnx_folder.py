@@ -27,6 +27,7 @@ from .. import checkpoint_files
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError
 from ..models.language_pairs import Languages
+from ..models.plain_text import source_limit
 from .opening import open_model, require
 from .shown_languages import packages, shown_languages
 
@@ -127,7 +128,9 @@ def export_onnx(
     with saving(target), whole_folder(target) as draft:
         write_graphs(plain, draft)
         difference = check_logits(plain, draft)
-        opened.tokenizer.save_pretrained(draft)
+        cutting = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
+        cutting.model_max_length = source_limit(plain.config, cutting)
+        cutting.save_pretrained(draft)
         (draft / "README.md").write_text(readme(plain, opened.tokenizer), encoding="utf-8")
     logger.info("%s: its logits differ from the model's by up to %.2g", target, difference)
     return str(target)
@@ -244,7 +247,7 @@ from transformers import AutoTokenizer
 texts = [{text!r}]
 tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
 encoder, decoder = (onnxruntime.InferenceSession(name) for name in ("{ENCODER}", "{DECODER}"))
-batch = tokenizer(texts, padding=True, return_tensors="np")
+batch = tokenizer(texts, padding=True, truncation=True, return_tensors="np")
 source, mask = batch["input_ids"], batch["attention_mask"]
 cross = encoder.run(None, {{"input_ids": source, "attention_mask": mask}})
 past, tokens = [tensor[:, :{config.num_key_value_heads}, :0] for tensor in cross], np.full((len(texts), 1), {start})

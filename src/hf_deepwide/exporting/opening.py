@@ -74,4 +74,7 @@ def require(extra: str, *packages: str) -> None:
         UserError: one is not; the message says what to install.
     """
     if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
-        raise UserError(f"this export needs {', '.join(missing)}; install it by: pip install 'hf_deepwide[{extra}]'")
+        where = " on Python 3.11 or newer" if "onnxruntime" in missing else ""  # the extra lacks it on 3.10
+        raise UserError(
+            f"this export needs {', '.join(missing)}; install it{where} by: pip install 'hf_deepwide[{extra}]'"
+        )
