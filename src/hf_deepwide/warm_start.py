@@ -255,8 +255,8 @@ def logit_difference(
 
     Both are called in the mode and dtype they are in; `base_inputs` are further inputs of the first.
     """
-    generator = torch.Generator().manual_seed(seed)
-    config, length = base.config, min(24, base.config.max_position_embeddings)
+    generator, config = torch.Generator().manual_seed(seed), base.config
+    length = min(24, *(model.config.max_position_embeddings for model in (base, other)))
 
     def random_ids(embeddings: torch.nn.Embedding) -> torch.Tensor:
         ids = torch.randint(embeddings.num_embeddings - 1, (4, length), generator=generator)

@@ -11,7 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib import import_module
+from typing import Any, TextIO, cast
 
 from .parser import Parser, split_overrides
 
@@ -57,7 +59,7 @@ def run_subcommand(command: str | None) -> None:
         execute(lambda: module.run(args, overrides))
     else:
         args = parser.parse_args(words)
-        if hasattr(module, "run_light") and until_the_reader_stops(lambda: module.run_light(args)):
+        if hasattr(module, "run_light") and with_or_without_reader(lambda: module.run_light(args)):
             return
         execute(lambda: module.run(args))
 
@@ -76,20 +78,44 @@ def execute(run: Callable[[], None]) -> None:
 
     def run_and_leave() -> None:
         with leaving_process_group():
-            until_the_reader_stops(run)
+            with_or_without_reader(run)
 
     run_script(run_and_leave)
 
 
-def until_the_reader_stops(run: Callable[[], object]) -> object:
-    """Return what `run` returns, or True if the reader of the output, such as `head`, has stopped early."""
-    try:
-        result = run()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain once more at exit
-        return True
-    return result
+class Output:
+    """Standard output that is no error without a reader: once `head` has stopped, what is printed goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As a text stream."""
+        return self._unless_broken(lambda: self._stream.write(text)) or 0
+
+    def flush(self) -> None:
+        """As a text stream."""
+        self._unless_broken(self._stream.flush)
+
+    def _unless_broken(self, do: Callable[[], int | None]) -> int | None:
+        try:
+            return do()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            return None
+
+
+def with_or_without_reader(run: Callable[[], object]) -> object:
+    """Return what `run` returns. It goes on, and writes its files, if the reader of what it prints stops early."""
+    output = cast(TextIO, Output(sys.stdout))
+    with redirect_stdout(output):
+        try:
+            return run()
+        finally:
+            output.flush()
 
 
 def _first(words: list[str]) -> list[str]:

@@ -50,6 +50,6 @@ def run(args: argparse.Namespace) -> None:
         check_output(Path(args.output), inputs=inputs, overwrite=args.overwrite, option="--overwrite")
     margins = parse_margins(args.equivalence or [])
     compared = compare_runs(args.systems, args.reference, args.metrics, args.lowercase, args.tokenize, margins)
-    print(report(compared))
     if args.output:
         write_whole(Path(args.output), to_json(compared))
+    print(report(compared))

@@ -108,5 +108,5 @@ def run(args: argparse.Namespace) -> None:
             **{name: value for name, value in given.items() if name in own},
             own_search=[name for name in SEARCH if name not in given],
         ),
-        EvaluationArguments(**{name: value for name, value in given.items() if name not in own}),
+        EvaluationArguments.from_options(**{name: value for name, value in given.items() if name not in own}),
     )

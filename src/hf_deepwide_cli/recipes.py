@@ -45,7 +45,7 @@ def run_light(args: argparse.Namespace) -> bool:
             text = (packaged.folder() / f"{name}.yaml").read_text(encoding="utf-8")
             print(f"{name:<{width}}  {packaged.title(text)}")
         return True
-    if args.name not in packaged.names() or Path(args.name).exists():
+    if args.name not in packaged.names() or Path(args.name).is_file():
         return False
     text = packaged.whole(packaged.folder() / f"{args.name}.yaml")
     if args.copy is None:
@@ -122,9 +122,12 @@ def _sections(values: dict[str, dict[str, Any]]) -> str:
 def fitted(path: Path, source: Path, target: Path) -> str:
     """A recipe as one file, with settings that fit the size of two text files; what to expect goes to stderr.
 
+    Training is counted in epochs, so that validation and checkpoints come once an epoch, too. A vocabulary is fitted
+    only where subwords are learnt.
+
     Raises:
-        UserError: no recipe for training a translation model, a file that cannot be read, or files of different
-            lengths.
+        UserError: no recipe for training a translation model, or one that does not train on two files; a file that
+            cannot be read, or files of different lengths.
     """
     from hf_deepwide.data.corpora import read_lines
     from hf_deepwide.errors import UserError
@@ -132,9 +135,16 @@ def fitted(path: Path, source: Path, target: Path) -> str:
     from hf_deepwide.runs.suggestions import measure, suggest_settings
 
     try:
-        load_recipe(path)
+        recipe = load_recipe(path)
     except UserError as error:
         raise UserError(f"--fit: a recipe that trains a translation model is accepted, and {error}") from error
+    reasons = {
+        "format: phrases makes its own corpus": recipe.data.format == "phrases",
+        "pairs names several language pairs, and two files are of one": bool(recipe.data.pairs),
+        "streaming: true needs training.max_steps, which is not fitted": recipe.data.streaming,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise UserError(f"--fit: {path}: data.{reason}; choose another recipe, such as multi30k_en_de_vanilla")
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise UserError(
@@ -143,13 +153,16 @@ def fitted(path: Path, source: Path, target: Path) -> str:
         )
     suggested = suggest_settings(measure(sources, targets))
     values = read_values(path)
-    values.setdefault("tokenizer", {})["vocab_size"] = suggested.vocab_size
-    values.setdefault("training", {}).update(
-        max_tokens=suggested.max_tokens,
-        num_train_epochs=suggested.num_train_epochs,
-        warmup_steps=suggested.warmup_steps,
-    )
-    if suggested.expectation:
+    tokenizer, training = values["tokenizer"], values["training"]
+    learns = not (recipe.tokenizer.path or recipe.tokenizer.codes or recipe.tokenizer.words)
+    fits = {name: getattr(suggested, name) for name in ("max_tokens", "num_train_epochs", "warmup_steps")}
+    if learns:
+        tokenizer["vocab_size"] = suggested.vocab_size
+    for name in ("max_steps", "gradient_accumulation_steps", "eval_steps", "save_steps"):
+        training.pop(name, None)
+    by_steps = [name for name in ("eval_strategy", "save_strategy") if training.get(name) == "steps"]
+    training |= fits | dict.fromkeys(by_steps, "epoch")
+    if suggested.expectation and recipe.init_from is None:
         print(f"what to expect of {len(sources):,} pairs: {suggested.expectation}", file=sys.stderr)
-    header = f"# Fitted to {len(sources):,} sentence pairs: vocab_size, max_tokens, num_train_epochs, warmup_steps.\n"
+    header = f"# Fitted to {len(sources):,} sentence pairs: {', '.join(['vocab_size'] * learns + [*fits])}.\n"
     return f"{packaged.header(path.read_text(encoding='utf-8'))}{header}\n{_sections(values)}"

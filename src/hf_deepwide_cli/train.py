@@ -22,8 +22,7 @@ run.json and the checkpoints.
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 TASKS = ("masked-lm", "classification")
 TAKES_OVERRIDES = True
@@ -46,23 +45,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     train(recipe[0], overrides, args.overwrite)
 
 
-def trained(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a run comes to. A reader of the output that ends early, as `head`, is no reason to call it finished."""
-    from hf_deepwide.errors import UserError
-
-    try:
-        return run()
-    except BrokenPipeError as error:
-        raise UserError("what reads the output has ended; give the same command again to go on") from error
-
-
 def train_translation(recipe: str, overrides: list[str], overwrite: bool) -> None:
     """Train a translation model."""
     from hf_deepwide.runs.recipe import load_recipe
     from hf_deepwide.runs.run import run_recipe
 
     loaded = load_recipe(recipe, overrides)
-    results = trained(lambda: run_recipe(loaded, overwrite))
+    results = run_recipe(loaded, overwrite)
     if not _is_first():
         return
     test = results.get("test", {})
@@ -84,7 +73,7 @@ def train_masked_lm(recipe: str, overrides: list[str], overwrite: bool) -> None:
     from hf_deepwide.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides, MaskedLMRecipe)
-    results = trained(lambda: run_masked_lm(cast(MaskedLMRecipe, loaded), overwrite))
+    results = run_masked_lm(cast(MaskedLMRecipe, loaded), overwrite)
     if not _is_first():
         return
     for split in ("validation", "test"):
@@ -99,7 +88,7 @@ def train_classification(recipe: str, overrides: list[str], overwrite: bool) -> 
     from hf_deepwide.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides, ClassificationRecipe)
-    results = trained(lambda: run_classification(cast(ClassificationRecipe, loaded), overwrite))
+    results = run_classification(cast(ClassificationRecipe, loaded), overwrite)
     if not _is_first():
         return
     for split in ("validation", "test"):

@@ -16,6 +16,7 @@ from the seed and the line. Equal lines get equal translations, also in another 
 import argparse
 
 DRAWING = ("temperature", "top_k", "seed")  # options that say how to draw
+SEARCHING = ("num_beams", "length_penalty", "max_tokens", "precision")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     from hf_deepwide.evaluation.checkpoint import device_of, load_translator
     from hf_deepwide.evaluation.sampling import SamplingArguments
     from hf_deepwide.evaluation.stream import translate_stream
-    from hf_deepwide.evaluation.translate import own_search, translate
+    from hf_deepwide.evaluation.translate import EvaluationArguments, own_search, translate
 
     drawing = {name: value for name in DRAWING if (value := getattr(args, name)) is not None}
     if drawing and not args.sample:
@@ -57,16 +58,12 @@ def run(args: argparse.Namespace) -> None:
     if args.sample and args.length_penalty is not None:
         raise UserError("--length_penalty is for searching with beams, and --sample draws at random; give one of both")
     sampling = SamplingArguments(**drawing) if args.sample else None
+    searching = {name: value for name in SEARCHING if (value := getattr(args, name)) is not None}
+    EvaluationArguments.from_options(**searching)  # before a model is loaded
     device = device_of(args.device)
     model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)
     model.to(device)
-    settings = own_search(
-        model,
-        num_beams=1 if args.sample else args.num_beams,
-        length_penalty=args.length_penalty,
-        max_tokens=args.max_tokens,
-        precision=args.precision,
-    )
+    settings = own_search(model, **(searching | {"num_beams": 1} if args.sample else searching))
     translate_stream(
         lambda lines: translate(
             model,

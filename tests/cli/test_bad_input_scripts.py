@@ -204,9 +204,9 @@ ARGUMENTS = {
     ),
     "evaluate a path for a pair": (None, (*FILES, "--pairs", "../x-de"), ["--pairs: '../x-de' is no language pair"]),
     "evaluate on no device": (None, (*EVALUATE, "--model", VANILLA, "--device", "quantum"), ["--device quantum"]),
-    "evaluate no beams": (None, (*FILES, "--num_beams", "-1"), ["evaluation.num_beams is -1"]),
+    "evaluate no beams": (None, (*FILES, "--num_beams", "-1"), ["--num_beams is -1"]),
     "evaluate no metric": (None, (*FILES, "--metrics", "foo"), ["metrics: foo; accepted: bleu, chrf, multi_bleu"]),
-    "evaluate no trials": (None, (*FILES, "--compare", REFERENCE, "--trials", "0"), ["trials: 0; accepted: 1"]),
+    "evaluate no trials": (None, (*FILES, "--compare", REFERENCE, "--trials", "0"), ["--trials is 0; accepted: 1"]),
     "evaluate an encoder": (None, (*EVALUATE, "--model", "bert"), ["bert cannot be loaded: it is a bert"]),
     "evaluate another vocabulary": (
         lambda at: at.edit_config(VANILLA, vocab_size=4000, decoder_vocab_size=4000), (*EVALUATE, "--model", VANILLA),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from unittest.mock import patch
@@ -133,6 +134,49 @@ def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "learns"),
+    [
+        ("wmt14_en_de_vanilla", True),
+        ("wmt19_en_de_mat", True),
+        ("multi30k_en_de_transformer_tiny", False),
+        ("multi30k_en_de_mat", False),
+        ("finetune_mbart", False),
+        ("code_java_mat", False),
+    ],
+)
+def test_a_fitted_recipe_trains_for_its_epochs(name, learns, monkeypatch, capsys, tmp_path):
+    """Not for the updates of the recipe, in which small files would be read hundreds of times."""
+    files = [tmp_path / "my.de", tmp_path / "my.en"]
+    for file in files:
+        file.write_text("Das ist ein Satz mit acht Wörtern darin.\n" * 2_000, encoding="utf-8")
+    copied = tmp_path / "small.yaml"
+    call(monkeypatch, "recipes", name, "--fit", *map(str, files), "--copy", str(copied))
+    fitted, packaged = load_recipe(copied), load_recipe(name)
+    training = fitted.training_arguments()
+    assert training.max_steps == -1
+    assert training.gradient_accumulation_steps == 1
+    assert (training.eval_strategy, training.save_strategy) == ("epoch", "epoch")
+    assert "eval_steps" not in fitted.values["training"]
+    assert (fitted.values["tokenizer"] != packaged.values["tokenizer"]) is learns
+    assert ("vocab_size" in copied.read_text(encoding="utf-8").partition("# Fitted to")[2].splitlines()[0]) is learns
+    assert ("what to expect" in capsys.readouterr().err) is (packaged.init_from is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("quickstart", "data.format: phrases makes"), ("multi30k_en_xx_vanilla", "data.pairs names several")],
+)
+def test_a_recipe_that_does_not_train_on_two_files_is_not_fitted(name, told, monkeypatch, capsys, tmp_path):
+    file = tmp_path / "text"
+    file.write_text("ein Satz\n" * 20, encoding="utf-8")
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "recipes", name, "--fit", str(file), str(file))
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert not shown.out
+
+
+@pytest.mark.parametrize(
     ("base", "kind"),
     [
         ("classification/mrpc", ClassificationRecipe),
@@ -174,6 +218,23 @@ def test_a_reader_that_stops_early_is_no_error():
     assert "Traceback" not in ended.stderr
 
 
+EVALUATE = ("evaluate", "--hypotheses", "de", "--reference", "en", "--metrics", "chrf", "--output", "scores.json")
+
+
+@pytest.mark.parametrize("words", [("recipes",), EVALUATE])
+def test_files_are_written_when_nobody_reads_what_is_printed(words, tmp_path):
+    """Unbuffered, so that the first line finds that its reader has gone."""
+    for name in ("de", "en"):
+        (tmp_path / name).write_text("one line\n", encoding="utf-8")
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-u", "-c", "from hf_deepwide_cli import main; main()", *words]
+    ended = subprocess.run(command, cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "scores.json").is_file() is (words == EVALUATE)
+
+
 def test_the_schema_accepts_packaged_keys(monkeypatch, capsys):
     call(monkeypatch, "schema")
     schema = json.loads(capsys.readouterr().out)
@@ -200,6 +261,24 @@ def test_the_schema_explains_the_keys_of_its_own_task(monkeypatch, capsys, kind)
         assert all("description" in told for told in sections[section]["properties"].values()), section
     assert ("pairs" in sections["data"]["properties"]["train"]["description"]) is (kind == "")
     assert sections["training"]["properties"]["learning_rate"]["description"].startswith("peak")
+    smoothing = sections["training"]["properties"].get("label_smoothing_factor", {"description": ""})
+    assert ("vocabulary" in smoothing["description"]) is (kind == "")
+    assert ("bpe_dropout" in sections["tokenizer"]["properties"]["path"]["description"]) is (kind == "")
+    assert ("depthwise_lstm" in sections["model"]["properties"]["family"]["description"]) is (kind == "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--num_beams", "0"), "error: --num_beams is 0; accepted: 1 or more"),
+        (("--max_tokens", "0"), "error: --max_tokens is 0"),
+        (("--precision", "fp8"), "error: --precision: 'fp8'; accepted: float32"),
+    ],
+)
+def test_translate_names_its_options_and_no_keys_of_a_recipe(words, told, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "translate", "--model", "nowhere", *words)
+    assert told in capsys.readouterr().err
 
 
 def upper(lines):

@@ -8,7 +8,8 @@ import pytest
 from mistakes import SCRIPTS
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.runs.recipe import load_recipe, parse_overrides
+from hf_deepwide.runs.recipe import PACKAGED, load_recipe, parse_overrides
+from hf_deepwide_cli import main
 from hf_deepwide_cli.parser import Parser, split_overrides
 
 
@@ -68,6 +69,25 @@ def test_a_value_that_yaml_takes_for_a_comment_is_not_lost():
     with pytest.raises(UserError, match=r"""--data\.sentence1 "'#1 String'"$"""):
         parse_overrides(["--data.sentence1", "#1 String"])
     assert parse_overrides(["--data.sentence1", "'#1 String'"]) == [("data.sentence1", "#1 String")]
+
+
+def test_an_option_is_no_value_of_another_one():
+    with pytest.raises(UserError, match=r"--attention_branches has no value; write --attention_branches VALUE"):
+        parse_overrides(["--attention_branches", "--drop_branch", "0.2"], "--field value")
+    with pytest.raises(UserError, match=r"'0.2' is no override; write --field value"):
+        parse_overrides(["0.2"], "--field value")
+
+
+def test_a_folder_does_not_hide_a_packaged_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("quickstart", "other"):
+        (tmp_path / name).mkdir()
+    assert load_recipe("quickstart").values == load_recipe(PACKAGED / "quickstart.yaml").values
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", "recipes", "quickstart"])
+    main()
+    assert "phrases" in capsys.readouterr().out
+    with pytest.raises(UserError, match="other is a folder"):
+        load_recipe("other")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,10 @@ def test_length_filters(words, fields, kept, logged, streaming, caplog):
         assert logged in caplog.text
     elif len(kept) < len(LENGTHS):
         assert "left out" in caplog.text
+        first, caplog.records[:] = [record.message for record in caplog.records], []
+        with caplog.at_level("INFO"):
+            list(result)
+        assert [record.message for record in caplog.records] == first, "each pass is counted on its own"
 
 
 def test_nothing_is_filtered_from_held_out_sets(words, caplog):

@@ -59,6 +59,15 @@ def test_refuses_what_is_no_file_of_codes(tmp_path, text, word):
         tokenizer_from_codes(tmp_path / "codes", WORDS)
 
 
+def test_refuses_a_damaged_gzip_file(codes, tmp_path):
+    content = bytearray(codes[0].read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    for damaged in (content[:-12], content[:20] + b"\xff" * 40, content):
+        (tmp_path / "codes.gz").write_bytes(damaged)
+        with pytest.raises(UserError, match=r"tokenizer\.codes: .*codes\.gz cannot be read"):
+            tokenizer_from_codes(tmp_path / "codes.gz", ["text"])
+
+
 def test_refuses_two_tokenizers_at_once():
     with pytest.raises(UserError, match="both set"):
         TokenizerArguments(path="here", codes="there")

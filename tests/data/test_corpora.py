@@ -253,6 +253,22 @@ def test_local_datasets(name, streaming, request, caplog, monkeypatch, tmp_path_
     assert "1 with an empty side" in caplog.text
 
 
+def test_each_pass_over_a_stream_is_counted_on_its_own(tmp_path, caplog):
+    rows = [{"en": text, "de": "x"} for text in ("", "a b", "a", "c", "d" * 20_001)]
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    caplog.set_level(logging.INFO)
+    stream = load_parallel(local(tmp_path, "saved", streaming=True), "train")
+    assert next(iter(stream))["source"] == "a b"
+    begun = iter(stream)
+    next(begun), next(begun)
+    resumed = load_parallel(local(tmp_path, "saved", streaming=True), "train")
+    resumed.load_state_dict(stream.state_dict())
+    for again in (stream, resumed):
+        with pytest.raises(UserError, match="line 5: a word of 20,001"):
+            list(again)
+    assert caplog.text.count("0 pairs kept, 1 with an empty side and 0 repeated pairs left out, up to row 1") == 3
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_datasets_mistakes(saved, streaming):
     assert "no split 'validation'; available: train, dev" in message(
@@ -289,6 +305,11 @@ def test_dataset_that_cannot_be_loaded(tmp_path, streaming):
         ({"format": "datasets"}, "data.name"),
         ({"format": "phrases", "streaming": True}, "data.streaming"),
         ({"format": "datasets", "name": "x", "streaming": True, "drop_duplicates": True}, "data.drop_duplicates"),
+        ({"format": "phrases", "validation": "val"}, r"phrases does not read it; .*text, tsv, jsonl, datasets\)"),
+        ({"format": "phrases", "drop_duplicates": True}, "data.drop_duplicates is True, .* set it to false"),
+        ({"source_field": "src"}, r"the format text does not read it; .*accepted: tsv, jsonl, datasets\)"),
+        ({"format": "tsv", "config": "de-en"}, r"data.config is 'de-en', .*accepted: datasets\)"),
+        ({"train_size": 30}, r"data.train_size is 30, .*set it to 25000, .*accepted: phrases\)"),
         ({"max_length": 1}, "data.max_length is 1"),
         ({"max_length_ratio": 0.5}, "data.max_length_ratio is 0.5"),
     ],
@@ -296,3 +317,8 @@ def test_dataset_that_cannot_be_loaded(tmp_path, streaming):
 def test_wrong_arguments_are_named(fields, named):
     with pytest.raises(UserError, match=named):
         DataArguments(**fields)
+
+
+def test_an_inherited_key_that_a_format_does_not_read_can_be_reset():
+    assert DataArguments(format="phrases", train=None, test=None).format == "phrases"
+    assert DataArguments(format="text", seed=1, train_size=25_000, name=None).format == "text"

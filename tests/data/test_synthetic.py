@@ -112,7 +112,7 @@ def test_a_kind_of_which_nothing_is_left_has_no_rate():
     [
         ({"synthetic": None}, "synthetic_tag is '<bt>' but there are no synthetic pairs: set data.synthetic"),
         ({"synthetic": None, "synthetic_tag": None, "synthetic_rate": 2.0}, "synthetic_rate is 2.0 but there are no"),
-        ({"format": "phrases"}, "data.synthetic: phrases are made in memory"),
+        ({"format": "phrases", "train": None}, "data.synthetic is 'bt', and the format phrases does not read it"),
         ({"pairs": ["en-de"]}, "data.synthetic: accepted with one language pair; leave out data.pairs"),
         ({"streaming": True}, "data.synthetic: streams have no size"),
         ({"synthetic": "train"}, "data.synthetic and data.train are both 'train'"),

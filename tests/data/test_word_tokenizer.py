@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer, BartConfig
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import encode
+from hf_deepwide.data.batches import TranslationCollator, encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoded_cache import tokenizer_content
 from hf_deepwide.data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
@@ -21,6 +21,7 @@ from hf_deepwide.evaluation.translate import as_line
 from hf_deepwide.loading import load_tokenizer
 from hf_deepwide.models.plain_text import TextEncoder
 from hf_deepwide.models.word_tokenizer import WordTokenizer
+from hf_deepwide.training.faults import texts
 
 CODE = [
     "    if  x == '  ' :",
@@ -73,6 +74,18 @@ def test_each_side_has_its_own_ids(tokenizer):
     assert both["labels"] == [4 + tokenizer.target_words.index(word) for word in ("x", "▁")] + [2]
     assert tokenizer("the x")["input_ids"] == both["input_ids"]
     assert tokenizer("▁")["input_ids"] == [3, 2]
+
+
+def test_sentences_of_a_batch_are_decoded_by_the_vocabulary_of_their_side(tokenizer):
+    rows = [
+        {"input_ids": tokenizer(source)["input_ids"], "labels": tokenizer(text_target=target)["input_ids"]}
+        for source, target in (("the  words", "x ▁"), ("the unseen x", "x"))
+    ]
+    batch = TranslationCollator(tokenizer, 0)(rows)
+    assert texts(batch, tokenizer) == [
+        {"source": "the <unk> words", "target": "x ▁"},
+        {"source": "the <unk> x", "target": "x"},
+    ]
 
 
 def test_encoder_of_texts_takes_the_right_side(tokenizer):

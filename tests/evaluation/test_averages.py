@@ -191,9 +191,16 @@ def test_the_script_reports_directions_and_win_ratios(run, capsys):
         (["--pairs", "en-de", "--compare", "{lang}.txt"], "--compare: '{lang}.txt' cannot be filled in ('lang')"),
         (["--win_ratio", "table.tsv"], "--win_ratio is of several language pairs"),
         (["--average_languages", "de"], "--average_languages is of several language pairs"),
+        (["--pairs", "en-de", "en-fr"], "there is no file reference.en-fr"),
+        (["--pairs", "en-de", "en-te", "--compare", "short.{target_lang}"], "short.te has 1 lines"),
+        (["--pairs", *PAIRS, "--trials", "0"], "--trials is 0; accepted: 1 or more"),
+        (["--pairs", *PAIRS, "--seed", "0"], "--seed is 0; accepted: 1 or more"),
     ],
 )
 def test_a_users_mistake_is_told_before_anything_is_scored(run, capsys, words, message):
+    for language in ("de", "te"):
+        lines = LINES["good"][: 1 if language == "te" else 2]
+        Path(f"short.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     with pytest.raises(SystemExit) as exit_:
         run(*words)
     shown = capsys.readouterr()

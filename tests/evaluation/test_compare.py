@@ -6,6 +6,8 @@ import random
 import pytest
 
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation import significance
+from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.runs.compare import compare_runs, report
 
 WORDS = ["the", "a", "dog", "cat", "runs", "sleeps", "fast", "in", "on", "park", "house", "big", "small"]
@@ -53,6 +55,14 @@ def test_one_run_has_no_test_over_seeds(folder):
     _, system = compare_runs([str(folder / "bad-1"), str(folder / "good-1")], str(folder / "reference"), ["bleu"])
     assert system.p_seeds is None
     assert system.p_sentences is not None
+
+
+def test_the_test_over_sentences_needs_no_bootstrap_of_its_own(folder, monkeypatch):
+    lines = [(folder / name).read_text().splitlines() for name in ("bad-1", "good-1", "reference")]
+    expected = compare_systems(*lines, metrics=["bleu"], samples=2)["bleu"]["p_randomization"]
+    monkeypatch.setattr(significance, "_bootstrap", lambda *_: pytest.fail("resamples"))
+    _, system = compare_runs([str(folder / "bad-1"), str(folder / "good-1")], str(folder / "reference"), ["bleu"])
+    assert system.p_sentences == expected
 
 
 @pytest.mark.parametrize(

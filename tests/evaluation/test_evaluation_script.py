@@ -12,6 +12,7 @@ from watched_generation import watch_generation
 from word_models import tiny_model, tiny_tokenizer
 
 from hf_deepwide import VanillaTransformerForConditionalGeneration
+from hf_deepwide.evaluation.checkpoint import load_translator
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
@@ -114,6 +115,33 @@ def test_translations_are_kept_if_scoring_fails(run, monkeypatch):
     assert len(Path("out.txt").read_text(encoding="utf-8").splitlines()) == len(SOURCES)
 
 
+def test_a_checkpoint_is_loaded_once_for_all_pairs(run, monkeypatch):
+    tiny_model().save_pretrained("other")
+    tiny_tokenizer().save_pretrained("other")
+    loaded = []
+
+    def load(name, *options):
+        loaded.append(name)
+        return load_translator(name, *options)
+
+    monkeypatch.setattr("hf_deepwide.evaluation.evaluate.load_translator", load)
+    short = ("--source", "sources.txt", *SEARCH, "--metrics", "chrf", "--bootstrap_samples", "9", "--trials", "9")
+    run("--model", "checkpoint", "--compare", "other", *short, "--pairs", "a-b", "b-a", "--output", "both.json")
+    assert loaded == ["checkpoint", "other"]
+    run("--model", "checkpoint", *short, "--output", "one.json")
+    pairs = json.loads(Path("both.json").read_text(encoding="utf-8"))["pairs"]
+    alone = json.loads(Path("one.json").read_text(encoding="utf-8"))["systems"]["checkpoint"]["chrf"]
+    assert [pairs[pair]["systems"]["checkpoint"]["chrf"] for pair in ("a-b", "b-a")] == [alone, alone]
+
+
+def test_a_compared_folder_without_a_checkpoint_is_told_before_translating(run, monkeypatch, capsys):
+    Path("empty").mkdir()
+    monkeypatch.setattr("hf_deepwide.evaluation.evaluate.translate", lambda *_, **__: pytest.fail("it translated"))
+    with pytest.raises(SystemExit):
+        run("--model", "checkpoint", "--compare", "empty", "--source", "sources.txt", *SEARCH)
+    assert "error: empty cannot be loaded: " in capsys.readouterr().err
+
+
 def test_a_tokenizer_that_is_not_installed_is_told_before_translating(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "MeCab", None)
     monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
@@ -150,7 +178,7 @@ def test_compares_systems(run, capsys):
         (["--hypotheses", "better.txt", "--output", "worse.txt"], "worse.txt exists already; give another place"),
         (["--hypotheses", "better.txt", "--output", "no/s.json"], "there is no folder no; make it first"),
         (["--hypotheses", "better.txt", "--translations", "t.txt"], "--translations is for what --model translates"),
-        (["--hypotheses", "better.txt", "--num_beams", "0"], "evaluation.num_beams is 0"),
+        (["--hypotheses", "better.txt", "--num_beams", "0"], "error: --num_beams is 0"),
         (["--model", "checkpoint", "--source", "short.txt"], "short.txt has 11 lines"),
         (["--model", "empty", "--source", "sources.txt"], "empty cannot be loaded: "),
     ],

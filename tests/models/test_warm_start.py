@@ -545,6 +545,18 @@ def test_script_writes_a_checkpoint_and_compares_it(tmp_path, monkeypatch, capsy
     assert {path.name for path in output.iterdir()} >= {"model.safetensors", "generation_config.json"}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("--max_position_embeddings", 9), ("--family", "latent_depth", "--num_posteriors", 2)],
+)
+def test_script_compares_shorter_models_and_models_of_several_posteriors(arguments, tmp_path, monkeypatch, capsys):
+    make("vanilla pre-norm").save_pretrained(tmp_path / "base")
+    run(monkeypatch, tmp_path / "base", tmp_path / "new", "--no_tokenizer", *arguments)
+    assert "largest difference of logits from the base's: " in capsys.readouterr().out
+    config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new").config
+    assert getattr(config, arguments[-2].removeprefix("--")) == arguments[-1]
+
+
 # Multi-Path: paths of the encoder are copies, as branches are
 
 AVERAGE = {"path_norm": False, "learnable_path_weights": False, "more_features": False}

@@ -11,6 +11,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from datasets.arrow_dataset import Column
 from huggingface_hub import ModelCard
 from model_cases import scramble
 from safetensors.torch import load_file
@@ -454,6 +455,7 @@ def test_a_file_may_hold_objects_or_quoted_columns(tmp_path):
         ({"sentence1": "frist"}, "data.sentence1: there is no column 'frist'; the columns are id, first"),
         ({"train": "nothing.tsv"}, "no file"),
         ({"labels": ["same"]}, "two or more classes"),
+        ({"label": "id"}, "^data.label: the column 'id' of the training split has only the class '7'; name"),
         ({"labels": ["same", "different"]}, "the class 'other' is not one of same, different"),
         ({"format": "datasets"}, "data.name"),
         ({"validation": None, "validation_size": 500}, "only 96 rows"),
@@ -468,6 +470,15 @@ def test_mistakes_in_data_are_named(fields, words, data):
 
     with pytest.raises(UserError, match=words):
         read()
+
+
+def test_columns_are_read_whole(data, monkeypatch):
+    """Row by row, a column takes a thousand times as long."""
+    monkeypatch.setattr(Column, "__iter__", lambda column: pytest.fail("row by row"))
+    args = ClassificationArguments(
+        root=str(data), train="train.tsv", validation="dev.tsv", sentence1="first", label="class"
+    )
+    assert class_names(args, read_splits(args)) == ["other", "same"]
 
 
 @pytest.mark.parametrize(
@@ -498,6 +509,10 @@ def test_a_broken_file_is_reported_with_its_fault(content, words, tmp_path):
         ({"seeds": [-1]}, "seeds: -1 is not accepted; accepted: 0 or more"),
         ({"seeds": [99999999999]}, "seeds: 99999999999 is not accepted"),
         ({"save_only_model": True}, "a run is resumed from its checkpoints"),
+        ({"prediction_loss_only": True}, "training.prediction_loss_only has no effect here: scores are of all"),
+        ({"batch_eval_metrics": True}, "scores are of all predictions"),
+        ({"eval_do_concat_batches": False}, "scores are of all predictions"),
+        ({"label_names": ["foo"]}, "labels are always called labels"),
         ({"seeds": [1, 1]}, "each once"),
         ({"metric_for_best_model": "bleu"}, "accepted: accuracy, f1, matthews"),
         ({"seed": 3}, "set training.seeds"),

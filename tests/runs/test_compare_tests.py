@@ -59,9 +59,33 @@ def test_losses_stand_first_and_holm_allows_for_the_systems(runs):
     assert compared[8].p_sentences is not None
 
 
-def test_losses_of_two_tokenizers_are_not_compared(runs):
-    (runs / "wide-2" / "tokenizer.json").write_text("{ }")
+def test_losses_of_two_vocabularies_of_words_are_compared(runs, caplog):
+    """Runs on words have no tokenizer.json, but a vocabulary of each side."""
+    for folder in runs.glob("*-*"):
+        (folder / "tokenizer.json").unlink()
+        for side in ("source", "target"):
+            (folder / f"vocab_{side}.json").write_text('{"a": 0}')
+    assert "loss" in {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])}
+    (runs / "wide-2" / "vocab_target.json").write_text('{"b": 0}')
     assert {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])} == {"bleu"}
+    assert "different tokenizers" in caplog.text
+
+
+def test_losses_are_left_out_beside_a_file_of_translations(runs, caplog):
+    files = [str(runs / f"{name}-1" / "translations.txt") for name in LOSSES]
+    assert {each.metric for each in compare_runs(files, str(runs / "reference"), ["bleu"])} == {"bleu"}
+    assert not caplog.text
+    mixed = [str(runs / "plain-1"), files[1]]
+    assert {each.metric for each in compare_runs(mixed, str(runs / "reference"), ["bleu"])} == {"bleu"}
+    assert "not every system is the folder of a finished run" in caplog.text
+
+
+def test_losses_of_two_tokenizers_are_not_compared(runs, caplog):
+    (runs / "wide-2" / "tokenizer.json").write_text('{"truncation": {"max_length": 9}}')  # no other tokens
+    assert "loss" in {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])}
+    (runs / "wide-2" / "tokenizer.json").write_text('{"model": {}}')
+    assert {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])} == {"bleu"}
+    assert "different tokenizers" in caplog.text
     with pytest.raises(UserError, match="loss"):
         compare_runs(systems(runs), str(runs / "reference"), ["bleu"], margins={"loss": 0.1})
 
@@ -169,10 +193,10 @@ def test_runs_need_one_test_set(runs, with_recipes):
     with_recipes("wide-2", data__test="again")
     assert compare_runs(systems(runs), metrics=["bleu"]) == compared
     with_recipes("wide-2", data__test="other")
-    with pytest.raises(UserError, match=r"wide-2 was tested on other sentences than .*plain-1 \(other and test\)"):
+    with pytest.raises(UserError, match=r"wide-2 was tested on other sentences than .*plain-1 \(other, .* and test, "):
         compare_runs(systems(runs))
-    with_recipes("wide-2", data__source_lang="en", data__target_lang="de")
-    with pytest.raises(UserError, match=r"data\.target_lang"):
+    with_recipes("wide-2", data__source_lang="en", data__target_lang="de", data__test="other")
+    with pytest.raises(UserError, match=r"\(other, en-de and test, de-en\); .* --reference FILE"):
         compare_runs(systems(runs))
 
 
@@ -234,6 +258,32 @@ def test_runs_are_scored_as_their_recipes_say(runs, with_recipes):
     with_recipes("wide-2")
     with pytest.raises(UserError, match=r"evaluation\.\w+ is .* in .*plain-1 and .* in .*wide-2; choose one with --"):
         compare_runs(systems(runs))
+
+
+def test_defaults_that_are_written_out_are_no_others(runs, with_recipes):
+    expected = compare_runs(systems(runs))
+    with_recipes("wide-2", evaluation__tokenize="13a", evaluation__lowercase=False)
+    assert compare_runs(systems(runs)) == expected
+    with_recipes("wide-2", evaluation__metrics=["chrf", "bleu"])
+    with_recipes("deep-3", evaluation__metrics=["bleu", "chrf"])
+    assert compare_runs(systems(runs)) == expected
+    with_recipes("deep-3", evaluation__metrics=["bleu"])
+    with pytest.raises(UserError, match=r"evaluation\.metrics is .*; choose one with --metrics"):
+        compare_runs(systems(runs))
+
+
+def test_two_codes_of_one_language_are_compared(runs, with_recipes):
+    """As of an own model and of NLLB; where the language chooses sacreBLEU's tokenizer, by what is chosen."""
+    expected = compare_runs(systems(runs), metrics=["bleu"])
+    for split in ("test", "valid"):
+        (runs / f"{split}.eng_Latn").write_text((runs / f"{split}.en").read_text())
+        (runs / f"{split}.zh").write_text((runs / f"{split}.en").read_text())
+    with_recipes("wide-2", data__target_lang="eng_Latn")
+    assert compare_runs(systems(runs), metrics=["bleu"]) == expected
+    assert compare_runs(systems(runs), metrics=["bleu"], tokenize="auto")[-1].scores == expected[-1].scores
+    with_recipes("wide-2", data__target_lang="zh")
+    with pytest.raises(UserError, match=r"data\.target_lang is '13a' .* and 'zh' in .*wide-2; .* --tokenize"):
+        compare_runs(systems(runs), metrics=["bleu"], tokenize="auto")
 
 
 @pytest.mark.parametrize("again", ["{0},{0}/ {1}", "{0} {0}/", "{0},{1} {1},{2}"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from datasets.arrow_dataset import Column
 from huggingface_hub import ModelCard
 from model_cases import scramble
 from safetensors.torch import load_file
@@ -330,6 +331,27 @@ def test_masks_change_with_epoch_and_seed_alone(tokenizer):
     given = {**row, "labels": [-100] * 80 + [7]}
     assert one([given])["labels"][0, :81].tolist() == given["labels"]
     assert one([given])["input_ids"][0, :81].tolist() == row["input_ids"]
+
+
+def test_masks_follow_the_seed_of_the_data(data, tokenizer, tmp_path):
+    recipe = recipe_of(data, tmp_path / "run", seed=3, data_seed=5, eval_strategy="no")
+    args = recipe.training_arguments()
+    trainer = MaskedLMTrainer(new_model(recipe, tokenizer, args), args, tokenizer, data=recipe.data)
+    rows = [{"input_ids": [*range(10, 90), tokenizer.eos_token_id]}]
+    plain = MaskingCollator(tokenizer, recipe.data.mask_probability, 5, args.pad_to_multiple_of)
+    assert torch.equal(trainer.data_collator(rows)["labels"], plain(rows)["labels"])
+
+
+def test_columns_are_read_whole(data, tokenizer, tmp_path, monkeypatch):
+    """Row by row, a column takes a thousand times as long."""
+    recipe = recipe_of(data, tmp_path / "run")
+    rows = encode_texts(recipe.data, "validation", tokenizer)
+    args = recipe.training_arguments()
+    trainer = MaskedLMTrainer(new_model(recipe, tokenizer, args), args, tokenizer, None, rows, data=recipe.data)
+    monkeypatch.setattr(Column, "__iter__", lambda column: pytest.fail("row by row"))
+    loaders = dict(trainer.loaders_by_language(rows, "validation"))
+    sizes = {language: len(loader.dataset) for language, loader in loaders.items()}
+    assert sizes == {language: rows["pair"][:].count(index) for index, language in enumerate(recipe.data.languages)}
 
 
 def test_lines_that_are_empty_or_too_long(data, tokenizer):

@@ -174,7 +174,10 @@ def test_the_trainer_repeats_small_pairs(finished, tmp_path):
         for language, column in (("de", "source"), ("en", "target")):
             text = "".join(f"{line}\n" for line in texts[column][:count])
             (tmp_path / f"{pair}.{language}").write_text(text, encoding="utf-8")
-    place = {"format": "text", "root": str(tmp_path), "train": "{pair}", "sampling_temperature": float("inf")}
+    place = {
+        "format": "text", "root": str(tmp_path), "train": "{pair}", "sampling_temperature": float("inf"),
+        "train_size": 25_000,  # the default, as only phrases have a size
+    }  # fmt: skip
     options = {"predict_with_generate": False, "eval_strategy": "no", "load_best_model_at_end": False}
     unequal = recipe(tmp_path / "run", data=place, **options)
     args = unequal.training_arguments()

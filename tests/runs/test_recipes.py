@@ -10,10 +10,11 @@ from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
 import hf_deepwide
 from hf_deepwide.data.phrases import build_phrases
-from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
+from hf_deepwide.data.tokenizer import TokenizerArguments, check_tokenizer, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.families import FAMILIES
-from hf_deepwide.runs.build import build_model, new_config
+from hf_deepwide.runs.build import build_model, check_memory, new_config
 from hf_deepwide.runs.facts import INSTRUCTION_SETS, describe
 from hf_deepwide.runs.recipe import (
     PACKAGED,
@@ -41,6 +42,8 @@ WRONG = {
         ["model", "'atention_branches'", "'attention_branches'"],
     ),
     "unknown family": ("model", "family", "matt", ["model.family", "'matt'", "'mat'"]),
+    "a family of speech": ("model", "family", "voxtral", ["model.family", "'voxtral' is not for translation"]),
+    "a family of two configs": ("model", "family", "t5gemma", ["model.family", "'t5gemma'", "model.init_from"]),
     "no family": ("model", "family", None, ["model.family", "vanilla_transformer"]),
     "text for a number": ("training", "max_steps", "many", ["training.max_steps", "'many'", "whole number"]),
     "a switch for a number": ("training", "max_tokens", True, ["training.max_tokens", "True", "whole number"]),
@@ -302,6 +305,28 @@ def test_ids_come_from_the_tokenizer(family, start, tokenizer, tmp_path):
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (1, 0, 2)
     assert config.decoder_start_token_id == getattr(tokenizer, f"{start}_token_id")
     assert getattr(config, "forced_eos_token_id", 2) == 2
+
+
+@pytest.mark.parametrize("family", [name for name in Recipe.families() if name != "t5gemma"])
+def test_every_family_gets_a_config(family, tokenizer, tmp_path):
+    recipe = check_recipe(tiny_values(tmp_path) | {"model": {"family": family}}, "tiny", "tiny.yaml")
+    config = new_config(recipe, tokenizer)
+    check_memory(config, "tiny.yaml")
+    check_tokenizer(tokenizer, config)
+    assert config.decoder_start_token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id)
+
+
+def test_t5_begins_with_padding(tokenizer, tmp_path):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    recipe = check_recipe(tiny_values(tmp_path) | {"model": {"family": "t5", **sizes}}, "tiny", "tiny.yaml")
+    model = build_model(recipe, tokenizer, recipe.training_arguments())
+    assert model.config.decoder_start_token_id == tokenizer.pad_token_id
+    assert len(translate(model, tokenizer, ["Paula kommt"], recipe.evaluation)) == 1
+
+
+def test_families_that_are_not_for_text_are_refused():
+    assert not {"voxtral", "qwen2_audio", "encoder-decoder"} & {*Recipe.families()}
+    assert {"t5", "mt5", "plbart", "fsmt", "bart", "mat"} <= {*Recipe.families()}
 
 
 def test_ids_that_contradict_the_tokenizer_are_refused(tokenizer, tmp_path):

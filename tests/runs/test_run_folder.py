@@ -28,6 +28,7 @@ from hf_deepwide.runs.recipe import Recipe, check_recipe, read_mark
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import NEW, RENEWED, RunFolder
 from hf_deepwide.runs.task import warn_of_few
+from hf_deepwide.runs.yaml_values import parse_yaml
 from hf_deepwide.training.callbacks import WarmUpFits
 from hf_deepwide.training.checkpoints import INTERRUPTED, checkpoints
 
@@ -421,6 +422,39 @@ def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no
     assert "num_beams: 2" in (run / "README.md").read_text(encoding="utf-8")
     assert (run / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
     assert read_mark(run) == read_mark(finished)
+    with pytest.raises(UserError, match="holds a finished run"):
+        run_recipe(again)
+
+
+def test_scoring_again_keeps_the_record_of_the_training(corpus, finished, tmp_path, monkeypatch, no_training):
+    run, elsewhere = copy_of(finished, tmp_path), {"processor": "another one", "cores": 9, "gpus": []}
+    earlier = json.loads((finished / "results.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr("hf_deepwide.runs.run.machine", lambda: elsewhere)
+    results = run_recipe(recipe(corpus, run, gradient_accumulation_steps=4, evaluation={"num_beams": 2}))
+    assert results["recipe"] == earlier["recipe"] | {"evaluation": earlier["recipe"]["evaluation"] | {"num_beams": 2}}
+    assert parse_yaml((run / "recipe.yaml").read_text(encoding="utf-8"), "recipe.yaml") == results["recipe"]
+    assert {name: results[name] for name in ("versions", "machine")} == {
+        name: earlier[name] for name in ("versions", "machine")
+    }
+    assert "scored" not in earlier
+    assert results["scored"]["machine"] == elsewhere
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert "gradient_accumulation_steps" not in card
+    assert "another one" not in card
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_scoring_again_can_be_interrupted(beams, corpus, finished, tmp_path, monkeypatch, no_training):
+    """Without checkpoints, too; the same recipe goes on then, and the one before takes it back."""
+    run = copy_of(finished, tmp_path, "checkpoint-4", "checkpoint-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(translation, "write_model_card", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(recipe(corpus, run, evaluation={"num_beams": 2}))
+    again = recipe(corpus, run, evaluation={"num_beams": beams})
+    results = run_recipe(again)
+    assert results["recipe"]["evaluation"]["num_beams"] == beams
+    assert GenerationConfig.from_pretrained(run).num_beams == beams
     with pytest.raises(UserError, match="holds a finished run"):
         run_recipe(again)
 

@@ -145,6 +145,19 @@ def test_the_logged_loss_is_the_mean_of_the_steps_that_were_made(make):
     assert losses(together)[1] == pytest.approx(sum(single[4:]) / 4, rel=1e-5)
 
 
+def test_what_the_model_reports_leaves_skipped_steps_out(make):
+    """Against a run that logs every step."""
+    logs = {}
+    for every in (1, 4):
+        trainer = make("latent_depth", on_nonfinite="skip", logging_steps=every, max_steps=4)
+        spoil(trainer, {2})
+        trainer.train()
+        logs[every] = [entry["reconstruction"] for entry in trainer.state.log_history if "loss" in entry]
+    assert math.isnan(logs[1][1]), "nothing was finite"
+    made = [logs[1][0], *logs[1][2:]]
+    assert [min(made) <= mean <= max(made) for mean in logs[4]] == [True]
+
+
 def test_too_many_skips_in_a_row_stop(make, tmp_path):
     trainer = make(on_nonfinite="skip", max_skipped=2, max_steps=20)
     spoil(trainer, {1, 3, 4, 6, 7, 8, 9})

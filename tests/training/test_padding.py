@@ -4,7 +4,11 @@ import pytest
 import torch
 from tiny_run import tiny_corpus, tiny_trainer
 
+from hf_deepwide.data.arguments import DataArguments
+from hf_deepwide.data.batches import check_lengths
+from hf_deepwide.errors import UserError
 from hf_deepwide.training.arguments import TranslationTrainingArguments
+from hf_deepwide.training.translation import TranslationTrainer
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,27 @@ def test_pad_batches_to_the_multiple_and_log_it(multiple, corpus, tmp_path, capl
         for mask in (batch["attention_mask"] > 0, batch["labels"] >= 0):
             longest = int(mask.sum(1).max())
             assert mask.shape[1] == -(-longest // multiple) * multiple
+
+
+def test_refuse_padding_that_the_model_has_no_positions_for(corpus, tmp_path):
+    longest = max(*corpus.encoded["source_length"][:], *corpus.encoded["target_length"][:])
+    config = tiny_trainer(corpus, tmp_path, model={"max_position_embeddings": longest}).model.config
+    check_lengths(corpus.encoded, "train", config, DataArguments())
+    wide = longest + 1
+    with pytest.raises(UserError, match=rf"{longest} tokens, {wide} when padded.*takes {longest}.*multiple_of: 1"):
+        check_lengths(corpus.encoded, "train", config, DataArguments(), pad_to_multiple_of=wide)
+    stream = corpus.encoded.to_iterable_dataset()
+    with pytest.raises(UserError, match=f"can have {longest} tokens, {wide} when padded"):
+        check_lengths(stream, "train", config, DataArguments(max_length=longest), pad_to_multiple_of=wide)
+
+
+def test_pieces_of_bpe_dropout_fit_into_the_model(corpus, tmp_path):
+    longest = max(*corpus.encoded["source_length"][:], *corpus.encoded["target_length"][:])
+    plain = tiny_trainer(corpus, tmp_path, model={"max_position_embeddings": longest + 3}, pad_to_multiple_of=4)
+    trainer = TranslationTrainer(plain.model, plain.args, corpus.tokenizer, corpus.encoded, bpe_dropout=0.9)
+    widths = [max(batch["input_ids"].shape[1], batch["labels"].shape[1]) for batch in trainer.get_train_dataloader()]
+    assert max(widths) == (longest + 3) // 4 * 4
+    assert plain.data.max_length > longest + 3
 
 
 def test_count_real_tokens_in_training(corpus, tmp_path):

@@ -40,6 +40,7 @@ from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import RunFolder
 from hf_deepwide.training import memory
+from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
 from hf_deepwide.training.masked_lm import MaskedLMTrainer
 from hf_deepwide.training.memory import keep_memory, peak_memory
@@ -190,6 +191,25 @@ def test_passes_worker_settings_to_the_data_loader(make):
     trainer = make("vanilla_transformer", dataloader_num_workers=1, dataloader_prefetch_factor=5)
     for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
         assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
+
+
+@pytest.mark.skipif(
+    "activation_checkpointing_kwargs" not in TranslationTrainingArguments.__dataclass_fields__,
+    reason="of Transformers 5.23",
+)
+def test_checkpoints_every_second_layer(make):
+    options = {"every_n_layers": 2, "offload": False, "use_reentrant": False}
+    on = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
+    trainer = make(model={"encoder_layers": 4}, max_steps=1, save_strategy="steps", **on)
+    trainer.train()
+    assert [layer.gradient_checkpointing for layer in trainer.model.model.encoder.layers] == [True, False] * 2
+    for options, words in (
+        ({"every_n_layers": 0}, "every_n_layers is 0; accepted: 1 or more"),
+        ({"offload": "cpu"}, "offload is 'cpu'; accepted: true, false"),
+        ({"deep": 1}, r"^tiny.yaml: training: activation_checkpointing_kwargs \(once gradient_.*deep"),
+    ):
+        with pytest.raises(UserError, match=words):
+            make(activation_checkpointing_kwargs=options)
 
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])

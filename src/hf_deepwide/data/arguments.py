@@ -1,6 +1,7 @@
 """The section `data` of a recipe."""
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -29,6 +30,13 @@ RANGES = {
     "max_length": Range(2, TOKENS),  # a word and </s>
     "max_length_ratio": Range(1, TOKENS),
     "synthetic_rate": Range(0.001, 1000),  # beyond, the pairs of one kind would be seen a thousand times an epoch
+}
+FILES = ("text", "tsv", "jsonl", "datasets")
+READ_BY = {  # the formats that read a key; each other format refuses it
+    **dict.fromkeys(("root", "train", "validation", "test", "streaming", "drop_duplicates", "synthetic"), FILES),
+    **dict.fromkeys(("source_field", "target_field"), FILES[1:]),
+    **dict.fromkeys(("name", "config"), FILES[3:]),
+    **dict.fromkeys(("seed", "train_size"), ("phrases",)),
 }
 TAG = re.compile(r"<(?!/?s>|pad>|unk>|mask>|2\w+>)[^<>\s]+>")  # names neither a control token nor a language
 
@@ -70,6 +78,8 @@ class DataArguments(Places):
     whose beginning differs from its end should be shuffled beforehand.
 
     With a tokenizer that has language codes of its own (NLLB, mBART, M2M100) the languages are these.
+
+    A format refuses keys that it does not read, such as `train` beside the format phrases.
 
     Four filters act on the training split only:
 
@@ -131,12 +141,11 @@ class DataArguments(Places):
         if self.format not in get_args(Format):
             raise UserError(f"data.format is {quote(self.format)}; accepted: {', '.join(get_args(Format))}")
         check_numbers(self, RANGES, "data.")
+        self._check_unread()
         self._check_tests()
         self._check_languages()
         if self.format == "datasets" and self.name is None:
             raise UserError("data.format is 'datasets' but data.name is not set: a Hub name or a local directory")
-        if self.streaming and self.format == "phrases":
-            raise UserError("data.streaming: phrases are made in memory; accepted formats: text, tsv, jsonl, datasets")
         if self.streaming and self.drop_duplicates:
             raise UserError("data.drop_duplicates would have to remember a whole stream; turn one of the two off")
         self._check_synthetic()
@@ -149,8 +158,6 @@ class DataArguments(Places):
                         f"data.{name} is {quote(value)} but there are no synthetic pairs: set data.synthetic"
                     )
             return
-        if self.format == "phrases":
-            raise UserError("data.synthetic: phrases are made in memory; accepted formats: text, tsv, jsonl, datasets")
         if self.pairs is not None:
             raise UserError("data.synthetic: accepted with one language pair; leave out data.pairs")
         if self.streaming:
@@ -196,9 +203,16 @@ class DataArguments(Places):
         if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
             raise UserError(f"data.source_lang and data.target_lang are both {quote(self.source_lang)}")
 
+    def _check_unread(self) -> None:
+        for name, formats in READ_BY.items():
+            value, default = getattr(self, name), getattr(DataArguments, name)
+            if value != default and self.format not in formats:
+                raise UserError(
+                    f"data.{name} is {quote(value)}, and the format {self.format} does not read it; leave it out, set "
+                    f"it to {json.dumps(default)}, or set data.format (accepted: {', '.join(formats)})"
+                )
+
     def _check_tests(self) -> None:
-        if self.test is not None and self.format == "phrases":
-            raise UserError("data.test: the format phrases makes its own test set; leave it out, or set it to null")
         if not isinstance(self.test, list):
             return
         if self.pairs is not None:

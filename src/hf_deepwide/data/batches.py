@@ -102,7 +102,7 @@ def encode(
     keep = LengthFilter(args)
     if isinstance(dataset, IterableDataset):
         stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=features)
-        return stream.filter(keep) if filter else stream
+        return stream.filter(keep, with_indices=True) if filter else stream
 
     def encode_all() -> Dataset:
         with bars_where_shown():
@@ -136,8 +136,10 @@ def encode(
     return encoded if len(kept) == len(encoded) else encoded.select(kept)
 
 
-def check_lengths(encoded: Dataset | IterableDataset, split: str, config: Any, args: Any) -> None:
-    """See that a model takes the longest sentence; of a stream, the longest that `args` lets through.
+def check_lengths(
+    encoded: Dataset | IterableDataset, split: str, config: Any, args: Any, pad_to_multiple_of: int = 1
+) -> None:
+    """See that a model takes the longest sentence with its padding; of a stream, the longest that `args` lets through.
 
     Raises:
         UserError: it has fewer positions.
@@ -148,10 +150,14 @@ def check_lengths(encoded: Dataset | IterableDataset, split: str, config: Any, a
     longest = args.max_length
     if isinstance(encoded, Dataset):
         longest = max(max(encoded["source_length"][:]), max(encoded["target_length"][:]))
-    if longest > positions:
+    width = round_up(longest, pad_to_multiple_of)
+    if width > positions:
+        padded = f", {width} when padded to training.pad_to_multiple_of {pad_to_multiple_of}" * (width > longest)
         lower = "lower data.max_length" if split == "train" else f"split the long sentences of the {split} set"
+        if longest <= positions:
+            lower += ", or set training.pad_to_multiple_of: 1"
         raise UserError(
-            f"a {split} sentence can have {longest} tokens, and the model takes {positions}: raise "
+            f"a {split} sentence can have {longest} tokens{padded}, and the model takes {positions}: raise "
             f"model.max_position_embeddings, or {lower}"
         )
 
@@ -183,8 +189,10 @@ class LengthFilter:
         self.kept += 1
         return True
 
-    def __call__(self, row: dict) -> bool:
-        """`accepts` for `IterableDataset.filter`; logs now and then, as a stream may have no end."""
+    def __call__(self, row: dict, index: int) -> bool:
+        """`accepts` for `IterableDataset.filter`; counts each pass on its own, and logs as it goes."""
+        if index == 0:
+            self.kept = self.too_long = self.ratio = 0
         stays = self.accepts(row["source_length"], row["target_length"])
         refused = self.too_long + self.ratio
         if not stays and refused & (refused - 1) == 0:  # 1, 2, 4, 8, …

@@ -5,6 +5,7 @@ Published scores belong to a segmentation. With the same merges a sentence has t
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def read_codes(path: Path, told: str = "tokenizer.codes") -> list[tuple[str, str
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             lines = file.read().removesuffix("\n").split("\n")  # other ends of lines can be pieces
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{told}: {path} cannot be read ({one_line(error)})") from error
     counted = COUNTED.fullmatch(lines[0]) is not None
     if not counted and lines[0] != VERSION:

@@ -89,11 +89,14 @@ def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) ->
     Raises:
         UserError: there is only one, or a split has others.
     """
-    names = args.labels or sorted(set(splits["train"]["label"]))
+    names = args.labels or sorted(set(splits["train"]["label"][:]))
     if len(names) < 2:
-        raise UserError(f"data.{args.label}: the training split has only the class {quote(names[0])}")
+        raise UserError(
+            f"data.label: the column {quote(args.label)} of the training split has only the class {quote(names[0])}; "
+            "name the column of the classes, or give rows of another class"
+        )
     for split, rows in splits.items():
-        for number, label in enumerate(rows["label"], start=1):
+        for number, label in enumerate(rows["label"][:], start=1):
             if label not in names:
                 known = one_line(", ".join(map(str, names)), 200)
                 raise UserError(f"data.{split}, row {number}: the class {quote(label)} is not one of {known}")
@@ -129,9 +132,9 @@ def _read(args: ClassificationArguments, split: Split) -> Dataset:
     if rows.num_rows == 0:
         raise UserError(f"{told}: there are no rows")
     named = getattr(rows.features[args.label], "names", None)
-    taken = {role: [_text(value) for value in rows[column]] for role, column in columns.items() if column}
+    taken = {role: [_text(value) for value in rows[column][:]] for role, column in columns.items() if column}
     if named:  # `datasets` keeps numbers beside the names of classes
-        taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label]]
+        taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label][:]]
     for role in ("text", "label"):
         if "" in taken[role]:
             raise UserError(f"{told}, row {taken[role].index('') + 1}: the column {quote(columns[role])} is empty")

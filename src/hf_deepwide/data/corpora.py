@@ -460,26 +460,29 @@ def _stream(args: DataArguments, split: Split) -> IterableDataset:
     if first is None:
         raise UserError(f"{where} is empty")
 
-    def to_pair(row: dict) -> dict:
-        return {"source": pick(row, args.source_name, where), "target": pick(row, args.target_name, where)}
+    def to_pair(row: dict, index: int) -> dict:
+        place = f"{where}, row {index + 1}"
+        return {"source": pick(row, args.source_name, place), "target": pick(row, args.target_name, place)}
 
-    to_pair(first)  # a wrong field should be told now, not within the training loop
-    return dataset.map(to_pair, remove_columns=list(first)).filter(StreamFilter(split, where))
+    to_pair(first, 0)  # a wrong field should be told now, not within the training loop
+    pairs = dataset.map(to_pair, with_indices=True, remove_columns=list(first))
+    return pairs.filter(StreamFilter(split, where), with_indices=True)
 
 
 class StreamFilter:
     """A `PairFilter` for `IterableDataset.filter`: logs as it goes, since a stream may have no end."""
 
     def __init__(self, split: Split, where: str):
+        self.split, self.where = split, where
         self.keep = PairFilter(split, (where, where))
-        self.rows = 0
 
-    def __call__(self, row: dict) -> bool:
-        """True if the row stays."""
-        self.rows += 1
-        stays = self.keep(self.rows, row["source"], row["target"])
+    def __call__(self, row: dict, index: int) -> bool:
+        """True if the row stays, which is the `index`-th of this pass; counts begin anew with each pass."""
+        if index == 0:
+            self.keep = PairFilter(self.split, (self.where, self.where))
+        stays = self.keep(index + 1, row["source"], row["target"])
         if not stays and self.keep.empty & (self.keep.empty - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
-            logger.info(str(self.keep))
+            logger.info("%s, up to row %d", self.keep, index + 1)
         return stays
 
 

@@ -3,17 +3,21 @@
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
 from ..durable import check_output, is_same, write_whole
 from ..errors import UserError, quote
-from ..loading import TOKENIZERS
+from ..limits import Range, check_numbers
+from ..loading import TOKENIZERS, load_config
 from ..models.language_pairs import Languages
 from .averages import ALL, group_means, groups, read_scores, win_ratio
 from .checkpoint import device_of, load_translator
@@ -22,6 +26,7 @@ from .significance import compare_to_baseline
 from .translate import SEARCH, EvaluationArguments, own_search, translate
 
 LOADED = ("config.json", "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)  # of a checkpoint
+RANGES = {"seed": Range(1, 2**32, excludes_most=True), "trials": Range(1, 10_000_000)}  # of the significance tests
 
 
 @dataclass
@@ -83,7 +88,8 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
         What the request's `output` holds.
 
     Raises:
-        UserError: something that was asked for cannot be done; nothing was translated or written by then.
+        UserError: something that was asked for cannot be done. Nothing was translated or written by then, except
+            where only the weights of a later checkpoint, or its languages, show it.
     """
     if request.pairs:
         for option, named in (("--source_lang", request.source_lang), ("--target_lang", request.target_lang)):
@@ -94,10 +100,11 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
             check_arguments(one, evaluation)
         check_outputs(request, list(one_by_one.values()))
         check_summary(request, evaluation)
-        reports = {}
-        for pair, one in one_by_one.items():
+        texts = [read_texts(one) for one in one_by_one.values()]
+        checkpoints, reports = Checkpoints(list(one_by_one.values()), texts), {}
+        for (pair, one), of_pair in zip(one_by_one.items(), texts, strict=True):
             print(f"{pair}:")
-            reports[pair] = evaluate_pair(one, evaluation)
+            reports[pair] = evaluate_pair(one, evaluation, of_pair, checkpoints)
         report = {**summary(request, reports, evaluation), "pairs": reports}
     else:
         for option, value in (
@@ -108,7 +115,8 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
                 raise UserError(f"{option} is of several language pairs: name them with --pairs")
         check_arguments(request, evaluation)
         check_outputs(request, [request])
-        report = evaluate_pair(request, evaluation)
+        text = read_texts(request)
+        report = evaluate_pair(request, evaluation, text, Checkpoints([request], [text]))
     if request.output:
         write_whole(Path(request.output), json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return report
@@ -159,10 +167,17 @@ def others_scores(request: Request) -> dict[str, dict[str, float]]:
     return read_scores(existing(request.win_ratio)) if request.win_ratio else {}
 
 
-def evaluate_pair(request: Request, evaluation: EvaluationArguments) -> dict:
-    """Read all files, then translate, write translations, score and compare; what `--output` is to hold."""
-    baseline = request.system
-    references = lines_of(request.reference)
+class Texts(NamedTuple):
+    """What the files of a language pair hold: references, sources for checkpoints, and translations of systems."""
+
+    references: list[str]
+    sources: list[str]
+    translations: dict[str, list[str]]
+
+
+def read_texts(request: Request) -> Texts:
+    """Read all files of a language pair, and see that they are parallel."""
+    references, sources = lines_of(request.reference), []
     translations: dict[str, list[str]] = {}
     for file in [*([request.hypotheses] if request.hypotheses else []), *request.compare]:
         if not Path(file).is_dir():
@@ -171,7 +186,44 @@ def evaluate_pair(request: Request, evaluation: EvaluationArguments) -> dict:
     if request.source:
         sources = lines_of(request.source)
         check_parallel(sources, references, (request.source, request.reference))
+    return Texts(references, sources, translations)
 
+
+class Checkpoints:
+    """Loads each checkpoint once, and keeps it until its last use.
+
+    Raises:
+        UserError: a checkpoint is not there.
+    """
+
+    def __init__(self, requests: Sequence[Request], texts: Sequence[Texts]) -> None:
+        self._uses = Counter(
+            name
+            for one, given in zip(requests, texts, strict=True)
+            for name in (one.system, *one.compare)
+            if name not in given.translations
+        )
+        for name in self._uses:
+            load_config(name, trust_remote_code=requests[0].trust_remote_code)
+        self._kept: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = {}
+
+    def take(self, name: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The model and the tokenizer; the other models that are kept leave the GPU to it."""
+        loaded = self._kept.pop(name, None)
+        for model, _ in self._kept.values():
+            model.to("cpu")
+        loaded = loaded or load_translator(name, trust_remote_code)
+        self._uses[name] -= 1
+        if self._uses[name]:
+            self._kept[name] = loaded
+        return loaded
+
+
+def evaluate_pair(
+    request: Request, evaluation: EvaluationArguments, texts: Texts, checkpoints: Checkpoints
+) -> dict[str, Any]:
+    """Translate, write translations, score and compare; what `--output` is to hold."""
+    baseline, (references, sources, translations) = request.system, texts
     scoring: dict[str, Any] = {
         "lowercase": evaluation.lowercase,
         "tokenize": evaluation.tokenize,
@@ -182,7 +234,8 @@ def evaluate_pair(request: Request, evaluation: EvaluationArguments) -> dict:
     for system in (baseline, *request.compare):
         made: dict[str, Any] = {}
         if system not in translations:
-            translations[system], seconds, search = translate_with(system, sources, request, evaluation)
+            loaded = checkpoints.take(system, request.trust_remote_code)
+            translations[system], seconds, search = translate_with(*loaded, sources, request, evaluation)
             made = {"seconds": seconds, "sentences_per_second": len(sources) / seconds, "search": search}
             if system == request.model and request.translations:
                 write_whole(Path(request.translations), "".join(f"{line}\n" for line in translations[system]))
@@ -217,6 +270,7 @@ def check_arguments(request: Request, evaluation: EvaluationArguments) -> None:
     if request.hypotheses and Path(request.hypotheses).is_dir():
         raise UserError(f"--hypotheses: {request.hypotheses} is a folder; a checkpoint is given by --model")
     device_of(request.device)
+    check_numbers(request, RANGES, "--")
     if request.translations and not request.model:
         raise UserError("--translations is for what --model translates; --hypotheses is such a file already")
     checkpoints = [name for name in (request.model, *request.compare) if name and Path(name).is_dir()]
@@ -278,10 +332,13 @@ def existing(name: str) -> Path:
 
 
 def translate_with(
-    checkpoint: str, sources: Sequence[str], request: Request, evaluation: EvaluationArguments
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    request: Request,
+    evaluation: EvaluationArguments,
 ) -> tuple[list[str], float, dict[str, Any]]:
-    """Load a checkpoint and translate with it; the translations, the seconds that translating took, and the search."""
-    model, tokenizer = load_translator(checkpoint, request.trust_remote_code)
+    """Translate with a checkpoint; the translations, the seconds that translating took, and the search."""
     own = own_search(model)
     evaluation = replace(evaluation, **{name: getattr(own, name) for name in request.own_search})
     several = Languages(model.config, model.generation_config, tokenizer).several

@@ -72,15 +72,7 @@ def compare_systems(
     Raises:
         UserError: sides that do not fit each other, or a seed or count out of range.
     """
-    for name, value in (("samples", samples), ("trials", trials), ("seed", seed), ("runs", runs)):
-        if value < 1:  # sacreBLEU takes samples or trials 0 as "default", and seed 0 as "no seed"
-            raise UserError(f"{name}: {value}; accepted: 1 or more")
-    of_runs = f"references, {runs} times" if runs > 1 else "references"
-    repeated = list(references) * runs
-    check_parallel(baseline, repeated, ("the baseline's translations", of_runs))
-    check_parallel(system, repeated, ("the system's translations", of_runs))
-    count = len(references)
-    by_sentence: Any = [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
+    by_sentence = _by_sentence(baseline, system, references, runs, samples=samples, trials=trials, seed=seed)
     report = {}
     built = build_metrics(metrics, lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)
     for name, metric in built.items():  # one test per metric: sacreBLEU tells metrics apart by names they share
@@ -99,6 +91,41 @@ def compare_systems(
             },
         }
     return report
+
+
+def randomization(
+    baseline: Sequence[str],
+    system: Sequence[str],
+    references: Sequence[str],
+    metric: Metric,
+    *,
+    trials: int = 10_000,
+    seed: int = 12345,
+    runs: int = 1,
+) -> float:
+    """The `p_randomization` of `compare_systems` by one metric, without its bootstrap.
+
+    Args:
+        baseline, system, references, trials, seed, runs: as in `compare_systems`.
+        metric: one of `build_metrics`.
+    """
+    by_sentence = _by_sentence(baseline, system, references, runs, trials=trials, seed=seed)
+    return _randomization(by_sentence, _OverRuns(metric), references, trials, seed)
+
+
+def _by_sentence(
+    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], runs: int, **numbers: int
+) -> Any:
+    """The translations of each sentence by all runs, of both systems, once these fit each other and the numbers do."""
+    for name, value in {**numbers, "runs": runs}.items():
+        if value < 1:  # sacreBLEU takes samples or trials 0 as "default", and seed 0 as "no seed"
+            raise UserError(f"{name}: {value}; accepted: 1 or more")
+    of_runs = f"references, {runs} times" if runs > 1 else "references"
+    repeated = list(references) * runs
+    check_parallel(baseline, repeated, ("the baseline's translations", of_runs))
+    check_parallel(system, repeated, ("the system's translations", of_runs))
+    count = len(references)
+    return [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
 
 
 def compare_to_baseline(

@@ -109,6 +109,14 @@ class EvaluationArguments:
         except UserError as error:
             raise UserError(f"evaluation.{error}") from None
 
+    @classmethod
+    def from_options(cls, **given: Any) -> "EvaluationArguments":
+        """Arguments from a command line, where they are options and not keys of a recipe: messages call them so."""
+        try:
+            return cls(**given)
+        except UserError as error:
+            raise UserError(f"--{str(error).removeprefix('evaluation.')}") from None
+
 
 def own_search(model: PreTrainedModel, **asked: Any) -> EvaluationArguments:
     """How the model's generation config searches, as `pipeline` does; what it leaves open is as in a recipe.

@@ -7,15 +7,16 @@ class RunningMeans:
     """Weighted means by name, kept on the numbers' device so that adding one waits for nothing."""
 
     def __init__(self) -> None:
-        self.totals: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {}
+        self.totals: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add(self, name: str, value: torch.Tensor, weight: torch.Tensor | float = 1.0) -> None:
-        """Add a scalar that is already multiplied by its weight."""
+        """Add a scalar that is already multiplied by its weight, unless it is not finite, as in a skipped step."""
         total, weights = self.totals.get(name, (0.0, 0.0))
-        self.totals[name] = total + value.detach().float(), weights + weight
+        is_finite = value.isfinite()
+        self.totals[name] = total + value.detach().float().where(is_finite, 0.0), weights + weight * is_finite
 
     def take(self) -> dict[str, float]:
-        """The means of what was added since the last call."""
+        """The means of what was added since the last call; NaN where nothing was finite."""
         means = {name: float(total / weight) for name, (total, weight) in self.totals.items()}
         self.totals.clear()
         return means

@@ -95,14 +95,11 @@ class WordTokenizer(PreTrainedTokenizerFast):
         if isinstance(token_ids, dict):
             token_ids = token_ids["input_ids"]
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        left_out = {SPECIAL.index(token) for token in (BOS, PAD, EOS)} if skip_special_tokens else set()
-        return SPACE.join(self._target_word(number) for number in ids if number not in left_out)
+        return _text(ids, self.target_words, skip_special_tokens)
 
-    def _target_word(self, number: int) -> str:
-        if number < len(SPECIAL):
-            return SPECIAL[number]
-        place = number - len(SPECIAL)
-        return self.target_words[place] if place < len(self.target_words) else UNK
+    def decode_source(self, token_ids: Sequence[int]) -> str:
+        """The text of a source's ids, as `decode` gives that of a target's; special tokens are left out."""
+        return _text(token_ids, self.source_words, skip_special_tokens=True)
 
     def _save_pretrained(
         self,
@@ -129,6 +126,19 @@ def text_steps(lowercase: bool, normalization: str) -> list[normalizers.Normaliz
     """What is done to a text before it is cut."""
     steps = [FORMS[normalization]()] if normalization in FORMS else []
     return [*steps, normalizers.Lowercase()] if lowercase else steps
+
+
+def _text(ids: Sequence[int], words: Sequence[str], skip_special_tokens: bool) -> str:
+    """The text of the ids of one side, which has these words."""
+    left_out = {SPECIAL.index(token) for token in (BOS, PAD, EOS)} if skip_special_tokens else set()
+    return SPACE.join(_word(number, words) for number in ids if number not in left_out)
+
+
+def _word(number: int, words: Sequence[str]) -> str:
+    if number < len(SPECIAL):
+        return SPECIAL[number]
+    place = number - len(SPECIAL)
+    return words[place] if place < len(words) else UNK
 
 
 def _words(words: Sequence[str] | None, file: str | None, name: str) -> list[str]:

@@ -117,12 +117,22 @@ def _check_configs(folders: Sequence[Path]) -> None:
 
 def _check_vocabularies(folders: Sequence[Path]) -> None:
     """Refuse checkpoints whose rows of embeddings stand for different tokens."""
-    last = folders[-1]
-    for folder in folders[:-1]:
-        for name in VOCABULARY:
-            ours, theirs = (place / name for place in (last, folder))
-            if ours.is_file() and theirs.is_file() and _vocabulary(ours) != _vocabulary(theirs):
+    *others, last = folders
+    ours = vocabulary(last) if others else {}
+    for folder in others:
+        theirs = vocabulary(folder)
+        for name in ours:
+            if name in theirs and ours[name] != theirs[name]:
                 raise UserError(f"{folder} and {last} are not checkpoints of one model: their {name} differ")
+
+
+def vocabulary(folder: Path) -> dict[str, Any]:
+    """What the files of a checkpoint say of tokens, by their names; {} where it has no tokenizer.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    return {name: _vocabulary(folder / name) for name in VOCABULARY if (folder / name).is_file()}
 
 
 def _vocabulary(file: Path) -> Any:

@@ -156,9 +156,10 @@ def _check_prior(recipe: Recipe) -> None:
 def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConfig) -> dict[str, Any]:
     """Fields of the config that the tokenizer decides.
 
-    Decoders begin with `</s>`, as in fairseq; in families whose own models begin with padding (Marian), with that.
+    Decoders begin with `</s>`, as in fairseq; in families whose own models begin with padding (Marian), with that. So
+    do those whose config has no such field, as T5: its checkpoints name the padding.
     """
-    begins_with_padding = defaults.decoder_start_token_id == defaults.pad_token_id
+    begins_with_padding = getattr(defaults, "decoder_start_token_id", defaults.pad_token_id) == defaults.pad_token_id
     fields = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,

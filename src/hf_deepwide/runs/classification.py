@@ -75,6 +75,20 @@ class ClassificationRecipe(Recipe):
         "greater_is_better": "the largest score is the best one",
         "save_only_model": REFUSED["save_only_model"],
         "deepspeed": REFUSED["deepspeed"],
+        "label_names": REFUSED["label_names"],
+        **dict.fromkeys(
+            ("prediction_loss_only", "batch_eval_metrics", "eval_do_concat_batches"),
+            "scores are of all predictions of a split together; leave it out",
+        ),
+    }
+
+    comments: ClassVar[dict[str, dict[str, str]]] = {
+        "model": {"family": "mat_roberta, or a family of Transformers with a classifier"},
+        "tokenizer": {"path": "the base's tokenizer, folder or Hub id; no other key of this section then matters"},
+        "training": {
+            "label_smoothing_factor": "probability that is spread over all classes",
+            "bf16": "bfloat16 autocast",
+        },
     }
 
     evaluation: None = None

@@ -10,14 +10,15 @@ from typing import Any
 from ..data.arguments import DataArguments, Split
 from ..data.corpora import load_whole, local_files, read_lines
 from ..errors import UserError, quote
+from ..evaluation.metrics import build_metrics
 from ..training.arguments import TranslationTrainingArguments
+from .averaging import vocabulary
 from .recipe import RECIPE, Recipe, load_recipe
 from .run_folder import RESULTS, TRANSLATIONS
 
 logger = logging.getLogger(__name__)
 
 LOSSES = {"loss": "validation loss", "nll": "without smoothing"}  # in nats a token; what each is called in a table
-TOKENIZER = "tokenizer.json"
 COMPARED: tuple[Split, ...] = ("validation", "test")
 METRICS = ("bleu", "chrf")  # where neither the caller nor the recipes name any
 # What says which lines a split has; `max_length` and its like act on training alone.
@@ -86,32 +87,46 @@ def recipes_of(runs: Mapping[str, Sequence[Path]]) -> dict[Path, Recipe]:
 def scoring_of(
     recipes: Mapping[Path, Recipe], metrics: Sequence[str] | None, lowercase: bool | None, tokenize: str | None
 ) -> Scoring:
-    """How to score: as asked; where None is asked, as the recipes say.
+    """How to score: as asked; where None is asked, as the recipes say, whose own defaults count as written out.
+
+    A recipe that names no metrics is scored by those of the others. The target language matters where it chooses
+    sacreBLEU's tokenizer, and there two codes may choose the same.
 
     Raises:
         UserError: the recipes do not agree.
     """
-    asked = {"metrics": metrics, "lowercase": lowercase, "tokenize": tokenize}
-    found: dict[str, Any] = {}
-    for name, value in asked.items():
-        of_runs = {path: recipe.values.get("evaluation", {}).get(name) for path, recipe in recipes.items()}
-        found[name] = _agreed(f"evaluation.{name}", of_runs, f"--{name}") if value is None else value
+    sections = {path: recipe.evaluation for path, recipe in recipes.items()}
     languages = {path: recipe.data.target_lang for path, recipe in recipes.items()}
-    return Scoring(
-        found["metrics"] or METRICS,
-        bool(found["lowercase"]),
-        found["tokenize"] or "13a",
-        _agreed("data.target_lang", languages, None),
-    )
+    if metrics is None:
+        naming = [path for path, recipe in recipes.items() if "metrics" in recipe.values["evaluation"]]
+        named = {path: sorted(sections[path].metrics) for path in naming}
+        metrics = _agreed("evaluation.metrics", named, "--metrics") or METRICS
+    if lowercase is None:
+        values = {path: each.lowercase for path, each in sections.items()}
+        lowercase = _agreed("evaluation.lowercase", values, "--lowercase or --no-lowercase") or False
+    if tokenize is None:
+        values = {path: each.tokenize for path, each in sections.items()}
+        tokenize = _agreed("evaluation.tokenize", values, "--tokenize") or "13a"
+    if tokenize == "auto":
+        chosen = {path: _automatic(language) for path, language in languages.items()}
+        _agreed("sacreBLEU's tokenizer for data.target_lang", chosen, "--tokenize")
+    return Scoring(metrics, lowercase, tokenize, next(iter(languages.values()), None))
 
 
-def _agreed(key: str, values: Mapping[Path, Any], option: str | None) -> Any:
+def _automatic(language: str) -> str:
+    """The tokenizer that sacreBLEU chooses for a language."""
+    metric: Any = build_metrics(("bleu",), tokenize="auto", target_lang=language)["bleu"]
+    return metric.tokenizer.signature()
+
+
+def _agreed(key: str, values: Mapping[Path, Any], option: str) -> Any:
     """The value that all runs have; None of no runs."""
     (first, value), *others = values.items() or [(None, None)]
     for path, other in others:
         if other != value:
-            end = f"; choose one with {option}" if option else ""
-            raise UserError(f"{key} is {quote(value)} in {first} and {quote(other)} in {path}{end}")
+            raise UserError(
+                f"{key} is {quote(value)} in {first} and {quote(other)} in {path}; choose one with {option}"
+            )
     return value
 
 
@@ -131,9 +146,12 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None) -> list
     lines = load_whole(recipe.data, "test")["target"][:]
     for path, other in others:
         if not _same_lines(recipe.data, other.data, "test"):
+            theirs, ours = (
+                f"{each.test}, {each.source_lang}-{each.target_lang}" for each in (other.data, recipe.data)
+            )
             raise UserError(
-                f"{path} was tested on other sentences than {first} ({other.data.test} and {recipe.data.test}); "
-                "compare runs with one test set"
+                f"{path} was tested on other sentences than {first} ({theirs} and {ours}); compare runs with one test "
+                "set, or name a file of references: --reference FILE"
             )
     return lines
 
@@ -156,13 +174,18 @@ def validation_losses(
     """Losses that are comparable: `loss` and `nll` to system to the value of each run, in nats a token.
 
     `loss` is smoothed as in training, `nll` is not smoothed. A loss is left out unless all systems are folders of runs
-    that hold it, with one tokenizer and one validation set, and for `loss` with the same smoothing. The log says why.
+    that hold it, with one tokenizer and one validation set, and for `loss` with the same smoothing. The log says why,
+    unless no system is a run.
     """
     folders = [path for paths in runs.values() for path in paths]
-    if not all((path / name).is_file() for path in folders for name in (RESULTS, TOKENIZER)):
+    finished = [path for path in folders if (path / RESULTS).is_file()]
+    if finished != folders:
+        if finished:
+            logger.warning("validation losses are left out: not every system is the folder of a finished run")
         return {}
-    if len({(path / TOKENIZER).read_bytes() for path in folders}) > 1:
-        logger.warning("validation losses are left out: the runs have different tokenizers")
+    first_one, *other_ones = [vocabulary(path) for path in folders]
+    if not first_one or any(each != first_one for each in other_ones):
+        logger.warning("validation losses are left out: the runs have different tokenizers, or none")
         return {}
     results = {path: json.loads((path / RESULTS).read_text(encoding="utf-8")) for path in folders}
     losses = {path: _losses(results[path]) for path in folders}

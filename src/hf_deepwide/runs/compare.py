@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError, quote
 from ..evaluation.metrics import ALL_METRICS, build_metrics, check_parallel, score
 from ..evaluation.seeds import clustered_bootstrap, equivalence, holm, standard_error, welch
-from ..evaluation.significance import compare_systems
+from ..evaluation.significance import randomization
 from .comparable import (
     LOSSES,
     check_distinct,
@@ -123,8 +123,8 @@ def _over_sentences(
     found: dict[str, Any] = {"interval": (interval.low, interval.high)}
     if len(system) == len(baseline):
         joined = [[line for run in runs for line in run] for runs in (baseline, system)]
-        tests = compare_systems(*joined, references, metrics=[metric], runs=len(system), **settings)
-        found["p_sentences"] = tests[metric]["p_randomization"]
+        built = build_metrics([metric], **settings)[metric]
+        found["p_sentences"] = randomization(*joined, references, built, runs=len(system))
     return found
 
 

@@ -50,6 +50,12 @@ class MaskedLMRecipe(Recipe):
     refused["bpe_dropout"] = "masks already differ from epoch to epoch"
     refused["new_languages"] = "a masked language model has no codes of languages"
 
+    comments: ClassVar[dict[str, dict[str, str]]] = {
+        "model": {"family": "latent_depth or mat_roberta"},
+        "tokenizer": {"path": "an existing tokenizer, folder or Hub id; no other key of this section then matters"},
+        "training": {"metric_for_best_model": "what is best: loss"},
+    }
+
     evaluation: None = None
 
     @classmethod

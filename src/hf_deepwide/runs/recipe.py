@@ -62,7 +62,7 @@ class Recipe:
         secrets: the tokens, passwords and keys that are not in `values`, by section and key.
 
     Another kind of recipe is a subclass with its own `task`, `sections`, `families`, and `refused` keys, each with
-    what to use instead.
+    what to use instead. `comments` explain keys, by section, where the reference recipe does so for translation alone.
     """
 
     task: ClassVar[str] = "translation"
@@ -76,6 +76,7 @@ class Recipe:
     refused: ClassVar[dict[str, str]] = REFUSED | {
         "bootstrap_samples": "a run compares no systems; give `hf-deepwide evaluate --bootstrap_samples` instead"
     }
+    comments: ClassVar[dict[str, dict[str, str]]] = {}
 
     name: str
     source: str
@@ -87,9 +88,13 @@ class Recipe:
 
     @classmethod
     def families(cls) -> list[str]:
-        """Model types that can be trained: ours, and Transformers' own for control runs."""
-        trainable = {config.model_type for config in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING}
-        return sorted(name for name in trainable if name)
+        """Model types that can be trained: ours, and Transformers' own for control runs.
+
+        Transformers counts models of speech among them; their configs have no vocabulary of their own.
+        """
+        configs = [*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING]
+        of_text = [each for each in configs if hasattr(each, "vocab_size") or "vocab_size" in each.attribute_map]
+        return sorted({each.model_type for each in of_text if each.model_type})
 
     @property
     def family(self) -> str:
@@ -181,10 +186,12 @@ def find_recipe(path: str | Path) -> Path:
     """
     name = Path(path)
     packaged = PACKAGED / f"{name}.yaml"
-    if name.suffix or name.is_absolute() or name.exists():
+    if name.suffix or name.is_absolute() or name.is_file():
         return name
-    if packaged.is_file():
+    if packaged.is_file():  # a folder of this name, such as that of its run, does not hide it
         return packaged
+    if name.exists():
+        return name
     near = difflib.get_close_matches(str(name), packaged_recipes(), n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`hf-deepwide recipes` lists the packaged ones"
     raise UserError(f"there is no recipe {quote(str(path))}: no file, and no packaged recipe of this name; {hint}")
@@ -288,18 +295,22 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """`["--a.b", "1", "--c.d-e=x"]` to `[("a.b", 1), ("c.d_e", "x")]`; values are YAML, dashes underscores."""
+def parse_overrides(arguments: Sequence[str], form: str = "--section.key value") -> list[tuple[str, Any]]:
+    """`["--a.b", "1", "--c.d-e=x"]` to `[("a.b", 1), ("c.d_e", "x")]`; values are YAML, dashes underscores.
+
+    Raises:
+        UserError: a word that is neither an option nor its value (write `form`), or an option without one.
+    """
     pairs, rest = [], list(arguments)
     while rest:
         option = rest.pop(0)
         if not option.startswith("--"):
-            raise UserError(f"{quote(option)} is no override; write --section.key value")
+            raise UserError(f"{quote(option)} is no override; write {form}")
         key, equals, value = option[2:].partition("=")
         key = key.replace("-", "_")
         told = f"--{one_line(key, QUOTED)}"
         if not equals:
-            if not rest or re.match(r"--\w+\.", rest[0]):
+            if not rest or rest[0].startswith("--"):
                 raise UserError(f"{told} has no value; write {told} VALUE (a switch: {told} true)")
             value = rest.pop(0)
         if value.lstrip().startswith("#"):
@@ -347,6 +358,11 @@ def _check_model(fields: dict[str, Any], kind: type[Recipe], source: str) -> Non
     if init_from is not None and not isinstance(init_from, str):
         raise UserError(f"{source}: model.init_from: {quote(init_from)} is neither a folder, a Hub id, nor null")
     cls = config_class(family)
+    if init_from is None and cls.sub_configs:
+        raise UserError(
+            f"{source}: model.family: a new {quote(family)} model cannot be made, as its parts have configs of their "
+            "own; start from a checkpoint of this family (model.init_from)"
+        )
     known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
         _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])

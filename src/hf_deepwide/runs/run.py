@@ -7,6 +7,7 @@ may begin there, is in `run_folder.py`.
 import copy
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
 def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
     """Tokenizer, training, final weights, scores, model card. Goes on where an earlier call was interrupted.
 
-    A finished run of which only the section evaluation has changed is scored again, and not trained.
+    A finished run of which only the section evaluation has changed is scored again, and not trained. What it says of
+    its training stays: recipe, versions and machine. Where it is scored is then said in `scored`, if that differs.
 
     Returns:
         What `results.json` holds.
@@ -72,6 +74,9 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
     args.tell_of_idle_gpus()
     folder = RunFolder(recipe.output_dir)
     with folder.opened(recipe, args, overwrite, process) as start:
+        if start.results is not None:  # it was trained by its own recipe, whose other sections therefore stay
+            kept = start.results["recipe"] | {"evaluation": recipe.values["evaluation"]}
+            recipe = task.recipe = replace(recipe, values=kept)
         if start.results is None and start.checkpoint is None and args.max_steps > 0:
             refuse_long_warm_up(args, args.max_steps, recipe.source)  # before a tokenizer is trained
         texts = task.read(args, start.ended, start.results is not None)
@@ -81,7 +86,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
         if start.results is None and start.checkpoint is None:
             limit_length(tokenizer, model, Path(args.output_dir), process)
         for split, dataset in encoded.items():
-            check_lengths(dataset, split, model.config, recipe.data)
+            check_lengths(dataset, split, model.config, recipe.data, args.pad_to_multiple_of)
         trainer = task.trainer(model, _without_evaluation(args) if start.ended else args, tokenizer, encoded, texts)
         if start.results is None:
             state, weights = train_to_the_end(trainer, args, folder, start, recipe, process)
@@ -91,14 +96,16 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
         # read back from the folder, as everybody else will
         model = load_model(task.auto, folder.path, attn_implementation=args.attn_implementation)
         trainer.model = trainer.model_wrapped = model.to(args.device)
+        here = {"versions": versions(), "machine": machine()}
+        trained = {name: (start.results or here)[name] for name in here}
         results = {
             **({"validation": start.results["validation"]} if "validation" in (start.results or {}) else {}),
             **task.score(trainer, encoded, texts),
             "parameters": model.num_parameters(),
             "train": train,
             "recipe": recipe.values,
-            "versions": versions(),
-            "machine": machine(),
+            **trained,
+            **({"scored": here} if here != trained else {}),
         }
         if process.is_main_process:
             with folder.telling_of_the_disk():
@@ -199,12 +206,13 @@ def finish(
 ) -> None:
     """Write what lies beside the final weights, `results.json` last: with it the run is finished.
 
+    An interrupted call that scores a finished run again leaves the old `results.json`, and can be repeated.
+
     Args:
         task, folder, model, results: what was run, where, and what came out.
         history: the log of the training; None where the model was scored again, not trained.
     """
     run, name = folder.path, task.recipe.name
-    (run / RESULTS).unlink(missing_ok=True)  # of an earlier evaluation, which is no longer what the rest is of
     write_whole(run / RECIPE, to_yaml(task.recipe.values))
     if history is not None:
         draw_history(history, model, run, name)

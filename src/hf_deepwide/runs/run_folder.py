@@ -201,12 +201,16 @@ class RunFolder:
         write_whole(run / RECIPE, to_yaml(recipe.values))
 
     def _refuse_finished(self, recipe: Recipe) -> None:
-        """A finished run is left alone, unless it is the same but for its section evaluation."""
-        run = self.path
+        """A finished run is left alone, unless it is the same but for its section evaluation.
+
+        It keeps its own values of the keys `RESOLVED`, with which it may have been taken up again.
+        """
+        run, apart_from = self.path, NO_DIFFERENCE | RESOLVED
         try:
             earlier = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-            of_earlier = earlier["recipe"]
-            changes = differences(of_earlier, recipe.values, NO_DIFFERENCE | RESOLVED) if "train" in earlier else []
+            # where scoring it again was interrupted, the file of the recipe is ahead of the results
+            known = [earlier["recipe"], self._earlier_recipe()] if "train" in earlier else []
+            changes = next(filter(None, (differences(each, recipe.values, apart_from) for each in known)), [])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not what a run writes
             changes = []
         if changes and all(change.startswith("evaluation.") for change in changes):

@@ -16,11 +16,13 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict:
 def recipe_schema(kind: type[Recipe] = Recipe) -> dict[str, Any]:
     """Describe every section and key of a kind of recipe (JSON Schema 2020-12).
 
-    A key is explained by its field's help, if the field is our own, else by the comment in the reference recipe, else
-    by the help that Transformers gives. The section `model` lists the fields of all families; a field of another
-    library's model is accepted, too.
+    A key is explained by its field's help, if the field is our own. Else a comment of the kind explains it, or that in
+    the reference recipe, or the help that Transformers gives. The section `model` lists the fields of all families; a
+    field of another library's model is accepted, too.
     """
     comments = reference_comments()
+    for section, own in kind.comments.items():
+        comments[section] |= own
     sections = {
         section: _section(cls, comments.get(section, {}), kind.refused)
         for section, cls in kind.sections.items()

@@ -61,6 +61,7 @@ REFUSED = {
         ),
         _EVALUATION,
     ),
+    "neftune_noise_alpha": "no noise is added to the embeddings of these models; raise model.dropout",
     "push_to_hub": "share a finished run with `hf-deepwide share`",
 }
 
@@ -179,6 +180,11 @@ class TranslationTrainingArguments(
         """The device of this process; processors have no number, with which Transformers 5.17 cannot resume."""
         device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
+
+    @property
+    def order_seed(self) -> int:
+        """The seed of the order of batches, and of what is drawn for them: masks, pieces of BPE-dropout."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     def __post_init__(self) -> None:
         """Check numbers, fill in what is left to us, leave the rest to the parent, and see that all of it agrees."""

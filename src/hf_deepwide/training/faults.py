@@ -31,6 +31,7 @@ from transformers import PreTrainedTokenizerBase, Trainer
 
 from ..durable import Writing, discard, write_whole
 from ..errors import UserError, quote
+from ..models.word_tokenizer import WordTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -296,8 +297,12 @@ def remedy(collapsed: bool, on_nonfinite: str) -> str:
 def texts(inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
     """The sentences of a batch."""
     labels = inputs["labels"].masked_fill(inputs["labels"] < 0, tokenizer.pad_token_id)
-    decoded = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (inputs["input_ids"], labels)]
-    return [{"source": source, "target": target} for source, target in zip(*decoded, strict=True)]
+    targets = tokenizer.batch_decode(labels, skip_special_tokens=True)
+    if isinstance(tokenizer, WordTokenizer):  # whose other methods decode targets
+        sources = [tokenizer.decode_source(ids) for ids in inputs["input_ids"].tolist()]
+    else:
+        sources = tokenizer.batch_decode(inputs["input_ids"], skip_special_tokens=True)
+    return [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
 
 
 def save_batches(batches: Sequence[Batch], path: Path) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,7 +40,7 @@ class MaskedLMTrainer(TokenBatchTrainer):
         *,
         data: MonolingualArguments,
     ) -> None:
-        collator = MaskingCollator(tokenizer, data.mask_probability, args.seed, args.pad_to_multiple_of)
+        collator = MaskingCollator(tokenizer, data.mask_probability, args.order_seed, args.pad_to_multiple_of)
         super().__init__(model, args, tokenizer, train_dataset, eval_dataset, data=data, data_collator=collator)
 
     def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
@@ -57,9 +58,10 @@ class MaskedLMTrainer(TokenBatchTrainer):
         Raises:
             UserError: there are too few for all processes to have a batch.
         """
+        languages = np.asarray(rows["pair"][:])
         for index, language in enumerate(self.data.languages):
-            chosen = [row for row, at in enumerate(rows["pair"]) if at == index]
-            if not chosen:
+            chosen = np.flatnonzero(languages == index)
+            if not len(chosen):
                 continue
             try:
                 yield language, self.get_eval_dataloader(rows.select(chosen))

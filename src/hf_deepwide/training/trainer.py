@@ -400,7 +400,7 @@ class TokenBatchTrainer(Trainer):
             stream = StreamBatches(
                 self.train_dataset,
                 args.max_tokens,
-                seed=self._data_seed,
+                seed=args.order_seed,
                 buffer_size=self.data.shuffle_buffer,
                 length_multiple=multiple,
                 batch_by=args.batch_by,
@@ -435,7 +435,7 @@ class TokenBatchTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """The same for validation, each pair once, longest first."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        longest = max(max(dataset["source_length"]), max(dataset["target_length"]))
+        longest = max(max(dataset["source_length"][:]), max(dataset["target_length"][:]))
         multiple = self.data_collator.pad_to_multiple_of
         max_tokens = max(self.args.max_tokens, -(-longest // multiple) * multiple)  # no pair may be left out
         sampler = self._sampler(dataset, max_tokens, shuffle=False, batch_multiple=self.args.world_size)
@@ -453,10 +453,6 @@ class TokenBatchTrainer(Trainer):
         """Batches as for validation."""
         return self.get_eval_dataloader(test_dataset)
 
-    @property
-    def _data_seed(self) -> int:
-        return self.args.seed if self.args.data_seed is None else self.args.data_seed
-
     def _sampler(
         self, dataset: Dataset, max_tokens: int, shuffle: bool, batch_multiple: int, copies: Any = None
     ) -> TokenBatchSampler:
@@ -464,7 +460,7 @@ class TokenBatchTrainer(Trainer):
             dataset["source_length"][:],
             dataset["target_length"][:],
             max_tokens,
-            seed=self._data_seed,
+            seed=self.args.order_seed,
             batch_multiple=batch_multiple,
             length_multiple=self.data_collator.pad_to_multiple_of,
             batch_by=self.args.batch_by,

@@ -15,6 +15,7 @@ from ..data.bpe_dropout import BPEDropoutCollator
 from ..data.sampling import copies_by_rate
 from ..evaluation.scoring import translate_and_score
 from ..evaluation.translate import EvaluationArguments, translate
+from ..models.plain_text import positions
 from .arguments import TranslationTrainingArguments
 from .trainer import TokenBatchTrainer
 
@@ -64,7 +65,10 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
             data_collator=data_collator,
         )
         if bpe_dropout:
-            options = {"rate": bpe_dropout, "seed": self._data_seed, "max_length": self.data.max_length}
+            longest = self.data.max_length
+            if (most := positions(model.config)) is not None:  # padding needs positions, too
+                longest = min(longest, most // multiple * multiple)
+            options = {"rate": bpe_dropout, "seed": args.order_seed, "max_length": longest}
             self.train_collator = BPEDropoutCollator(tokenizer, start, multiple, **options)
         self.eval_texts = eval_texts
         self.evaluation = dataclasses.replace(
