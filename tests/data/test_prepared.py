@@ -187,13 +187,25 @@ def test_iwslt14_is_cleaned_as_the_script_does(tmp_path):
     assert sorted(left_out.values()) == [1, 2]  # one by the ratio; an empty pair, and a pair of 176 words
 
 
-def test_wmt14_is_tokenised_and_keeps_its_order(tmp_path):
+def test_wmt14_is_cleaned_as_the_script_does_and_keeps_its_order(tmp_path):
+    """Punctuation is normalised in training; of a test set apostrophes only. Dashes in words are split everywhere."""
     Preparation(CORPORA["wmt14-en-de"], tmp_path, released("wmt14-en-de", tmp_path), unchecked=True).run()
     folder = tmp_path / "wmt14-en-de" / "de-en"
-    numbers = [*range(20), *range(100, 110), *range(200, 210)]
-    assert texts(folder / "train.jsonl", "en") == [f"Das house , Nr. {number} ( en ) !" for number in numbers]
+    first, second = ([f"Das house , Nr. {n} ( en ) !" for n in numbers] for numbers in (range(20), range(100, 109)))
+    third = [f"Das house , Nr. {number} ( en ) !" for number in range(200, 210)]
+    normal = "It &apos;s &quot; well @-@ known &quot;"
+    assert texts(folder / "train.jsonl", "en") == [*first, normal, *second, *third]
     assert texts(folder / "validation.jsonl", "de")[0] == "Das Haus , Nr. 300 ( de ) !"
+    assert texts(folder / "test.jsonl", "en")[0] == "It &apos;s “ well @-@ known ”"
     assert len(texts(folder / "test.jsonl", "de")) == 3
+
+
+def test_the_sides_of_wmt15_have_the_names_of_its_archive(tmp_path):
+    Preparation(CORPORA["wmt15-cs-en"], tmp_path, released("wmt15-cs-en", tmp_path), unchecked=True).run()
+    folder = tmp_path / "wmt15-cs-en" / "cs-en"
+    assert [texts(folder / "test.jsonl", language)[0] for language in ("cs", "en")] == [
+        "Das dům , Nr . 400 ( cs ) !", "Das house , Nr. 400 ( en ) !"
+    ]  # fmt: skip
 
 
 def test_wmt14_is_cleaned_alike_from_the_hub_and_from_files():
@@ -208,8 +220,8 @@ def test_test_sets_come_from_sacrebleu(tmp_path, hub, archives):
     for _ in range(2):
         Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
     folder = tmp_path / "wmt14-en-de" / "de-en"
-    assert texts(folder / "newstest2012.jsonl", "de") == [f"newstest2012-src.de.sgm {number}" for number in range(3)]
-    assert texts(folder / "newstest2012.jsonl", "en") == [f"newstest2012-src.en.sgm {number}" for number in range(3)]
+    assert texts(folder / "newstest2012.jsonl", "de") == [f"newstest2012 @-@ src.de.sgm {number}" for number in range(3)]
+    assert texts(folder / "newstest2012.jsonl", "en") == [f"newstest2012 @-@ src.en.sgm {number}" for number in range(3)]
     both = ["--data.name", "wmt14-en-de", "--data.root", str(tmp_path), "--data.validation", "newstest2012+validation"]
     assert len(load_parallel(load_recipe("wmt14_en_de_dwlstm", both).data, "validation")) == 3 + 4
     assert archives["wmt12"].downloads == 2  # once a direction

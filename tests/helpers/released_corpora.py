@@ -57,11 +57,14 @@ def release_wmt14(folder: Path) -> None:
         write(
             folder / "training" / f"europarl-v7.de-en.{lang}.gz", [*sentences(lang, 20), "" if lang == "de" else "x"]
         )
-        write(folder / f"commoncrawl.de-en.{lang}", sentences(lang, 10, 100))
+        write(folder / f"commoncrawl.de-en.{lang}", ["It’s “well-known”\x07", *sentences(lang, 9, 100)])
         write(folder / "training" / f"news-commentary-v9.de-en.{lang}", sentences(lang, 10, 200))
         write(folder / "dev" / f"newstest2013.{lang}", sentences(lang, 3, 300))
         write(folder / "dev" / f"newstest2012.{lang}", sentences(lang, 4, 500))
-        write(folder / "test-full" / f"newstest2014-deen-src.{lang}.sgm", segments(sentences(lang, 3, 400)))
+        write(
+            folder / "test-full" / f"newstest2014-deen-src.{lang}.sgm",
+            segments(["It’s “well-known”", *sentences(lang, 2, 400)]),
+        )
 
 
 def release_wmt14_french(folder: Path) -> None:
@@ -77,11 +80,11 @@ def release_wmt14_french(folder: Path) -> None:
 
 def release_wmt15(folder: Path) -> None:
     """The files of WMT 2015, of Czech and English."""
-    for lang in ("cs", "en"):
+    for lang, side in (("cs", "src"), ("en", "ref")):
         for first, part in enumerate(("europarl-v7", "commoncrawl", "news-commentary-v10")):
             write(folder / f"{part}.cs-en.{lang}", sentences(lang, 10, 10 * first))
         write(folder / "dev" / f"newstest2013.{lang}", sentences(lang, 3, 300))
-        write(folder / f"newstest2015-csen-src.{lang}.sgm", segments(sentences(lang, 3, 400)))
+        write(folder / f"newstest2015-csen-{side}.{lang}.sgm", segments(sentences(lang, 3, 400)))
 
 
 def release_wmt17(folder: Path) -> None:

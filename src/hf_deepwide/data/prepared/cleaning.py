@@ -4,7 +4,8 @@ A row is the same sentence in several languages. A step changes a row, or leaves
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from ...errors import UserError
 
@@ -26,18 +27,31 @@ def _keep(told: str, stays: Callable[[Row], bool]) -> Step:
     return Step(told, lambda languages: lambda row: row if stays(row) else None, leaves_out=True)
 
 
-def _tokenized(languages: Sequence[str]) -> Change:
+def _of_moses(kind: str, languages: Sequence[str], **options: bool) -> list[Any]:
+    """A class of sacremoses, made for each language."""
     try:
-        from sacremoses import MosesTokenizer
+        import sacremoses
     except ModuleNotFoundError as error:
         raise UserError(f"tokenising needs the package {error.name}: pip install 'hf_deepwide[corpora]'") from error
-    tokenizers = [MosesTokenizer(language) for language in languages]
+    return [getattr(sacremoses, kind)(language, **options) for language in languages]
+
+
+def _normalized(languages: Sequence[str]) -> Change:
+    normalizers = _of_moses("MosesPunctNormalizer", languages, post_remove_control_chars=True)
+    return lambda row: tuple(each.normalize(text) for each, text in zip(normalizers, row, strict=True))
+
+
+def _tokenized(languages: Sequence[str], dashes: bool = False) -> Change:
+    tokenizers = _of_moses("MosesTokenizer", languages)
     return lambda row: tuple(
-        tokenizer.tokenize(text, return_str=True) for tokenizer, text in zip(tokenizers, row, strict=True)
+        each.tokenize(text, return_str=True, aggressive_dash_splits=dashes)
+        for each, text in zip(tokenizers, row, strict=True)
     )
 
 
+NORMALIZED = Step("punctuation normalised by Moses' rules, without control characters", _normalized)
 TOKENIZED = Step("tokenised by Moses' rules", _tokenized)
+DASHES_SPLIT = Step("tokenised by Moses' rules, dashes in words split", partial(_tokenized, dashes=True))
 LOWERED = Step("lower-cased", lambda languages: lambda row: tuple(text.lower() for text in row))
 STRAIGHT_APOSTROPHES = Step("’ becomes '", lambda languages: lambda row: tuple(text.replace("’", "'") for text in row))
 WITHOUT_EMPTY = _keep("without pairs that have an empty side", lambda row: all(text.strip() for text in row))

@@ -27,7 +27,16 @@ from ..corpora import read_lines
 from .catalogue import Corpus, Languages, Origin, Part, SacreBleuSet, pair_of
 from .cleaning import Row, Step
 from .manifest import Entry, Manifest
-from .sources import commit_of, find_files, holds_copy, open_part, rows_of, rows_of_files, rows_of_test_set
+from .sources import (
+    commit_of,
+    find_files,
+    holds_copy,
+    names_of,
+    open_part,
+    rows_of,
+    rows_of_files,
+    rows_of_test_set,
+)
 from .writing import Writer, content_digest, data_set_card
 
 logger = logging.getLogger(__name__)
@@ -302,7 +311,7 @@ class Preparation:
             if self.source is None or self.corpus.files is None:
                 raise
             origin = next(iter(self.corpus.files(task.languages).values()))
-            file = str(origin.places[0]).replace("{lang}", task.languages[0])
+            file = names_of(str(origin.places[0]), task.languages)[0]
             raise UserError(
                 f"{error}. The folder has tables, so it must hold a copy of this data set; for the files as released, "
                 f"such as {file}, name a folder without other tables"

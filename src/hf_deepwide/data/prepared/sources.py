@@ -111,13 +111,23 @@ def rows_of_test_set(test_set: SacreBleuSet) -> Iterator[Row]:
     yield from aligned(files, read_lines)
 
 
+def names_of(place: str, languages: Languages) -> list[str]:
+    """The names of a place's files: `{lang}` is a language, and `{side}` is `src` for the first one, else `ref`."""
+    sides = ("src", *("ref",) * (len(languages) - 1))
+    names = (
+        place.replace("{side}", side).replace("{lang}", language)
+        for side, language in zip(sides, languages, strict=True)
+    )
+    return list(dict.fromkeys(names))
+
+
 def find_files(source: Path, place: str, languages: Languages) -> list[Path]:
     """The files of a place: one for each language, or one table.
 
     Raises:
         UserError: a file is missing, or there are several.
     """
-    names = list(dict.fromkeys(place.replace("{lang}", language) for language in languages))
+    names = names_of(place, languages)
     files = [find_file(source, name) for name in names]
     for name, file in zip(names, files, strict=True):
         if file is None:
