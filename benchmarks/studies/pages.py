@@ -124,14 +124,21 @@ def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
     }
 
 
-ABOUT = (
-    "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is "
-    "a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p (Holm) "
-    "corrects it for the number of systems. p (equal) comes from two one-sided tests that the losses differ by "
-    "less than the margin, and is corrected likewise. These p do not allow for two things: seed 1 also chose the "
-    "setting, and a system close to the baseline gets more seeds. p (sentences) comes from approximate "
-    "randomisation over sentences: it is about these trained models only."
-)
+def about(study: Study) -> str:
+    """What the columns of a table with validation losses mean."""
+    equal = (
+        f"p (equal) comes from two one-sided tests that the losses differ by less than {study.margin} nats, and is "
+        "corrected likewise. "
+        if study.margin
+        else ""
+    )
+    return (
+        "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is "
+        "a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p (Holm) "
+        f"corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose the "
+        "setting, and a system close to the baseline gets more seeds. p (sentences) comes from approximate "
+        "randomisation over sentences: it is about these trained models only."
+    )
 
 
 def beside_published(study: Study, rows: Rows) -> str:
@@ -161,13 +168,13 @@ def table(study: Study, rows: Rows, results: Path) -> str:
         return beside_published(study, rows)
     cells = list(table_cells(study, rows, results).values())
     if is_measured(rows):
-        return f"{markdown(cells)}\n{ABOUT}\n"
-    about = (
+        return f"{markdown(cells)}\n{about(study)}\n"
+    of_older_runs = (
         "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
         "share. p comes from approximate randomisation over sentences: it is about these trained models only, not "
         "about other seeds. Validation loss is in nats a token, smoothed as in training."
     )
-    return f"{markdown(cells)}\n{about}\n"
+    return f"{markdown(cells)}\n{of_older_runs}\n"
 
 
 def summary(study: Study, rows: Rows, results: Path) -> str:
@@ -219,7 +226,7 @@ def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]
             "seeds": str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
             "validation loss": "" if pruned else with_error([validation_loss(run) for run in runs], digits=3),
-            "updates": "" if pruned else f"{runs[0]['train']['steps']:,}",
+            "updates": "" if pruned else updates(runs),
         }
     return cells
 
@@ -232,6 +239,7 @@ def is_measured(rows: Rows) -> bool:
 def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
     """System to column to cell: validation loss first, with the tests in which a seed is the unit."""
     comparison, scores, cells = load_comparison(results), TITLES[study.metric], {}
+    p_columns = ["p (seeds)", "p (Holm)", *(["p (equal)"] if study.margin else [])]
     losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
     others = [name for name in rows if name != study.baseline and not name.startswith(PRUNED)]
     theirs = losses.get(study.baseline, [])
@@ -252,9 +260,7 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
             "validation loss": "" if pruned else with_error(losses[name], digits=3),
             "not smoothed": "" if pruned else with_error([run["validation"]["nll"] for run in runs], digits=3),
             "difference": difference,
-            **{
-                column: p_value(value) for column, value in zip(("p (seeds)", "p (Holm)", "p (equal)"), p, strict=True)
-            },
+            **{column: p_value(value) for column, value in zip(p_columns, p, strict=False)},
             scores: with_error([run["test"][study.metric] for run in runs]),
             **{
                 each: with_error([run["test"]["sets"][each][study.metric] for run in runs])
@@ -264,7 +270,7 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
             "p (sentences)": f"{test[study.metric]['p_randomization']:.4f}" if known else "",
             "seeds": str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
-            "updates": "" if pruned else f"{runs[0]['train']['steps']:,}",
+            "updates": "" if pruned else updates(runs),
         }
     return cells
 
@@ -272,6 +278,12 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
 def setting_in_words(record: Record) -> str:
     """`learning_rate 0.004, dropout 0.1`."""
     return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in record["setting"].items())
+
+
+def updates(runs: list[Record]) -> str:
+    """`1,075 to 1,118`: of all seeds; runs that stop early differ."""
+    steps = sorted({run["train"]["steps"] for run in runs})
+    return " to ".join(f"{count:,}" for count in dict.fromkeys([steps[0], steps[-1]]))
 
 
 def layers_left(runs: list[Record]) -> str:

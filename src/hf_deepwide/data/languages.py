@@ -93,10 +93,12 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
         set_languages(tokenizer, *(next(iter(side)) if len(side) == 1 else None for side in sides))
     except ValueError as error:
         where = "data.pairs" if args.pairs else "data.source_lang, data.target_lang"
-        raise UserError(
-            f"{where}: {error}; columns that are called otherwise are named by data.source_field and "
-            "data.target_field, and tokenizer.new_languages adds a code"
-        ) from error
+        otherwise = (
+            "files of text end in the code"
+            if args.format == "text"
+            else "columns that are called otherwise are named by data.source_field and data.target_field"
+        )
+        raise UserError(f"{where}: {error}; {otherwise}, and tokenizer.new_languages adds a code") from error
     for field, accepted in (("language_tag", ("source", "none")), ("posteriors", ("none",))):
         if (value := getattr(args, field)) not in accepted:
             raise UserError(
