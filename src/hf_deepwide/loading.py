@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -44,6 +45,7 @@ LEFT_OUT = re.compile(  # what fairseq's checkpoints hold beside weights: a vers
     r"(^|\.)(encoder|decoder)\.version$|\.embed_positions\.(weights|_float_tensor)$"
 )
 MOST_TOKENS = 2**31
+_LOADING = threading.RLock()  # for one thread at a time: loading by Transformers sets what all threads see
 NO_FIELDS = ("use_safetensors", "trust_remote_code", "dtype", "attn_implementation")  # options that are no fields
 WANTED = {
     "AutoModelForSeq2SeqLM": "a model that translates",
@@ -246,17 +248,19 @@ class _Telling:
         self.told = told or f"{self.name} cannot be loaded"
 
     def __enter__(self) -> str:
+        self.hub = ExitStack()
+        self.hub.enter_context(_LOADING)
         self.verbosity = transformers_logging.get_verbosity()
         transformers_logging.set_verbosity_error()  # its reports on weights come as tables; ours is the error
-        self.hub = ExitStack()
         try:
             _check_name(self.name)
             if Path(self.name).is_dir():
                 checkpoint_files.check_folder(Path(self.name), self.weights)
             else:
                 self.hub.enter_context(offline_where_unreachable())
-        except OSError as error:
+        except BaseException as error:
             self.__exit__(type(error), error, None)
+            raise
         return self.name
 
     def __exit__(

@@ -220,8 +220,12 @@ def test_test_sets_come_from_sacrebleu(tmp_path, hub, archives):
     for _ in range(2):
         Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
     folder = tmp_path / "wmt14-en-de" / "de-en"
-    assert texts(folder / "newstest2012.jsonl", "de") == [f"newstest2012 @-@ src.de.sgm {number}" for number in range(3)]
-    assert texts(folder / "newstest2012.jsonl", "en") == [f"newstest2012 @-@ src.en.sgm {number}" for number in range(3)]
+    assert texts(folder / "newstest2012.jsonl", "de") == [
+        f"newstest2012 @-@ src.de.sgm {number}" for number in range(3)
+    ]
+    assert texts(folder / "newstest2012.jsonl", "en") == [
+        f"newstest2012 @-@ src.en.sgm {number}" for number in range(3)
+    ]
     both = ["--data.name", "wmt14-en-de", "--data.root", str(tmp_path), "--data.validation", "newstest2012+validation"]
     assert len(load_parallel(load_recipe("wmt14_en_de_dwlstm", both).data, "validation")) == 3 + 4
     assert archives["wmt12"].downloads == 2  # once a direction

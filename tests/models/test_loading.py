@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from mistakes import SIZES, make_workspace
+from model_cases import build
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -455,3 +457,13 @@ def test_a_model_for_another_task_is_named(tmp_path):
         "is for pipeline('text-classification')"
     )
     assert str(error.value) == f"{tmp_path} cannot be loaded: {told}"
+
+
+def test_threads_load_at_the_same_time(tmp_path):
+    """Transformers itself loses tied weights, and says that they are missing."""
+    cases = ("vanilla", "latent-both")
+    for case in cases:
+        build(case).save_pretrained(tmp_path / case)
+    with ThreadPoolExecutor(len(cases)) as pool:
+        loading = [pool.submit(load_model, AutoModelForSeq2SeqLM, tmp_path / case) for case in 5 * cases]
+    assert [type(each.result()) for each in loading] == 5 * [type(build(case)) for case in cases]
