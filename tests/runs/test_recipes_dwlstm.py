@@ -149,7 +149,8 @@ def as_distributed(folder: Path) -> dict[str, str | None]:
             file.write_text("".join(f"{row[lang]}\n" for row in rows), encoding="utf-8")
     comment = (RECIPES / f"{OPUS}.yaml").read_text(encoding="utf-8").partition("--data.format text")[2]
     prefixes = dict(re.findall(r"--data\.(train|validation|test) '(.+)'", comment.partition("\nextends:")[0]))
-    return {"format": "text", "name": None, "root": str(folder), **prefixes}
+    assert "--data.name null --data.config null" in comment
+    return {"format": "text", "name": None, "config": None, "root": str(folder), **prefixes}
 
 
 @pytest.mark.parametrize("write", [as_on_the_hub, as_distributed])
