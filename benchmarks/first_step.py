@@ -26,7 +26,7 @@ from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.yaml_values import to_yaml
 
-HELD_OUT = 100  # pairs to validate on, and to test on
+HELD_OUT = 100  # pairs to validate on, the first of the training set
 STARTS = ("first", "second")
 MODEL = {
     "family": "vanilla_transformer", "d_model": 128, "encoder_layers": 2, "decoder_layers": 2,

@@ -12,7 +12,8 @@ import argparse
 import json
 import re
 import tempfile
-from multiprocessing import active_children
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ def long_run(steps: int, workers: int, max_tokens: int) -> dict[str, Any]:
     }
 
 
+def in_a_process(threads: int, *settings: int) -> dict[str, Any]:
+    """`long_run`, in a process that has done nothing else."""
+    torch.set_num_threads(threads)
+    disable_progress_bar()
+    keep_memory()
+    return long_run(*settings)
+
+
 def growth(mib: dict[int, float], warm_up: int) -> dict[str, float]:
     """Of the straight line through the readings after warm-up: slope, and its rise over all of them by their mean."""
     steps = np.array([step for step in mib if int(step) > warm_up], dtype=float)
@@ -128,13 +137,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
     parser.add_argument("--output", type=Path, help="write the results here, as .json and .png")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    disable_progress_bar()
-    keep_memory()
     runs = {}
     for workers in (0, 2):
         name = f"{workers} workers"
-        runs[name] = long_run(args.steps, workers, args.max_tokens)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:  # of its own, with memory of its own
+            runs[name] = process.submit(in_a_process, args.threads, args.steps, workers, args.max_tokens).result()
         runs[name]["growth"] = growth(runs[name]["resident_mib"], args.warm_up)
         shown = runs[name]["growth"]
         print(

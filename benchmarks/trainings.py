@@ -1,5 +1,6 @@
 """A training in a process of its own, for benchmarks that need several; its output goes to a log beside its folder."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError
+from hf_deepwide.runs.recipe import differences
 from hf_deepwide.runs.yaml_values import to_yaml
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -22,10 +24,14 @@ def train(recipe: dict[str, Any], *task: str, threads: int | None = None) -> Non
         threads: how many the process may use; None: as many as this process.
 
     Raises:
-        UserError: the training failed.
+        UserError: the training failed, or the folder holds a finished run of another recipe.
     """
     run = Path(recipe["training"]["output_dir"])
     if (run / "results.json").is_file():
+        earlier = json.loads((run / "results.json").read_text(encoding="utf-8"))["recipe"]
+        given = {section: {key: earlier[section].get(key) for key in keys} for section, keys in recipe.items()}
+        if changes := differences(given, recipe):  # of the keys in `recipe`; results also hold defaults
+            raise UserError(f"{run} holds another recipe ({'; '.join(changes)}); move it away, or give another --runs")
         return
     run.parent.mkdir(parents=True, exist_ok=True)
     written, log = run.parent / f"{run.name}.yaml", run.parent / f"{run.name}.log"

@@ -25,6 +25,7 @@ from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.seeds import holm, welch
+from hf_deepwide.runs.compare import p_value
 
 ROOT = Path(__file__).parents[1]
 SEEDS = [1, 2, 3, 4, 5]
@@ -169,7 +170,7 @@ def table(report: dict[str, Any]) -> str:
             lines.append(
                 f"| {name} | {row['parameters'] / 1e6:.2f} M | {statistics.median(row['test_accuracy']):.2f} | "
                 f"{spread(row['test_accuracy'])} | {spread(row['test_f1'])} | {spread(row['validation_accuracy'])} | "
-                f"{'' if p is None else f'{p:.3f}'} |"
+                f"{p_value(p)} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -116,13 +116,12 @@ def losses_table(report: dict) -> list[str]:
         lines.append(f"| {precision} | {' | '.join(f'{loss:.4f}' for loss in own)} | {statistics.mean(own):.4f} |")
     differences = [b - a for a, b in zip(losses["float32"], losses["bfloat16"], strict=True)]
     shown = " | ".join(f"{difference:+.4f}" for difference in differences)
+    deviations = [f"{statistics.stdev(own):.4f} in {precision}" for precision, own in losses.items() if own[1:]]
     return [
         *lines,
         f"| difference | {shown} | {statistics.mean(differences):+.4f} |",
         "",
-        f"Standard deviation over seeds: {statistics.stdev(losses['float32']):.4f} in float32, "
-        f"{statistics.stdev(losses['bfloat16']):.4f} in bfloat16.",
-        "",
+        *([f"Standard deviation over seeds: {', '.join(deviations)}.", ""] if deviations else []),
     ]
 
 

@@ -1,6 +1,6 @@
 """The questions: for each a table of systems, the one that they are compared with, and the tasks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tasks import Decoding, Training
 from transformers import MarianConfig, PreTrainedConfig
@@ -42,14 +42,12 @@ class Question:
         systems: name to config; built with random weights.
         yardstick: the system that the others' times are divided by.
         tasks: what is timed.
-        note: what a reader must know.
     """
 
     title: str
     systems: dict[str, PreTrainedConfig]
     yardstick: str
     tasks: tuple[Training | Decoding, ...]
-    note: str = field(default="")
 
 
 SMALL = size(3, 256, 4, 1024)

@@ -119,9 +119,10 @@ def load_study(path: Path) -> Study:
             if not stage.settings:
                 raise UserError(f"{path}: {system.name}: a stage of the search has no settings")
             keys = {key for setting in stage.settings for key in setting}
-            if stage.extend and (len(stage.settings) < 2 or len(keys) != 1):
+            values = [value for setting in stage.settings for value in setting.values()]
+            if stage.extend and (len(values) < 2 or len(keys) != 1 or min(values) <= 0):
                 raise UserError(
-                    f"{path}: {system.name}: extend: a stage that is extended has several values of one key"
+                    f"{path}: {system.name}: extend: a stage that is extended has several values above 0 of one key"
                 )
             for setting in stage.settings:
                 recipe_of(study, system, stage, start | setting, study.seeds[0], Path("runs"))

@@ -20,7 +20,7 @@ from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 
 RESULTS = Path(__file__).parents[1] / "results"
-VALIDATION = re.compile(r"^step (\d+), epoch ([\d.]+): validation loss ([\d.]+)$", re.MULTILINE)
+VALIDATION = re.compile(r"^step (\d+), epoch ([\d.]+): validation loss ([\d.]+)(?:, BLEU [\d.]+)?$", re.MULTILINE)
 TRAINED = " holds the weights of checkpoint-"  # logged when the training has ended, and nothing is scored yet
 
 
@@ -63,9 +63,12 @@ def main() -> None:
     runs = [
         {"run": name, "title": system.title, "seed": seed, **logs[name]}
         for system in study.systems
-        for seed in study.seeds
-        if (name := run_name(system, study.stages(system)[-1], {}, seed)) in logs and logs[name]["curve"]
+        for seed in [*study.seeds, *study.close_seeds]
+        for setting in study.stages(system)[-1].settings
+        if (name := run_name(system, study.stages(system)[-1], setting, seed)) in logs and logs[name]["curve"]
     ]
+    for left_out in logs.keys() - {run["run"] for run in runs}:
+        print(f"{left_out} is left out: it is no run of {args.study}, or has no validation loss")
     if not runs:
         raise UserError(f"{', '.join(map(str, args.logs))}: no validation loss of a run of {args.study}")
     output, report = RESULTS / study.name / "unfinished", {"study": study.name, "machine": args.machine, "runs": runs}

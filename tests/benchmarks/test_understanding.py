@@ -37,10 +37,11 @@ def test_compares_finished_runs_with_plain_fine_tuning(tmp_path):
     report = understanding.gather(tmp_path, list(understanding.TASKS))
     assert list(report["tasks"]) == ["mrpc"]
     small, large = (ttest_ind(ours, PLAIN, equal_var=False).pvalue for ours in (better, same))
+    assert 2 * small < 0.0001
     rows = [line.split(" | ") for line in understanding.table(report).splitlines() if " M |" in line]
     assert [row[2] for row in rows] == ["70.00", "80.00", "70.10"]
     assert rows[1][3] == f"80.00 ± {statistics.stdev(better):.2f}"
-    assert [row[-1].strip(" |") for row in rows] == ["", f"{2 * small:.3f}", f"{max(large, 2 * small):.3f}"]
+    assert [row[-1].strip(" |") for row in rows] == ["", "< 0.0001", f"{max(large, 2 * small):.4f}"]
     understanding.draw(report, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").is_file()
 

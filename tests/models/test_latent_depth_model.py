@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from model_cases import CASES, SIZES, build, config_of, pair, scramble, source
+from model_cases import CASES, SIZES, build, config_of, leaves, pair, scramble, sentences, source
 from naive_transformer import logits as naive_logits
 from torch.nn import functional as F
 
@@ -36,21 +36,6 @@ def latent(seed=0, **fields):
     return model.double().train()
 
 
-def leaves(model):
-    """Copies of the parameters as autograd leaves, under their names in the headless model; tied ones are one leaf."""
-    copies = {}
-    named = list(model.named_parameters(remove_duplicate=False))
-    for _, parameter in named:
-        copies.setdefault(id(parameter), parameter.detach().clone().requires_grad_())
-    return {name.removeprefix("model."): copies[id(parameter)] for name, parameter in named}
-
-
-def rows(batch):
-    """Source and decoder input of each sentence without its padding."""
-    for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
-        yield ids[mask == 1].tolist(), [2, *labels[labels != -100].tolist()[:-1]]
-
-
 def naive_z(model, weights, posterior):
     """z of Eq. 5 as `{layer}.z`, from the noise that the model drew, soft or straight-through."""
     config, z = model.config, {}
@@ -74,7 +59,7 @@ def test_training_is_the_equations_and_so_are_its_gradients(fields):
     got = model(**batch, posteriors=posteriors).logits
     weights = leaves(model)
     loss = expected_loss = 0
-    for row, (ids, target) in enumerate(rows(batch)):
+    for row, (ids, target) in enumerate(sentences(batch)):
         z = naive_z(model, weights, posteriors[row])
         expected = naive_logits(weights | z, model.config, ids, target)
         here = got[row, : len(target)]

@@ -1,8 +1,6 @@
 """Low precision: every family stays finite, near to float32, and blind to padding, also where numbers are extreme."""
 
-import importlib.util
-from pathlib import Path
-
+import finite
 import pytest
 import torch
 from model_cases import CASES, build, pair, source, tokens
@@ -10,11 +8,6 @@ from model_cases import CASES, build, pair, source, tokens
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.training import arguments
 from hf_deepwide.training.arguments import TranslationTrainingArguments
-
-PATH = Path(__file__).parents[2] / "benchmarks" / "finite.py"  # which runs all there is; here is what has to hold
-spec = importlib.util.spec_from_file_location("finite", PATH)
-finite = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(finite)
 
 TOLERANCE = {"base": 1e-3, "big": 1e-3, "extreme": 0.05, "depth": 0.02}  # of the loss, by that of float32
 
