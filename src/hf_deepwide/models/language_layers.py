@@ -7,8 +7,8 @@ l is the language of the sentence's pair: in the paper and its code (zero, `tran
 both stacks. Shapes: B batch, T time, D model width, N languages.
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .layers import DecoderLayer, EncoderLayer, ResidualLayer
 from .merged_attention import MergedAttentionDecoderLayer
 
 Languages = torch.Tensor | None  # the index of each sentence's, `[B]`; None where there is one
+SubLayer = tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]  # with its norm, which is the first
 
 
 def of_language(table: torch.Tensor, languages: Languages) -> torch.Tensor:
@@ -66,7 +67,7 @@ class LanguageAware(ResidualLayer):
         self, x: torch.Tensor, norm: nn.Module, sublayer: Callable[[torch.Tensor], torch.Tensor], languages: Languages
     ) -> torch.Tensor:
         """Join a sub-layer to its input `[B, time, D]`, with the norm of each sentence's language."""
-        return self.residual(x, functools.partial(norm, languages=languages), sublayer)
+        return self.residual(x, partial(norm, languages=languages), sublayer)
 
 
 class LanguageAwareEncoderLayer(LanguageAware, EncoderLayer):
@@ -98,41 +99,25 @@ class LanguageAwareDecoderLayer(LanguageAware, DecoderLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`, for sentences of these languages."""
-        attended = self.join(
-            hidden_states,
-            self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, **kwargs)[0],
-            languages,
-        )
-        if encoder_hidden_states is not None:
-            attended = self.join(
-                attended,
-                self.encoder_attn_layer_norm,
-                lambda x: self.encoder_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0],
-                languages,
+        source = encoder_hidden_states, encoder_attention_mask
+        for norm, attention in self.attentions(attention_mask, *source, **kwargs):
+            hidden_states = self.join(hidden_states, norm, attention, languages)
+        return self.join(hidden_states, self.final_layer_norm, self.feed_forward, languages)
+
+    def attentions(self, mask: Any, memory: torch.Tensor | None, memory_mask: Any, **kwargs: Any) -> list[SubLayer]:
+        """The sub-layers that attend, each with its norm; the second one needs a source, `memory` `[B, S, D]`."""
+        found = [(self.self_attn_layer_norm, lambda x: self.self_attn(x, mask, **kwargs)[0])]
+        if memory is not None:
+            found.append(
+                (self.encoder_attn_layer_norm, lambda x: self.encoder_attn(x, memory_mask, memory, **kwargs)[0])
             )
-        return self.join(attended, self.final_layer_norm, self.feed_forward, languages)
+        return found
 
 
-class LanguageAwareMergedLayer(LanguageAware, MergedAttentionDecoderLayer):
+class LanguageAwareMergedLayer(LanguageAwareDecoderLayer, MergedAttentionDecoderLayer):
     """Merged attention and feed-forward."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: Any = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: Any = None,
-        languages: Languages = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`, for sentences of these languages."""
-        attended = self.join(
-            hidden_states,
-            self.encoder_attn_layer_norm,
-            lambda x: self.encoder_attn(
-                x, encoder_attention_mask, encoder_hidden_states, causal_mask=attention_mask, **kwargs
-            )[0],
-            languages,
-        )
-        return self.join(attended, self.final_layer_norm, self.feed_forward, languages)
+    def attentions(self, mask: Any, memory: torch.Tensor | None, memory_mask: Any, **kwargs: Any) -> list[SubLayer]:
+        """The one sub-layer that attends, with its norm."""
+        merged = partial(self.encoder_attn, causal_mask=mask, **kwargs)
+        return [(self.encoder_attn_layer_norm, lambda x: merged(x, memory_mask, memory)[0])]
