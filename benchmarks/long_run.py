@@ -26,6 +26,7 @@ from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
+from hf_deepwide.durable import write_whole
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import load_recipe
@@ -157,7 +158,7 @@ def main() -> None:
     }
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_whole(args.output.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
         draw(report, args.output.with_suffix(".png"))
 
 

@@ -11,6 +11,7 @@ import argparse
 import shlex
 
 from paper_rows import ROOT, Row, Table, arguments, overrides_of, place_of, read_tables
+from reports import filled_in
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
@@ -76,8 +77,7 @@ def main() -> None:
 
 def with_overview(page: str) -> str:
     """The page with the overview between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + overview() + END + rest.partition(END)[2]
+    return filled_in(page, BEGIN, overview(), END)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ python benchmarks/recipe_page.py
 import re
 from pathlib import Path
 
+from reports import filled_in
+
 from hf_deepwide.durable import write_whole
 from hf_deepwide.runs.recipe import PACKAGED
 
@@ -28,8 +30,7 @@ def with_keys(page: str) -> str:
     """The page with the tables between their markers."""
     for section in re.findall(r"<!-- keys: (\w+) -->", page):
         begin, end = f"<!-- keys: {section} -->\n", f"<!-- /keys: {section} -->"
-        before, _, rest = page.partition(begin)
-        page = before + begin + keys(section) + end + rest.partition(end)[2]
+        page = filled_in(page, begin, keys(section), end)
     return page
 
 

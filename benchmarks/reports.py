@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_deepwide.durable import write_whole
+from hf_deepwide.errors import UserError
 
 
 def write_report(output: Path, report: dict[str, Any], table: Callable[[dict[str, Any]], str]) -> None:
@@ -13,3 +14,16 @@ def write_report(output: Path, report: dict[str, Any], table: Callable[[dict[str
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
     write_whole(output.with_suffix(".md"), table(report))
+
+
+def filled_in(page: str, begin: str, text: str, end: str) -> str:
+    """The page with the text between two markers.
+
+    Raises:
+        UserError: the page lacks a marker.
+    """
+    before, begun, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (begun and ended):
+        raise UserError(f"the page has no {(end if begun else begin).strip()}")
+    return before + begin + text + end + after

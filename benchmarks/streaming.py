@@ -41,7 +41,10 @@ def write_corpus(folder: Path, mib: int, seed: int) -> int:
     words = ["".join(draw.choices(LETTERS, k=draw.randint(2, 10))) for _ in range(20_000)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
     pairs = written = 0
-    with (folder / "train.en").open("w") as source, (folder / "train.de").open("w") as target:
+    with (
+        (folder / "train.en").open("w", encoding="utf-8") as source,
+        (folder / "train.de").open("w", encoding="utf-8") as target,
+    ):
         while written < mib * 2**20:
             drawn = iter(draw.choices(words, weights, k=100_000))
             while sides := [" ".join(islice(drawn, draw.randint(5, 40))) for _ in LANGUAGES]:
@@ -65,7 +68,7 @@ def read(folder: Path, pairs: int, max_tokens: int, buffer: int) -> dict[str, An
     keep_memory()
     every = pairs // 40
     args = DataArguments(root=str(folder), train="train", streaming=True, shuffle_buffer=buffer)
-    with (folder / "train.en").open() as lines:
+    with (folder / "train.en").open(encoding="utf-8") as lines:
         tokenizer = train_tokenizer(islice(lines, 20_000), TokenizerArguments(vocab_size=8000))
     stream, loader = batches_of(args, tokenizer, max_tokens)
     before, start = resident_mib(), time.perf_counter()

@@ -44,4 +44,5 @@ def train(recipe: dict[str, Any], *task: str, threads: int | None = None) -> Non
         command = [sys.executable, "-m", "hf_deepwide.cli", "train", *task, str(written)]
         done = subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
-        raise UserError(f"{run} has failed: {log.read_text(encoding='utf-8').strip().splitlines()[-1:]}")
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise UserError(f"{run} has failed: {' '.join(last)}")

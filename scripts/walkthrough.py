@@ -23,7 +23,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import yaml
 from datasets import Dataset
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
@@ -39,6 +38,7 @@ from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.runs.recipe import Recipe, differences, load_recipe
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.suggestions import measure, suggest_settings
+from hf_deepwide.runs.yaml_values import to_yaml
 from hf_deepwide.training.checkpoints import load_history
 from hf_deepwide_cli.parser import Parser
 
@@ -191,7 +191,7 @@ def recipe_of(name: str, run: str, *options: str) -> Recipe:
     options = (*data, *both, *options, "--training.output_dir", str(folder / run), *overrides)
     recipe = load_recipe(name, options)
     written = folder / f"{run}.yaml"
-    write(written, yaml.safe_dump(recipe.values, sort_keys=False, allow_unicode=True))
+    write(written, to_yaml(recipe.values))
     print(f"\n{written}, for scripts/train_translation.py:\n\n{written.read_text(encoding='utf-8')}")
     return recipe
 

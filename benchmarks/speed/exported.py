@@ -39,6 +39,7 @@ from transformers import (
 
 import hf_deepwide
 from hf_deepwide import MATConfig, VanillaTransformerConfig
+from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 
@@ -141,8 +142,8 @@ def speed_table(report: dict) -> str:
 
 
 def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, threads: int) -> dict:
-    """BLEU and seconds of `generate` in both precisions, and of both exports, on one text."""
-    texts, references = (path.read_text(encoding="utf-8").splitlines() for path in (source, reference))
+    """BLEU of `generate` in both precisions, and of both exports, on one text; the share of outputs as in float32."""
+    texts, references = (list(read_lines(path)) for path in (source, reference))
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     full, half = (
         AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dtype=dtype).eval()
@@ -192,12 +193,21 @@ def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, th
     return report
 
 
+def bleu_table(report: dict) -> str:
+    """BLEU as Markdown."""
+    first, *_ = report
+    lines = [f"| decoded by | BLEU | same translations as {first} |", "|---|---|---|"]
+    for name, row in report.items():
+        lines.append(f"| {name} | {row['BLEU']:.2f} | {100 * row['same']:.1f} % |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each system that count")
-    parser.add_argument("--output", type=Path, help="folder for exported.json and exported.md, or exported_bleu.json")
+    parser.add_argument("--output", type=Path, help="folder for exported.json and exported.md, or of exported_bleu")
     parser.add_argument("--model", type=Path, help="a trained checkpoint: compare BLEU on a text")
     parser.add_argument("--source", type=Path, help="the text, a sentence a line")
     parser.add_argument("--reference", type=Path, help="its translation")
@@ -215,8 +225,7 @@ def main() -> None:
     if args.output:
         name = "exported" if args.model is None else "exported_bleu"
         write_text(args.output / f"{name}.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        if args.model is None:
-            write_text(args.output / "exported.md", speed_table(report))
+        write_text(args.output / f"{name}.md", (speed_table if args.model is None else bleu_table)(report))
 
 
 if __name__ == "__main__":

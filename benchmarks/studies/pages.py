@@ -15,6 +15,7 @@ from selection import Rows, chosen_rows, mean_and_error, validation_loss
 from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
+from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, welch
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.runs.compare import p_value
@@ -61,12 +62,19 @@ def diverged_runs(study: Study, lost: Sequence[Record]) -> str:
 
 
 def with_tables(page: str, study: Study, text: str, short: str) -> str:
-    """The page with the study's table, and its short form, between their markers, where it has them."""
+    """The page with the study's table, and its short form, between their markers, where it has them.
+
+    Raises:
+        UserError: a marker's end is missing.
+    """
     for kind, generated in (("study", text), ("summary", short)):
         begin, end = f"<!-- {kind}: {study.name} -->\n", f"<!-- /{kind}: {study.name} -->"
         before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if found and not ended:
+            raise UserError(f"the page has no {end}")
         if found:
-            page = before + begin + generated + end + rest.partition(end)[2]
+            page = before + begin + generated + end + after
     return page
 
 

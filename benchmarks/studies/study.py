@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import yaml
 from cards import write_cards
 from definition import Setting, Stage, Study, System, load_study, recipe_of, run_name
 from pages import write_pages
@@ -37,6 +36,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.data.corpora import load_parallel, read_lines
+from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.scoring import score_sets
@@ -45,6 +45,7 @@ from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation
+from hf_deepwide.runs.yaml_values import to_yaml
 from hf_deepwide.training.checkpoints import checkpoints, load_history
 from hf_deepwide.training.faults import NonFiniteError
 
@@ -296,7 +297,7 @@ def train(recipe: Recipe, threads: int) -> None:
         return
     run.parent.mkdir(parents=True, exist_ok=True)
     written, log = (run.parent / f"{run.name}.{suffix}" for suffix in ("yaml", "log"))
-    written.write_text(yaml.safe_dump(recipe.values, sort_keys=False), encoding="utf-8")
+    write_whole(written, to_yaml(recipe.values))
     print(f"{time.strftime('%H:%M')} {run.name}: training, log in {log}", flush=True)
     with log.open("a", encoding="utf-8") as file:
         done = subprocess.run(

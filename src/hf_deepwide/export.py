@@ -21,7 +21,7 @@ import re
 import shutil
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.constants import is_offline_mode
@@ -103,18 +103,7 @@ def share(
     The model card is the one beside the model, else the one already in `folder`, else a minimal one. A card in
     `folder` that somebody has edited stays.
     """
-    if folder is None and repo_id is None:
-        raise UserError("share: say where to: give a folder, a repo_id, or both")
-    if repo_id is None:
-        for name, value in (("private", private), ("commit_message", commit_message)):
-            if value is not None:
-                raise UserError(f"share: {name} is of an upload to the Hub, and no repo_id is given; leave {name} out")
-    if space and as_ is not None:
-        raise UserError("share: a Space runs this package, so that `as_` is of no use in it; leave one of the two out")
-    if repo_id is not None:
-        _check_upload(repo_id)
-    if license is not None:
-        card_text.check_license(license)
+    _check_call(folder, repo_id, private, commit_message, license, space, as_)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None
     hub_model = os.fspath(model) if space and source is not None and not source.exists() else None
     source = source if hub_model is None else None
@@ -123,47 +112,21 @@ def share(
         raise UserError("share: a path holds a NUL character; no folder has such a name")
     with telling(folder):
         earlier = {} if folder is None else check_folder(folder, source, overwrite)
-    task = "translation"
+    content = _open(model, source, tokenizer, space, as_) if hub_model is None else None
     if hub_model is not None:
-        config = load_config(hub_model, f"share: {hub_model} is neither a folder nor a model on the Hub")
-        if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
-            raise UserError(f"share: a Space shows models that translate, and {hub_model} is a {config.model_type}")
-    else:
-        model, family = _own(model) if source is None else _load(source)
-        task = _task(model)
-        if task != "translation" and (space or as_ is not None):
-            what = "a Space shows" if space else "`as_` takes"
-            raise UserError(f"share: {what} models that translate, and a {type(model).__name__} does not")
-        tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
-        _check_origin(tokenizer)
-        check_tokenizer(tokenizer, model.config)
-        if task == "fill-mask" and tokenizer.mask_token is None:
-            raise UserError(
-                "share: the tokenizer has no mask token, and a masked language model needs one; use the tokenizer the "
-                "model was trained with"
-            )
-        if as_ is not None:
-            if type(tokenizer) is WordTokenizer:
-                raise UserError("share: `as_` needs no code, and the tokenizer of words does; leave `as_` out")
-            model = as_stock(model, as_)
-            if added := sorted(added_codes(tokenizer)):
-                logger.warning(
-                    "share: without this package, the %s takes no src_lang or tgt_lang of the languages that were "
-                    "added to it: %s",
-                    *(type(tokenizer).__name__, ", ".join(added)),
-                )
+        _check_hub_model(hub_model)
 
     with telling(folder), staging(folder) as staged:
         place = staged / MODEL if space else staged
-        if hub_model is None:
+        if content is not None:
             place.mkdir(exist_ok=True)
-            write_checkpoint(model, family if as_ is None else None, tokenizer, place)
+            write_checkpoint(content.model, content.family, content.tokenizer, place)
             if space:
-                _write_card(place, source, None, {}, model, tokenizer, None, license)
+                _write_card(place, source, None, {}, content.model, content.tokenizer, None, license)
             else:
-                _write_card(place, source, folder, earlier, model, tokenizer, repo_id, license)
+                _write_card(place, source, folder, earlier, content.model, content.tokenizer, repo_id, license)
             if verify:
-                verify_folder(place, task)
+                verify_folder(place, content.task)
         if space:
             name = repo_id or hub_model or (source or folder or staged).resolve().as_posix()
             write_space(staged, name.rpartition("/")[2], hub_model, license)
@@ -181,6 +144,76 @@ def share(
             location = _upload(place, names, repo_id, private, token, commit_message or f"Share {repo_id}", kind)
             logger.info("uploaded to %s", location)
     return location
+
+
+class Content(NamedTuple):
+    """A model that is shared, with its tokenizer; the family is that whose code goes with the model."""
+
+    model: PreTrainedModel
+    family: Family | EncoderFamily | None
+    tokenizer: PreTrainedTokenizerBase
+    task: str
+
+
+def _check_call(
+    folder: str | os.PathLike | None,
+    repo_id: str | None,
+    private: bool | None,
+    commit_message: str | None,
+    license: str | None,
+    space: bool,
+    as_: str | None,
+) -> None:
+    """Refuse arguments that do not go together, before anything is read."""
+    if folder is None and repo_id is None:
+        raise UserError("share: say where to: give a folder, a repo_id, or both")
+    if repo_id is None:
+        for name, value in (("private", private), ("commit_message", commit_message)):
+            if value is not None:
+                raise UserError(f"share: {name} needs an upload to the Hub; give repo_id, or leave {name} out")
+    if space and as_ is not None:
+        raise UserError("share: a Space runs this package, so that `as_` is of no use in it; leave one of the two out")
+    if repo_id is not None:
+        _check_upload(repo_id)
+    if license is not None:
+        card_text.check_license(license)
+
+
+def _check_hub_model(name: str) -> None:
+    """Refuse to make a Space for a model on the Hub that does not translate."""
+    config = load_config(name, f"share: {name} is neither a folder nor a model on the Hub")
+    if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        raise UserError(f"share: a Space shows models that translate, and {name} is a {config.model_type}")
+
+
+def _open(
+    model: Any, source: Path | None, tokenizer: PreTrainedTokenizerBase | None, space: bool, as_: str | None
+) -> Content:
+    """The model and the tokenizer, checked; as the class `as_` of Transformers where it is given."""
+    model, family = _own(model) if source is None else _load(source)
+    task = _task(model)
+    if task != "translation" and (space or as_ is not None):
+        what = "a Space shows" if space else "`as_` takes"
+        raise UserError(f"share: {what} models that translate, and a {type(model).__name__} does not")
+    tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(source)
+    _check_origin(tokenizer)
+    check_tokenizer(tokenizer, model.config)
+    if task == "fill-mask" and tokenizer.mask_token is None:
+        raise UserError(
+            "share: the tokenizer has no mask token, and a masked language model needs one; use the tokenizer the "
+            "model was trained with"
+        )
+    if as_ is None:
+        return Content(model, family, tokenizer, task)
+    if type(tokenizer) is WordTokenizer:
+        raise UserError("share: `as_` needs no code, and the tokenizer of words does; leave `as_` out")
+    model = as_stock(model, as_)
+    if added := sorted(added_codes(tokenizer)):
+        logger.warning(
+            "share: without this package, the %s takes no src_lang or tgt_lang of the languages added to it: %s",
+            *(type(tokenizer).__name__, ", ".join(added)),
+        )
+    return Content(model, None, tokenizer, task)
 
 
 def write_checkpoint(

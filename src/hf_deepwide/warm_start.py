@@ -93,7 +93,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
             the function, and is logged as a warning.
 
     Raises:
-        UserError: nothing can be loaded from `base`; it is of another architecture or quantised; an override is
+        UserError: nothing can be loaded from `base`; it has another architecture, or is quantised; an override is
             unknown or contradicts the base.
     """
     model, start = load_base(base), start_of(cls.config_class)

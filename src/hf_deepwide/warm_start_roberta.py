@@ -66,7 +66,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         config_overrides: branches and dropping, dropout rates, labels, token ids other than padding.
 
     Raises:
-        UserError: nothing can be loaded from `base`; it is of another architecture; an override is unknown, or
+        UserError: nothing can be loaded from `base`; it has another architecture; an override is unknown, or
             contradicts the base.
     """
     model = _load(base)

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.analysis.gradient_norms import plot_gradient_norms
 from hf_deepwide.analysis.layer_utilization import plot_layer_utilization, plot_selection_samples
-from hf_deepwide.analysis.learning_curves import plot_runs
+from hf_deepwide.analysis.learning_curves import plot_learning_curves, plot_runs
 from hf_deepwide.errors import UserError
-from hf_deepwide.runs.plots import plot_learning_curves
 
 ODD = r"from $5 \frac{ to $6"  # which Matplotlib takes for a formula, and a wrong one
 HISTORY = [

@@ -1,7 +1,10 @@
 """The speed harness: turns, ratios and tables, with clocks that are set."""
 
+import json
 import time
+from pathlib import Path
 
+import exported
 import harness
 import pytest
 import questions
@@ -71,3 +74,10 @@ def test_systems_of_a_question_share_a_vocabulary(name):
     question = QUESTIONS[name]
     assert question.yardstick in question.systems
     assert len({config.vocab_size for config in question.systems.values()}) == 1
+
+
+def test_the_page_has_the_bleu_of_exports_that_was_measured():
+    root = Path(exported.__file__).parents[2]
+    report = json.loads((root / "benchmarks" / "results" / "exported_bleu.json").read_text(encoding="utf-8"))
+    page = (root / "docs" / "start-prune-share-export.md").read_text(encoding="utf-8")
+    assert exported.bleu_table(report) in page

@@ -115,6 +115,11 @@ def test_form_of_the_text_is_an_option():
     assert tokenizer(text_target="½ B")["input_ids"] == [4, 5, 2]
 
 
+def test_an_unknown_form_of_the_text_is_refused():
+    with pytest.raises(ValueError, match="normalization is 'NFKC'; accepted: nfkc, nfc, none"):
+        WordTokenizer(["a"], ["b"], normalization="NFKC")
+
+
 def test_saved_tokenizer_loads_by_auto_class_as_ours(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     for loaded in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):

@@ -1,5 +1,6 @@
 """How large the gradient of each layer is: where it vanishes or explodes (Li et al. 2020, Figure 2)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> 
     stacks = list(dict.fromkeys(stack for entries in runs.values() for stack in entries[-1][KEY]))
     figure, axes = new_figure(len(runs), len(stacks), (3.6, 2.6), sharey=True)
     for row, (label, entries) in zip(axes, runs.items(), strict=True):
-        every = max(1, (len(entries) - 1) // (CURVES - 1))
+        every = max(1, math.ceil((len(entries) - 1) / (CURVES - 1)))
         moments = entries[::every]
         colors = colormaps["viridis"](torch.linspace(0, 0.9, len(moments)).tolist())
         for axis, stack in zip(row, stacks, strict=True):

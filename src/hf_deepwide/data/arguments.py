@@ -166,7 +166,9 @@ class DataArguments(Places):
                 "data.streaming off, or mix the files yourself and name them in data.train"
             )
         if self.synthetic == self.train:
-            raise UserError(f"data.synthetic and data.train are both {quote(self.train)}; pairs are of one kind")
+            raise UserError(
+                f"data.synthetic and data.train are both {quote(self.train)}; a text is either synthetic or real"
+            )
         if self.synthetic_tag is not None and not TAG.fullmatch(self.synthetic_tag):
             raise UserError(
                 f"data.synthetic_tag is {quote(self.synthetic_tag)}; accepted: a word in angle brackets that is no "

@@ -55,7 +55,6 @@ def encode(
 
     Raises:
         UserError: no pair is left.
-
     """
 
     settings: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
@@ -165,7 +164,7 @@ def check_lengths(
 class LengthFilter:
     """Accepts pairs by their lengths in tokens (`</s>` included) and counts what it refuses, by reason."""
 
-    def __init__(self, args: DataArguments):
+    def __init__(self, args: DataArguments) -> None:
         self.max_length = args.max_length
         self.max_length_ratio = args.max_length_ratio
         self.kept = 0
@@ -231,7 +230,6 @@ class TokenBatchSampler:
 
     Raises:
         UserError: a pair alone exceeds `max_tokens`, or there are too few pairs for a multiple of `batch_multiple`.
-
     """
 
     batch_size = None  # what accelerate looks at: sizes vary, and it must not even out or drop anything
@@ -249,7 +247,7 @@ class TokenBatchSampler:
         batch_by: BatchBy = "padded",
         shuffle: bool = True,
         copies: Sequence[float] | None = None,
-    ):
+    ) -> None:
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
@@ -370,7 +368,9 @@ class TranslationCollator:
     Rows with a `posterior` give `posteriors` [sentences]. Other fields are left out.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, decoder_start_token_id: int, pad_to_multiple_of: int = 8):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, decoder_start_token_id: int, pad_to_multiple_of: int = 8
+    ) -> None:
         self.pad_token_id = tokenizer.pad_token_id
         self.decoder_start_token_id = decoder_start_token_id
         self.pad_to_multiple_of = pad_to_multiple_of

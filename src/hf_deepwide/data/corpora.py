@@ -66,7 +66,6 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
     Raises:
         UserError: a file, field or split is missing; line counts differ; bytes are not UTF-8; gzip or a JSON line is
             broken; a file is empty; a side is empty outside training. The message names the file and the line.
-
     """
     if args.pairs is not None:
         return _load_pairs(args, split)
@@ -166,7 +165,7 @@ class PairFilter:
     names of source and target for that message.
     """
 
-    def __init__(self, split: Split, files: tuple[str, str], drop_duplicates: bool = False):
+    def __init__(self, split: Split, files: tuple[str, str], drop_duplicates: bool = False) -> None:
         self.split = split
         self.files = files
         self.kept = 0
@@ -472,7 +471,7 @@ def _stream(args: DataArguments, split: Split) -> IterableDataset:
 class StreamFilter:
     """A `PairFilter` for `IterableDataset.filter`: logs as it goes, since a stream may have no end."""
 
-    def __init__(self, split: Split, where: str):
+    def __init__(self, split: Split, where: str) -> None:
         self.split, self.where = split, where
         self.keep = PairFilter(split, (where, where))
 

@@ -91,7 +91,7 @@ class MonolingualArguments(Places):
     )
     mask_probability: float = field(default=0.15, metadata={"help": "share of the tokens that are to be predicted"})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("train", "validation"):
             if getattr(self, name) is None:
                 raise UserError(f"data.{name} is not set; name files without the language, as in wikipedia/{name}")

@@ -41,7 +41,6 @@ def build_phrases(
 
     Raises:
         UserError: an unknown language, or more phrases asked for than can be told apart.
-
     """
     for lang in (source_lang, target_lang):
         if lang not in LANGUAGES:

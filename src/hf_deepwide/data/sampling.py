@@ -85,7 +85,7 @@ class Repeats:
         copies: `[sentences]`, 1 or more: how often each is seen on average.
     """
 
-    def __init__(self, shapes: np.ndarray, copies: np.ndarray):
+    def __init__(self, shapes: np.ndarray, copies: np.ndarray) -> None:
         if copies.min() < 1:
             raise ValueError(f"copies must be 1 or more, got {copies.min()}: every sentence is seen once an epoch")
         values, value = np.unique(copies, return_inverse=True)

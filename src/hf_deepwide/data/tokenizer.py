@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from datasets import Dataset, IterableDataset
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..loading import load_tokenizer
-from ..models.word_tokenizer import WordTokenizer
+from ..models.word_tokenizer import WordTokenizer, text_steps
 from ..progress import shows_bars
 from .arguments import Places
 from .bpe_codes import SPECIAL_TOKENS, finish, tokenizer_from_codes
@@ -58,7 +58,6 @@ class TokenizerArguments:
         bpe_dropout: in training each merge is left out with this probability (see `data.bpe_dropout`).
         new_languages: language codes that the tokenizer at `path` lacks, each with the code of a related language, or
             None (see `data.new_languages`).
-
     """
 
     path: str | None = None
@@ -73,7 +72,7 @@ class TokenizerArguments:
     bpe_dropout: float = 0.0
     new_languages: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.normalization not in get_args(Normalization):
             accepted = ", ".join(get_args(Normalization))
             raise UserError(f"tokenizer.normalization is {quote(self.normalization)}; accepted: {accepted}")
@@ -157,12 +156,9 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | N
 
     Raises:
         UserError: there is no text, or it has more distinct characters than `vocab_size` has room for.
-
     """
     tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"], fuse_unk=True))
-    steps = {"nfkc": [normalizers.NFKC()], "nfc": [normalizers.NFC()], "none": []}[args.normalization]
-    if args.lowercase:
-        steps.append(normalizers.Lowercase())
+    steps = text_steps(args.lowercase, args.normalization)
     literals = [LITERAL, *([] if tag is None else [f"<(?={re.escape(tag[1:])})"])]
     tokenizer.normalizer = normalizers.Sequence(
         [*steps, *(normalizers.Replace(Regex(literal), "< ") for literal in literals)]
@@ -212,7 +208,6 @@ def load_or_train(
 
     Raises:
         UserError: nothing can be loaded from the path, a special token is missing, or `words` is set.
-
     """
     if args.words:
         raise UserError("tokenizer.words makes a vocabulary for each side of a translation; leave it out here")
@@ -227,7 +222,7 @@ def load_or_train(
     return tokenizer
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
     """Raise a `UserError` that lists all the ways in which `tokenizer` does not fit a model's `config`.
 
     Every id must have an embedding, also in a decoder that has a vocabulary of its own, and so must padding. Both must

@@ -31,49 +31,46 @@ RANGES = {"seed": Range(1, 2**32, excludes_most=True), "trials": Range(1, 10_000
 
 @dataclass
 class Request:
-    """What to score, and where to put the results."""
+    """What to score, and where to put the results.
 
-    reference: str = field(metadata={"help": "File of reference translations, one a line."})
-    model: str | None = field(default=None, metadata={"help": "Checkpoint to score: a folder or a Hub id."})
-    hypotheses: str | None = field(default=None, metadata={"help": "File of translations to score."})
-    source: str | None = field(default=None, metadata={"help": "File of source sentences for checkpoints."})
-    compare: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Systems to test against the scored one: files of translations, checkpoint folders."},
-    )
-    output: str | None = field(default=None, metadata={"help": "JSON file for the results."})
-    translations: str | None = field(default=None, metadata={"help": "File for the model's translations."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace existing output files."})
-    seed: int = field(default=12345, metadata={"help": "Seed of the significance tests."})
-    trials: int = field(default=10_000, metadata={"help": "Trials of the approximate randomisation."})
-    source_lang: str | None = field(
-        default=None,
-        metadata={"help": "Source language, for multilingual models and tokenizers (NLLB, mBART, M2M100)."},
-    )
-    target_lang: str | None = field(
-        default=None, metadata={"help": "Target language likewise; also what --tokenize auto goes by."}
-    )
-    pairs: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Language pairs (en-de) to evaluate one after the other, and on average. They are filled in for "
-            "{pair}, {source_lang}, {target_lang} and {sorted_pair} (de-en for en-de, too) in the names of files and "
-            "systems."
-        },
-    )
-    win_ratio: str | None = field(
-        default=None,
-        metadata={
-            "help": "With --pairs: TSV table of others' scores, with the header pair and systems' names. Says on how "
-            "many pairs the scored system is better, by the first of --metrics."
-        },
-    )
-    device: str | None = field(default=None, metadata={"help": "Default: a GPU where there is one."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run model code from the checkpoint."})
-    own_search: Sequence[str] = field(
-        default=(),
-        metadata={"help": "Fields of the search that each checkpoint's generation config may say."},
-    )
+    Args:
+        reference: file of reference translations, one a line.
+        model: checkpoint to score, a folder or a Hub id.
+        hypotheses: file of translations to score.
+        source: file of source sentences, for checkpoints.
+        compare: systems to test against the scored one: files of translations, or checkpoints.
+        output: JSON file for the results.
+        translations: file for the model's translations.
+        overwrite: replace existing output files.
+        seed: of the significance tests.
+        trials: of the approximate randomisation.
+        source_lang, target_lang: for multilingual models and tokenizers. The metric's tokenizer may go by the target.
+        pairs: language pairs (en-de) to evaluate one after the other, and on average. They are filled in for {pair},
+            {source_lang}, {target_lang} and {sorted_pair} (de-en for en-de, too) in the names of files and systems.
+        win_ratio: TSV table of others' scores, with the header pair and systems' names. With `pairs`, it says on how
+            many of them the scored system is better, by the first metric.
+        device: None: a GPU where there is one.
+        trust_remote_code: run model code from the checkpoint.
+        own_search: fields of the search that each checkpoint's generation config may say.
+    """
+
+    reference: str
+    model: str | None = None
+    hypotheses: str | None = None
+    source: str | None = None
+    compare: list[str] = field(default_factory=list)
+    output: str | None = None
+    translations: str | None = None
+    overwrite: bool = False
+    seed: int = 12345
+    trials: int = 10_000
+    source_lang: str | None = None
+    target_lang: str | None = None
+    pairs: list[str] = field(default_factory=list)
+    win_ratio: str | None = None
+    device: str | None = None
+    trust_remote_code: bool = False
+    own_search: Sequence[str] = ()
 
     @property
     def system(self) -> str:
@@ -112,7 +109,7 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
             ("--average_languages", evaluation.average_languages),
         ):
             if value:
-                raise UserError(f"{option} is of several language pairs: name them with --pairs")
+                raise UserError(f"{option} needs several language pairs; name them with --pairs")
         check_arguments(request, evaluation)
         check_outputs(request, [request])
         text = read_texts(request)

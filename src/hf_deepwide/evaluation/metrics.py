@@ -37,7 +37,7 @@ class MultiBLEU(BLEU):
     own `-lc` switch works on bytes and lowers ASCII letters only.
     """
 
-    def __init__(self, lowercase: bool = False):
+    def __init__(self, lowercase: bool = False) -> None:
         super().__init__(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")
 
     def _preprocess_segment(self, sent: str) -> str:

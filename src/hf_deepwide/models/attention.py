@@ -71,7 +71,7 @@ class MultiBranchAttention(nn.Module):
         is_cross: bool = False,
         layer_idx: int | None = None,
     ) -> None:
-        """`branches` is N; None means the config's `attention_branches`. Relative positions are of self-attention."""
+        """`branches` is N; None: the config's `attention_branches`. Only self-attention has relative positions."""
         super().__init__()
         self.config = config
         self.is_causal = is_causal

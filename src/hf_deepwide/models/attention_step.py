@@ -94,7 +94,7 @@ class SelfAttentionStep:
         self.begin(ancestors)
 
     def begin(self, ancestors: Ancestors) -> None:
-        """Be without any token."""
+        """Forget all tokens."""
         self.ancestors, self.beams = ancestors, ancestors.beams
         self.slots = self.room = 0
         self.keys: torch.Tensor | None = None  # [R / beams * heads, room, H]; turned: [R / beams * heads, H, room]

@@ -247,15 +247,15 @@ class VanillaTransformerConfig(DeepWideConfig):
         if not self.language_aware:
             if self.num_posteriors > 1 or names is not None:
                 raise ValueError(
-                    "`num_posteriors` and `posterior_names`, which `data.posteriors` in a recipe sets, are of models "
-                    "whose languages have parts of their own; set `language_aware=True`, or leave them out"
+                    "`num_posteriors` and `posterior_names` (in a recipe: `data.posteriors`) need a model whose "
+                    "languages have parts of their own; set `language_aware=True`, or leave them out"
                 )
             return
         plain = {"normalize_before": False, "residual": "add", "layer_aggregation": None, "encoder_solver": None}
         for name, value in plain.items():
             if getattr(self, name) != value:
                 raise ValueError(
-                    f"`language_aware=True` is of plain post-norm layers, and `{name}` is {getattr(self, name)!r}; "
+                    f"`language_aware=True` needs plain post-norm layers, but `{name}` is {getattr(self, name)!r}; "
                     f"set `{name}={value!r}`"
                 )
 

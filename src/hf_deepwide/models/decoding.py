@@ -10,7 +10,7 @@ decoder's layers and equations. Its parts are made for single tokens:
     plain layers       call their parts at once (`layer_step`)
     layer selection    is computed once
     joints             say themselves what a step of them is (`decoding_step`)
-    norms, dropout     are called without the detours of a module
+    norms, dropout     are called as functions, without the hooks of `nn.Module`
 
 The loops that call it are in `search`. They leave sentences out whose translations cannot change any more.
 
@@ -298,7 +298,7 @@ class Once:
 
 
 def norm_step(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A LayerNorm without the detours of a module."""
+    """A LayerNorm as a plain function, without the hooks of `nn.Module`."""
     shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 

@@ -40,15 +40,18 @@ TASK = re.compile(r"translation_(.+)_to_(.+)")
 LISTED = 20  # languages in a message
 _SPEAKING = threading.RLock()  # for one thread at a time: a tokenizer holds one pair of languages
 UNSAID = {"eng_Latn", "en", "en_XX"}  # the source languages of tokenizers that nobody has told one
-# ISO 639-1 codes whose three letters do not begin with the same two letters.
+# Codes in two letters whose three letters, as NLLB has them, do not begin with the same two letters.
 THREE_LETTERS = {
-    "be": "bel", "bg": "bul", "bs": "bos", "cs": "ces", "da": "dan", "es": "spa", "et": "est", "fa": "pes",
-    "ga": "gle", "gd": "gla", "gl": "glg", "he": "heb", "hr": "hrv", "ht": "hat", "hy": "hye", "id": "ind",
-    "is": "isl", "ja": "jpn", "jv": "jav", "ka": "kat", "kk": "kaz", "km": "khm", "kn": "kan", "lb": "ltz",
-    "lt": "lit", "mg": "plt", "mk": "mkd", "ml": "mal", "mn": "khk", "mr": "mar", "ms": "zsm", "mt": "mlt",
-    "my": "mya", "nb": "nob", "ne": "npi", "nl": "nld", "no": "nob", "pa": "pan", "pl": "pol", "ps": "pbt",
-    "pt": "por", "sd": "snd", "sk": "slk", "sl": "slv", "sq": "als", "sr": "srp", "sv": "swe", "ti": "tir",
-    "tk": "tuk", "tl": "tgl", "tr": "tur", "tt": "tat", "uk": "ukr", "yi": "ydd", "zh": "zho",
+    "be": "bel", "bg": "bul", "bm": "bam", "bn": "ben", "bs": "bos", "cs": "ces", "da": "dan", "ee": "ewe",
+    "eo": "epo", "es": "spa", "et": "est", "fa": "pes", "ff": "fuv", "fj": "fij", "fo": "fao", "ga": "gle",
+    "gd": "gla", "gl": "glg", "gn": "grn", "he": "heb", "hr": "hrv", "ht": "hat", "hy": "hye", "id": "ind",
+    "ig": "ibo", "is": "isl", "ja": "jpn", "jv": "jav", "ka": "kat", "kg": "kon", "kk": "kaz", "km": "khm",
+    "kn": "kan", "ks": "kas", "ku": "kmr", "ky": "kir", "lb": "ltz", "lg": "lug", "ln": "lin", "lo": "lao",
+    "lt": "lit", "mg": "plt", "mi": "mri", "mk": "mkd", "ml": "mal", "mn": "khk", "mr": "mar", "ms": "zsm",
+    "mt": "mlt", "my": "mya", "nb": "nob", "ne": "npi", "nl": "nld", "no": "nob", "om": "gaz", "pa": "pan",
+    "pl": "pol", "ps": "pbt", "pt": "por", "rn": "run", "rw": "kin", "sc": "srd", "sd": "snd", "sg": "sag",
+    "sk": "slk", "sl": "slv", "sq": "als", "sr": "srp", "st": "sot", "sv": "swe", "ti": "tir", "tk": "tuk",
+    "tl": "tgl", "tn": "tsn", "tr": "tur", "tt": "tat", "ug": "uig", "uk": "ukr", "yi": "ydd", "zh": "zho",
 }  # fmt: skip
 
 

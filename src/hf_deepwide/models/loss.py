@@ -38,6 +38,12 @@ def check_smoothing(label_smoothing: float) -> None:
         raise ValueError(f"`label_smoothing` must be a number from 0 to 1, got {str(label_smoothing)[:40]!r}")
 
 
+def check_skip(skip_logits: bool, labels: torch.Tensor | None) -> None:
+    """Refuse to compute nothing."""
+    if skip_logits and labels is None:
+        raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")
+
+
 def cross_entropy(
     logits: torch.Tensor,
     labels: torch.Tensor,

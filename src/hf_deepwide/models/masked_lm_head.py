@@ -59,9 +59,3 @@ class MaskedLMHead:
     def _transform(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[…, D]` to the same."""
         return self.layer_norm(nn.functional.gelu(self.dense(hidden_states)))
-
-
-def check_skip(skip_logits: bool, labels: torch.Tensor | None) -> None:
-    """Refuse to compute nothing."""
-    if skip_logits and labels is None:
-        raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")

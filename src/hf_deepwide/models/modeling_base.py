@@ -23,7 +23,7 @@ from transformers.utils.generic import can_return_tuple
 from .branches import is_own
 from .configuration_base import DeepWideConfig
 from .decoding import DecodingCache, can_decode
-from .loss import cross_entropy, linear_cross_entropy
+from .loss import check_skip, cross_entropy, linear_cross_entropy
 from .pretrained_model import DeepWidePreTrainedModel
 from .search import BeamSearch, can_search, search_rows
 from .stacks import Decoder, Encoder
@@ -256,13 +256,12 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         if isinstance(past_key_values, DecodingCache):
             logits = past_key_values.logits(decoder_input_ids).clone()  # a hook may change them, and not those inside
             return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values)
+        check_skip(skip_logits, labels)
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
         if labels is not None:
             use_cache = bool(use_cache)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        elif skip_logits:
-            raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

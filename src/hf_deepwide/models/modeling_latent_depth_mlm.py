@@ -12,7 +12,8 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_latent_depth import LatentDepthConfig
-from .masked_lm_head import MaskedLMHead, check_skip
+from .loss import check_skip
+from .masked_lm_head import MaskedLMHead
 from .modeling_latent_depth import LatentDepthLoss, LatentEncoder
 from .pretrained_model import WithoutDecoder
 

@@ -24,7 +24,8 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_mat_roberta import MATRobertaConfig
 from .dropout import Dropout
-from .masked_lm_head import MaskedLMHead, check_skip
+from .loss import check_skip
+from .masked_lm_head import MaskedLMHead
 from .pretrained_model import DeepWidePreTrainedModel, WithoutDecoder
 from .stacks import Encoder
 

@@ -164,7 +164,7 @@ class TranslationPipeline(Pipeline):
         """Translate the longest first, some at a time; the results are in the order of the texts."""
         options = {name: value for name, value in kwargs.items() if name not in ("batch_size", "num_workers")}
         preprocess, forward, postprocess = self._sanitize_parameters(**options)
-        sources = [self.preprocess(text, **{**self._preprocess_params, **preprocess}) for text in texts]
+        sources = self._encode(texts, **{**self._preprocess_params, **preprocess})
         lengths = [source["input_ids"].shape[1] for source in sources]
         results: list[list[dict[str, Any]]] = [[] for _ in texts]
         for batch in sorted_batches(lengths, BATCH_TOKENS, BATCH_TEXTS):
@@ -183,20 +183,33 @@ class TranslationPipeline(Pipeline):
         truncation: bool | str = False,
     ) -> dict[str, torch.Tensor]:
         """Tokenize a source: `input_ids`, `attention_mask` `[1, source]`, and `is_empty` `[1]`."""
+        return self._encode([text], src_lang, tgt_lang, truncation)[0]
+
+    def _encode(
+        self,
+        texts: Sequence[str],
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        truncation: bool | str = False,
+    ) -> list[dict[str, torch.Tensor]]:
+        """Tokenize sources, all at once; each as `preprocess` gives it."""
         truncation = TruncationStrategy({True: "longest_first", False: "do_not_truncate"}.get(truncation, truncation))
         choice = self.languages.choose(*self._asked(src_lang, tgt_lang))
         limit = self.source_limit()
-        (source,) = encode_sources(self.languages, choice, [text], limit)
-        if source.length > limit:
-            if truncation == TruncationStrategy.DO_NOT_TRUNCATE:
-                length = f"{source.length} tokens" if len(text) <= MOST_CHARACTERS else f"{len(text)} characters"
-                raise ValueError(
-                    f"the text has {length}, and the model takes at most {limit} tokens: split it, or pass "
-                    f"`truncation=True` to translate its beginning only. It starts with {text[:60]!r}"
-                )
-            logger.warning_once(f"texts of more than {limit} tokens are cut")
-        ids = torch.tensor([source.ids], dtype=torch.long)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "is_empty": torch.tensor([source.is_empty])}
+        encoded = []
+        for text, source in zip(texts, encode_sources(self.languages, choice, texts, limit), strict=True):
+            if source.length > limit:
+                if truncation == TruncationStrategy.DO_NOT_TRUNCATE:
+                    length = f"{source.length} tokens" if len(text) <= MOST_CHARACTERS else f"{len(text)} characters"
+                    raise ValueError(
+                        f"the text has {length}, and the model takes at most {limit} tokens: split it, or pass "
+                        f"`truncation=True` to translate its beginning only. It starts with {text[:60]!r}"
+                    )
+                logger.warning_once(f"texts of more than {limit} tokens are cut")
+            ids = torch.tensor([source.ids], dtype=torch.long)
+            is_empty = torch.tensor([source.is_empty])
+            encoded.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "is_empty": is_empty})
+        return encoded
 
     def _forward(
         self,

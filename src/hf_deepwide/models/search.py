@@ -1,11 +1,10 @@
 """The loops of `generate` on a processor: greedy search, sampling and beam search over a `DecodingCache`.
 
 They find the tokens that Transformers' loops find; of equally good ones, which are frequent in 16 bits, they may find
-another one. For a small model, Transformers' loops take up to a quarter of the
-time: they record each step, whether or not somebody asks for the record. They also go on with all sentences until the
-last one has ended. Here a sentence leaves the batch when its translation cannot change any more. Only where tokens are
-drawn do all rows stay, so that each gets the random numbers that it gets in Transformers. A call that asks for more
-than tokens gets Transformers' loops: see `can_search`.
+another one. With a small model, Transformers' loops cost much of the time: they record each step, even if nobody asks
+for the record. They also go on with all sentences until the last one has ended. Here a sentence leaves the batch when
+its translation cannot change any more. Only where tokens are drawn do all rows stay, so that each gets the random
+numbers that it gets in Transformers. A call that asks for more than tokens gets Transformers' loops: see `can_search`.
 
 Shapes: R rows, L sentences that are left in the batch, K beams, V vocabulary, T the most tokens of a translation.
 """
@@ -22,7 +21,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .decoding import DecodingCache, is_as_made
 
-# Change the scores of a row by what this row holds. With others, no row leaves the batch, and they see all.
+# Processors that change a row's scores by what this row holds. With any other processor, no row leaves the batch.
 ROW_BY_ROW: tuple[type, ...] = (
     logits_process.ForcedBOSTokenLogitsProcessor,
     logits_process.ForcedEOSTokenLogitsProcessor,
@@ -36,7 +35,7 @@ ROW_BY_ROW: tuple[type, ...] = (
     logits_process.TopKLogitsWarper,
     logits_process.TopPLogitsWarper,
 )
-# Leave few tokens to choose from. Then beams that Transformers calls impossible can be among the returned ones.
+# Processors that leave few tokens to choose from. Beams that Transformers calls impossible can then be returned.
 FEW_LEFT: tuple[type, ...] = (
     logits_process.ForcedBOSTokenLogitsProcessor,
     logits_process.ForcedEOSTokenLogitsProcessor,
@@ -165,7 +164,7 @@ def search_rows(
 
 
 class BeamSearch:
-    """Beam search of one call of `generate`. What it holds is of the sentences that are left."""
+    """Beam search of one call of `generate`. It holds only the sentences that are left."""
 
     def __init__(
         self,

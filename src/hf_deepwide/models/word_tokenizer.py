@@ -39,7 +39,7 @@ class WordTokenizer(PreTrainedTokenizerFast):
         kwargs: as for `PreTrainedTokenizerFast`.
 
     Raises:
-        ValueError: a list or a file is missing, or holds something else.
+        ValueError: a list or a file is missing, or holds something else; or `normalization` is not known.
     """
 
     vocab_files_names = {"source_vocab_file": "vocab_source.json", "target_vocab_file": "vocab_target.json"}
@@ -123,8 +123,14 @@ WordTokenizer.register_for_auto_class()  # so that this file is saved with the t
 
 
 def text_steps(lowercase: bool, normalization: str) -> list[normalizers.Normalizer]:
-    """What is done to a text before it is cut."""
-    steps = [FORMS[normalization]()] if normalization in FORMS else []
+    """What is done to a text before it is cut.
+
+    Raises:
+        ValueError: the `normalization` is not known.
+    """
+    if normalization not in (*FORMS, "none"):
+        raise ValueError(f"normalization is {normalization!r}; accepted: {', '.join(FORMS)}, none")
+    steps = [] if normalization == "none" else [FORMS[normalization]()]
     return [*steps, normalizers.Lowercase()] if lowercase else steps
 
 

@@ -77,12 +77,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     check_output(output, inputs=folders, overwrite=True)
     _check_configs(folders)
     _check_vocabularies(folders)
-    files = []
-    for folder in folders:
-        try:
-            files.append(safe_open(folder / WEIGHTS, "pt"))
-        except SafetensorError as error:
-            raise UserError(f"{folder / WEIGHTS} is damaged ({one_line(error)})") from error
+    files = [_opened(folder / WEIGHTS) for folder in folders]
     names = set(files[0].keys())
     for folder, file in zip(folders, files, strict=True):
         if set(file.keys()) != names:
@@ -100,6 +95,14 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
         save_file(mean, draft / WEIGHTS, metadata={"format": "pt"})
     logger.info("%s holds the weights of %s", output, ", ".join(folder.name for folder in folders))
     return output
+
+
+def _opened(weights: Path) -> Any:
+    """A file of weights, whose tensors are read one by one."""
+    try:
+        return safe_open(weights, "pt")
+    except SafetensorError as error:
+        raise UserError(f"{weights} is damaged ({one_line(error)})") from error
 
 
 def _check_configs(folders: Sequence[Path]) -> None:

@@ -112,17 +112,15 @@ def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     """The config of a new model: the recipe's fields, and ids and vocabulary of the tokenizer."""
     cls = config_class(recipe.family)
     given = recipe.model_fields
-    for origin, decided in (
-        ("tokenizer", _from_tokenizer(tokenizer, cls())),
-        ("section data", posterior_fields(recipe)),
-    ):
+    origins = {"tokenizer": _from_tokenizer(tokenizer, cls()), "section data": posterior_fields(recipe)}
+    for origin, decided in origins.items():
         for key, value in decided.items():
             if given.get(key, value) != value:
                 raise UserError(
                     f"{recipe.source}: model.{key}: {quote(given[key])} contradicts the {origin}, whose {key} is "
                     f"{quote(value)}; leave it out"
                 )
-    fields = given | _from_tokenizer(tokenizer, cls()) | posterior_fields(recipe)
+    fields = given | origins["tokenizer"] | origins["section data"]
     try:
         return AutoConfig.for_model(recipe.family, **fields)
     except (ValueError, StrictDataclassError) as error:

@@ -4,14 +4,14 @@
     run/          the model of the seed with the median validation score; its card; results.json of all seeds
 
 Each seed is a training by Transformers' own `Trainer`. An interrupted run goes on at the seed, and at the checkpoint,
-where it was. A run that replaces an older one begins in `.new`; once its first seed is trained it moves up.
+where it was.
 """
 
 import json
 import logging
 import shutil
 import statistics
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -30,27 +30,26 @@ from transformers import (
 from transformers.trainer_utils import EvalPrediction
 
 from ..analysis.learning_curves import plot_runs
-from ..checkpoint_files import MARK
+from ..checkpoint_files import RESULTS
 from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
 from ..data.tokenizer import TokenizerArguments, load_or_train
-from ..durable import discard, remove, saving, whole_files, write_whole
+from ..durable import discard, saving, whole_files, write_whole
 from ..errors import UserError, quote
 from ..evaluation.classification import classification_scores
 from ..families import ENCODERS
 from ..loading import load_config, load_model, refusing_pickles
 from ..lock import locked
 from ..models.plain_text import positions
-from ..reading import read_text
 from ..training.arguments import REFUSED
-from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state, newest_whole
+from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state
 from ..training.classification import METRICS, ClassificationTrainer, ClassificationTrainingArguments
 from .build import check_same_tokens
 from .encoder_card import write_classifier_card
 from .facts import machine, versions
 from .figures import seed_histories
-from .recipe import RECIPE, Recipe, differences, read_mark
-from .run_folder import CARD, CURVES, NEW, RENEWED, RESULTS, RunFolder, discard_start, move_into
-from .yaml_values import LARGEST, parse_yaml, to_yaml
+from .recipe import Recipe, read_mark
+from .run_folder import CURVES, NEW
+from .seeds_folder import SeedsFolder, has_begun
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class ClassificationRecipe(Recipe):
         "bpe_dropout": "it is for training translation models",
         "new_languages": "it is for training translation models",
         "resume_from_checkpoint": "an interrupted run is resumed by itself",
-        "push_to_hub": "a finished run is uploaded by `push_to_hub` of its model",
+        "push_to_hub": REFUSED["push_to_hub"],
         "greater_is_better": "the largest score is the best one",
         "save_only_model": REFUSED["save_only_model"],
         "deepspeed": REFUSED["deepspeed"],
@@ -112,8 +111,9 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
         raise UserError(f"{recipe.source}: model.init_from is not set; name a trained encoder to start from")
     args.tell_of_idle_gpus()
     run, data = recipe.output_dir, cast(ClassificationArguments, recipe.data)
+    folder = SeedsFolder(run)
     if process.is_main_process:
-        _check_folder(recipe, overwrite)
+        folder.check_start(recipe, overwrite)
     splits = read_splits(data)
     names = class_names(data, splits)
     tokenizer = load_or_train(recipe.tokenizer, iter(()), needs=("pad_token",))
@@ -135,10 +135,10 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
     with locked(run) if process.is_main_process else nullcontext():
         try:
             if process.is_main_process:
-                _open_folder(recipe, overwrite)
+                folder.begin(recipe, overwrite)
             of_seeds = _train_all(recipe, args, names, tokenizer, encoded, process)
         finally:
-            if process.is_main_process and read_mark(run / NEW) is not None and not _has_begun(run / NEW):
+            if process.is_main_process and read_mark(run / NEW) is not None and not has_begun(run / NEW):
                 discard(run / NEW)  # it ended before there was anything to keep
         results = _summary(recipe, args, of_seeds, names, model.num_parameters())
         if process.is_main_process:
@@ -154,77 +154,6 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
             write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         process.wait_for_everyone()
     return results
-
-
-def _check_folder(recipe: Recipe, overwrite: bool) -> None:
-    """Refuse a folder that is no run's, or that holds a finished run or another one, unless it may be replaced."""
-    run = recipe.output_dir
-    RunFolder(run).check(recipe)
-    if (run / NEW).is_dir() or (run / RENEWED).is_dir():
-        with locked(run):
-            goes_on = not overwrite and _has_begun(run / NEW) and not _changes(run / NEW, recipe)
-            _finish_replacing(run, goes_on)
-    _refuse_another(recipe, overwrite)
-
-
-def _refuse_another(recipe: Recipe, overwrite: bool) -> None:
-    """Refuse a finished run, or one of another recipe, unless it may be replaced."""
-    run = recipe.output_dir
-    if overwrite or read_mark(run) is None:
-        return
-    if (run / RESULTS).is_file():
-        raise UserError(f"{run} holds a finished run; give another training.output_dir, or --overwrite to replace it")
-    if _has_begun(run) and (changed := _changes(run, recipe)):
-        raise UserError(
-            f"{run} holds an unfinished run of another recipe ({'; '.join(changed[:3])}). Resume it with its own "
-            "recipe, give another training.output_dir, or --overwrite to start afresh"
-        )
-
-
-def _changes(run: Path, recipe: Recipe) -> list[str]:
-    """What differs between the recipe that a run began with and another one."""
-    return differences(parse_yaml(read_text(run / RECIPE, "recipe", LARGEST), RECIPE), recipe.values)
-
-
-def _open_folder(recipe: Recipe, overwrite: bool) -> None:
-    """Leave the mark and the recipe of a run in its folder, or in `.new` if the run replaces another one."""
-    run = recipe.output_dir
-    _finish_replacing(run)
-    _refuse_another(recipe, overwrite)  # again: another process may have had the folder while the data were read
-    discard_start(run / NEW)
-    if overwrite and read_mark(run) is not None:
-        logger.info("%s stays as it is until the new run has trained its first seed", run)
-        run = run / NEW
-        run.mkdir()
-    write_whole(run / MARK, json.dumps({"hf_deepwide": versions()["hf_deepwide"], "name": recipe.name}) + "\n")
-    write_whole(run / RECIPE, to_yaml(recipe.values))
-
-
-def _has_begun(new: Path) -> bool:
-    """True if a run has anything to go on from."""
-    return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in new.glob("seed-*"))
-
-
-def _finish_replacing(run: Path, goes_on: bool = False) -> None:
-    """Put a new run that has a trained seed in the place of the older one, or go on with that where it was left.
-
-    Any checkpoint counts if the new run `goes_on`.
-    """
-    new, renewed = run / NEW, run / RENEWED
-    if goes_on or any(new.glob(f"seed-*/{RESULTS}")):
-        (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
-        (run / CARD).unlink(missing_ok=True)
-        (run / CURVES).unlink(missing_ok=True)
-        with suppress(OSError):  # somebody else's figures lie there, too
-            (run / CURVES).parent.rmdir()
-        for seed in run.glob("seed-*"):
-            for file in seed.iterdir():
-                if file.is_file():  # the older run's model is a copy of a seed's
-                    (run / file.name).unlink(missing_ok=True)
-            remove(seed)
-        new.rename(renewed)
-    if renewed.is_dir():
-        move_into(renewed, run)
 
 
 def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: list[str], seed: int) -> PreTrainedModel:
@@ -275,7 +204,7 @@ def _train_all(
         of_seeds[seed] = _train(recipe, args, seed, folder, names, tokenizer, encoded, process)
         process.wait_for_everyone()
         if process.is_main_process:
-            _finish_replacing(run)
+            SeedsFolder(run).finish_replacing()
     return of_seeds
 
 

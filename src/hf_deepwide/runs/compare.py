@@ -178,8 +178,9 @@ def report(comparisons: Sequence[Comparison]) -> str:
         lines.append(_line(cells, widths))
     lines += [
         "",
-        "s.e. is the standard error of the mean over runs. p (seeds) is of Welch's t-test over runs. p (Holm) allows",
-        "for the number of systems. The interval resamples runs and sentences. p (sentences) is of these runs alone.",
+        "s.e. is the standard error of the mean over runs. p (seeds) comes from Welch's t-test over runs. p (Holm)",
+        "allows for the number of systems. The interval resamples runs and sentences. p (sentences) holds for these",
+        "runs alone.",
     ]
     if with_margin:
         margins = {each.metric: each.margin for each in comparisons if each.margin is not None}

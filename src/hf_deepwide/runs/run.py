@@ -18,6 +18,7 @@ from transformers.trainer_utils import IntervalStrategy
 from ..analysis import gradient_norms, layer_utilization
 from ..analysis.joint_weights import joined_stacks, plot_joint_weights
 from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solver_gates, solver_gates
+from ..analysis.learning_curves import plot_learning_curves
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import check_lengths
 from ..durable import saving, whole_files, write_whole
@@ -29,7 +30,6 @@ from ..training.checkpoints import checkpoints, forget_interrupted, load_state
 from ..training.trainer import TokenBatchTrainer
 from .averaging import average_checkpoints
 from .facts import machine, training_facts, versions
-from .plots import plot_learning_curves
 from .recipe import RECIPE, Recipe
 from .run_folder import (
     CURVES,

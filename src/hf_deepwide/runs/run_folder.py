@@ -209,20 +209,24 @@ class RunFolder:
         try:
             earlier = json.loads((run / RESULTS).read_text(encoding="utf-8"))
             # where scoring it again was interrupted, the file of the recipe is ahead of the results
-            known = [earlier["recipe"], self._earlier_recipe()] if "train" in earlier else []
+            known = [earlier["recipe"], self.earlier_recipe()] if "train" in earlier else []
             changes = next(filter(None, (differences(each, recipe.values, apart_from) for each in known)), [])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not what a run writes
             changes = []
         if changes and all(change.startswith("evaluation.") for change in changes):
-            logger.info("%s is scored again, as the recipe has changed: %s", run, _some(changes))
+            logger.info("%s is scored again, as the recipe has changed: %s", run, some_of(changes))
             return
         raise UserError(
             f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it. "
             "It is scored again if the section evaluation changes, and nothing else"
         )
 
-    def _earlier_recipe(self) -> dict[str, dict[str, Any]]:
-        """The recipe that a run began with."""
+    def earlier_recipe(self) -> dict[str, dict[str, Any]]:
+        """The recipe that a run began with.
+
+        Raises:
+            UserError: there is none.
+        """
         kept = self.path / RECIPE
         earlier = parse_yaml(read_text(kept, "recipe", LARGEST), str(kept)) if kept.is_file() else None
         if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
@@ -234,7 +238,7 @@ class RunFolder:
 
         Once training has ended, the section evaluation may change, as only scoring is left.
         """
-        earlier, values = self._earlier_recipe(), recipe.values
+        earlier, values = self.earlier_recipe(), recipe.values
         if ended:
             earlier, values = (
                 {name: each[name] for name in each if name != "evaluation"} for each in (earlier, values)
@@ -242,8 +246,8 @@ class RunFolder:
         if changes := differences(earlier, values, apart_from):
             kept = self.path / RECIPE
             raise UserError(
-                f"{kept.parent} holds an unfinished run of another recipe ({_some(changes)}). Resume it with its own "
-                f"recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
+                f"{kept.parent} holds an unfinished run of another recipe ({some_of(changes)}). Resume it with its "
+                f"own recipe ({kept}), give another training.output_dir, or --overwrite to start afresh"
             )
 
     def _forget_another_start(self, recipe: Recipe) -> None:
@@ -262,12 +266,12 @@ class RunFolder:
         if not (run / RECIPE).is_file():
             return
         try:
-            changes = differences(self._earlier_recipe(), recipe.values)
+            changes = differences(self.earlier_recipe(), recipe.values)
         except UserError as error:
             changes = [str(error)]
         if changes:
             logger.info(
-                "%s was begun by another recipe, and has no checkpoint: it begins anew (%s)", run, _some(changes)
+                "%s was begun by another recipe, and has no checkpoint: it begins anew (%s)", run, some_of(changes)
             )
             for name in SIDE_FILES:
                 (run / name).unlink(missing_ok=True)
@@ -289,23 +293,27 @@ class RunFolder:
         new = self.path / NEW
         if not checkpoints(new, INTERRUPTED):
             return False
-        return not differences(RunFolder(new)._earlier_recipe(), recipe.values, NO_DIFFERENCE | RESOLVED)
+        return not differences(RunFolder(new).earlier_recipe(), recipe.values, NO_DIFFERENCE | RESOLVED)
 
     def finish_replacing(self, goes_on: bool = False) -> None:
         """Put a new run that has a checkpoint in the place of the older one, or go on with that where it was left.
 
-        A checkpoint that a signal had saved counts if the run `goes_on`.
+        A new run that `goes_on` takes the older one's place with less, such as a checkpoint that a signal had saved.
         """
         run, new, renewed = self.path, self.path / NEW, self.path / RENEWED
-        if checkpoints(new, REGULAR, *([INTERRUPTED] if goes_on else [])):
+        if goes_on or self.is_under_way(new):
             if not (run / MARK).is_file():  # an older version left none
                 write_whole(run / MARK, (new / MARK).read_text(encoding="utf-8"))
-            self._clear()
+            self.clear()
             new.rename(renewed)
         if renewed.is_dir():
             move_into(renewed, run)
 
-    def _clear(self) -> None:
+    def is_under_way(self, new: Path) -> bool:
+        """Whether a new run has come so far that it takes the older one's place."""
+        return bool(checkpoints(new, REGULAR))
+
+    def clear(self) -> None:
         """Remove what a run writes, and figures of it; the mark, the recipe and files of others stay.
 
         `results.json`, which says that the run is finished, goes first.
@@ -379,7 +387,7 @@ def discard_start(new: Path) -> None:
     discard(new)
 
 
-def _some(changes: list[str]) -> str:
+def some_of(changes: list[str]) -> str:
     """The first differences of two recipes, and how many more there are."""
     more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
     return "; ".join(changes[:SHOWN]) + more

@@ -38,6 +38,9 @@ class Preemption(TrainerCallback):
     """
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self.extra = False  # the next save is not one that the recipe asks for
         self.agreed = 0  # the number of the signal that any process got, as far as they have told each other
         self._received = 0  # by this process
@@ -47,7 +50,7 @@ class Preemption(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take note of signals rather than die of them, here; only the main thread of a process can."""
-        self.__init__()
+        self._forget()  # what an earlier training was asked
         before = {}
         if threading.current_thread() is threading.main_thread():
             # A signal that is ignored (`nohup`, a job in the background) stays so.

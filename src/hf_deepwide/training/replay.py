@@ -205,7 +205,7 @@ def _batch_problem(inputs: dict[str, torch.Tensor], generators: dict[str, torch.
             return f"{name} is {tensor.dtype} of the shape {list(tensor.shape)}; expected are int64 in {rows} rows"
     for one, other in (("input_ids", "attention_mask"), ("labels", "decoder_input_ids")):
         if other in inputs and inputs[one].shape != inputs[other].shape:
-            return f"{one} and {other} are of different shapes"
+            return f"{one} and {other} have different shapes"
     state = torch.get_rng_state()
     if "cpu" not in generators or generators["cpu"].shape != state.shape or generators["cpu"].dtype != state.dtype:
         return "there is no state of the random generator that torch knows"

@@ -342,8 +342,10 @@ class TokenBatchTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         # Training runs with `use_cache=False`, but that is no property of the model that is saved.
         self.model.config.use_cache = True
-        super()._save(output_dir, state_dict)
-        self.model.config.use_cache = self.args.use_cache
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.model.config.use_cache = self.args.use_cache
 
     # Checkpoints: going on from one, in the order in which the parent loads its parts
 

@@ -1,0 +1,94 @@
+"""The folder of a run that trains with several seeds: as that of any run, with a folder in it for each seed.
+
+    run/seed-1/checkpoint-*    how far the first seed has come
+    run/seed-1/results.json    that the first seed is finished
+    run/results.json           that all seeds are; written last
+
+A run that replaces an older one begins in `.new`. It takes the older one's place once its first seed is trained.
+"""
+
+import json
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from ..checkpoint_files import MARK, RESULTS
+from ..durable import remove, write_whole
+from ..errors import UserError
+from ..lock import locked
+from ..training.checkpoints import newest_whole
+from .facts import versions
+from .recipe import RECIPE, Recipe, differences, read_mark
+from .run_folder import CARD, CURVES, NEW, RENEWED, RunFolder, discard_start, some_of
+from .yaml_values import to_yaml
+
+logger = logging.getLogger(__name__)
+
+
+class SeedsFolder(RunFolder):
+    """The folder of a run of several seeds."""
+
+    def check_start(self, recipe: Recipe, overwrite: bool) -> None:
+        """Refuse a folder that is no run's, or that holds a finished run or another one, unless it may be replaced."""
+        run = self.path
+        self.check(recipe)
+        if (run / NEW).is_dir() or (run / RENEWED).is_dir():
+            with locked(run):
+                goes_on = not overwrite and has_begun(run / NEW) and not SeedsFolder(run / NEW).changes(recipe)
+                self.finish_replacing(goes_on)
+        self._refuse_another(recipe, overwrite)
+
+    def begin(self, recipe: Recipe, overwrite: bool) -> None:
+        """Leave the mark and the recipe of a run in its folder, or in `.new` if the run replaces another one."""
+        run = self.path
+        self.finish_replacing()
+        self._refuse_another(recipe, overwrite)  # again: another process may have had the folder meanwhile
+        discard_start(run / NEW)
+        if overwrite and read_mark(run) is not None:
+            logger.info("%s stays as it is until the new run has trained its first seed", run)
+            run = run / NEW
+            run.mkdir()
+        write_whole(run / MARK, json.dumps({"hf_deepwide": versions()["hf_deepwide"], "name": recipe.name}) + "\n")
+        write_whole(run / RECIPE, to_yaml(recipe.values))
+
+    def changes(self, recipe: Recipe) -> list[str]:
+        """What differs between the recipe that the run began with and another one."""
+        return differences(self.earlier_recipe(), recipe.values)
+
+    def _refuse_another(self, recipe: Recipe, overwrite: bool) -> None:
+        """Refuse a finished run, or one of another recipe, unless it may be replaced."""
+        run = self.path
+        if overwrite or read_mark(run) is None:
+            return
+        if (run / RESULTS).is_file():
+            raise UserError(
+                f"{run} holds a finished run; give another training.output_dir, or --overwrite to replace it"
+            )
+        if has_begun(run) and (changes := self.changes(recipe)):
+            raise UserError(
+                f"{run} holds an unfinished run of another recipe ({some_of(changes)}). Resume it with its own recipe "
+                f"({run / RECIPE}), give another training.output_dir, or --overwrite to start afresh"
+            )
+
+    def is_under_way(self, new: Path) -> bool:
+        """Whether a new run has trained a seed."""
+        return any(new.glob(f"seed-*/{RESULTS}"))
+
+    def clear(self) -> None:
+        """Remove what a run of several seeds writes; files of others stay."""
+        run = self.path
+        (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
+        (run / CARD).unlink(missing_ok=True)
+        (run / CURVES).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else's figures lie there, too
+            (run / CURVES).parent.rmdir()
+        for seed in run.glob("seed-*"):
+            for file in seed.iterdir():
+                if file.is_file():  # the older run's model is a copy of a seed's
+                    (run / file.name).unlink(missing_ok=True)
+            remove(seed)
+
+
+def has_begun(run: Path) -> bool:
+    """True if a run of several seeds has anything to go on from."""
+    return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in run.glob("seed-*"))
