@@ -28,6 +28,7 @@ from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ADAPTER_CONFIG_NAME
 
 from . import card_text
 from .data.tokenizer import check_tokenizer
@@ -281,6 +282,11 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily]:
 def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     """The model in a folder; nothing may be missing from its weights."""
     path = source / CONFIG
+    if (source / ADAPTER_CONFIG_NAME).is_file() and not path.is_file():
+        raise UserError(
+            f"share: {source} holds an adapter, and no model; merge it into its model (`merge_and_unload()` of peft), "
+            "and share the result"
+        )
     if not path.is_file():
         raise UserError(f"share: {source} holds no model: there is no {path}")
     model_type = model_type_of(path)

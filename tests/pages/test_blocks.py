@@ -24,6 +24,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 
 README, GETTING_STARTED = ROOT / "README.md", ROOT / "docs" / "getting-started.md"
 TRAINING = ROOT / "docs" / "training.md"
+CHECKPOINTS = ROOT / "docs" / "start-prune-share-export.md"
 INSTALLS = re.compile(r"^(pip|make) ", flags=re.MULTILINE)
 SIZES = {
     "d_model": 16,
@@ -84,20 +85,31 @@ def paste(tmp_path):
 @TOGETHER
 def test_readme_runs_as_printed(paste):
     """Its `runs/quickstart` is a small untrained model of the recipe's kind."""
-    run = paste.folder / "runs" / "quickstart"
-    tokenizer = train_tokenizer(["Der Preis beträgt 12,50 €.", "The price is €12.50."] * 9, TokenizerArguments(200))
-    set_seed(0)
-    model = MATForConditionalGeneration(MATConfig(vocab_size=len(tokenizer), attention_branches=2, **SIZES))
-    model.generation_config.max_length = 8
-    model.save_pretrained(run)
-    tokenizer.save_pretrained(run)
-
+    save_mat(paste.folder / "runs" / "quickstart")
     python, shell = paste(README, **{"data.train_size": 300, "tokenizer.vocab_size": 200})
     assert python.strip()
     assert "bleu" in shell.lower()
     assert MATConfig.from_pretrained(paste.folder / "runs" / "wider").attention_branches == 4
     for shared in ("to-upload", "short-to-upload"):
         assert (paste.folder / "runs" / shared / "modeling_mat.py").is_file()
+
+
+def save_mat(folder):
+    tokenizer = train_tokenizer(["Der Preis beträgt 12,50 €.", "The price is €12.50."] * 9, TokenizerArguments(200))
+    set_seed(0)
+    model = MATForConditionalGeneration(MATConfig(vocab_size=len(tokenizer), attention_branches=2, **SIZES))
+    model.generation_config.max_length = 8
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@TOGETHER
+def test_adapters_are_made_and_merged_as_printed(paste):
+    save_mat(paste.folder / "runs" / "mine")
+    made, _ = paste(CHECKPOINTS, "Adapters")
+    assert "trainable params" in made
+    assert (paste.folder / "runs" / "adapter" / "adapter_model.safetensors").is_file()
+    assert (paste.folder / "merged" / "modeling_mat.py").is_file()
 
 
 def test_getting_started_runs_as_printed(paste):

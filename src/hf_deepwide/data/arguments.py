@@ -235,7 +235,9 @@ class DataArguments(Places):
 
     def _check_pairs(self) -> None:
         if self.source_lang or self.target_lang:
-            raise UserError("data.pairs names the languages; leave out data.source_lang and data.target_lang")
+            raise UserError(
+                "data.pairs names the languages; leave out data.source_lang and data.target_lang, or set them to null"
+            )
         if not self.pairs:
             raise UserError("data.pairs is empty; name the language pairs, as in [en-de, en-fr], or leave it out")
         if len(self.pairs) > PAIRS:

@@ -135,11 +135,12 @@ from transformers import AutoTokenizer
 texts = ["One sentence each, in the source language."]
 translator = ctranslate2.Translator(".")  # this folder
 tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
-sources = [{tag}tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
+ids = [tokenizer(text, split_special_tokens=True)["input_ids"] for text in texts]  # in a text, "</s>" is text
+sources = [{tag}tokenizer.convert_ids_to_tokens(each) for each in ids]
 options = dict({listed})
 for result in translator.translate_batch(sources, **options):
-    ids = tokenizer.convert_tokens_to_ids(result.hypotheses[0])
-    print(tokenizer.decode(ids, skip_special_tokens=True))
+    found = tokenizer.convert_tokens_to_ids(result.hypotheses[0])
+    print(tokenizer.decode(found, skip_special_tokens=True))
 """
     return (
         "# A translation model for CTranslate2\n\n"

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError, quote
-from ..models.branches import BranchInput, BranchSum
+from ..models.branches import BranchSum
 from ..models.configuration_depthwise_lstm import DepthwiseLSTMConfig
 from ..models.configuration_multipath_transformer import MultiPathConfig
 from ..models.embeddings import Embeddings
@@ -42,6 +42,7 @@ ACTIVATIONS = {
     "tanh": Activation.Tanh,
     "sigmoid": Activation.Sigmoid,
 }
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "lm_head")
 INSTEAD = "use `generate`, or export it to ONNX (--to onnx), which takes nearly all models"
 
 
@@ -91,10 +92,7 @@ def _replaced(model: PreTrainedModel) -> Iterator[str]:
     """The first of the modules with the weights of an expressible model that an adapter or quantisation replaced."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
-        kind = {"fc1": BranchInput, "fc2": BranchSum, "out_proj": BranchSum, "lm_head": nn.Linear}.get(
-            last, BranchInput if last in ("q_proj", "k_proj", "v_proj") else None
-        )
-        if kind is not None and type(module) is not kind:
+        if last in PROJECTIONS and type(module) not in (nn.Linear, BranchSum):
             cls = f"{type(module).__module__}.{type(module).__name__}"
             yield f"{name} is a {cls}; merge adapters (`merge_and_unload()`), or undo quantisation"
             return
@@ -308,7 +306,7 @@ def _set_feed_forward(spec: LayerSpec, network: Any, weights: Sequence[float]) -
     _set_sum(spec.linear_1, network.fc2, weights)
 
 
-def _set_sum(spec: LayerSpec, projection: BranchSum, weights: Sequence[float]) -> None:
+def _set_sum(spec: LayerSpec, projection: nn.Linear, weights: Sequence[float]) -> None:
     """Set what computes sum_i w_i (x_i W_i + b_i) for the branches' outputs x_i side by side."""
     factors = torch.tensor(weights, dtype=torch.float64, device=projection.weight.device)
     blocks = projection.weight.double().unflatten(1, (len(weights), -1))  # [out, N, in]

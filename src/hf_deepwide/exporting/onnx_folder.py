@@ -233,7 +233,8 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     forced = shown.settings.get("forced_bos_token_id", None if shown.settings else settings.forced_bos_token_id)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
-    text = f"{shown.tag}One sentence each, in the source language."
+    tag = f"[{tokenizer.convert_tokens_to_ids(shown.tag)}] + " if shown.tag else ""
+    room = ", max_length=tokenizer.model_max_length - 1" if shown.tag else ""
     others = (
         f"\nPut the id of another target language's code in the place of {shown.first}.\n" if languages.codes else ""
     )
@@ -244,10 +245,12 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
 import onnxruntime
 from transformers import AutoTokenizer
 
-texts = [{text!r}]
+texts = ["One sentence each, in the source language."]
 tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
 encoder, decoder = (onnxruntime.InferenceSession(name) for name in ("{ENCODER}", "{DECODER}"))
-batch = tokenizer(texts, padding=True, truncation=True, return_tensors="np")
+options = dict(split_special_tokens=True, truncation=True{room})  # what looks like a special token is text
+ids = [{tag}tokenizer(text, **options)["input_ids"] for text in texts]
+batch = tokenizer.pad({{"input_ids": ids}}, return_tensors="np")
 source, mask = batch["input_ids"], batch["attention_mask"]
 cross = encoder.run(None, {{"input_ids": source, "attention_mask": mask}})
 past, tokens = [tensor[:, :{config.num_key_value_heads}, :0] for tensor in cross], np.full((len(texts), 1), {start})
@@ -265,5 +268,5 @@ print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
         "# A translation model in ONNX\n\n"
         f"A `{config.model_type}`, exported by hf_deepwide. It needs "
         f"`pip install {packages('onnxruntime', tokenizer)}`.\n\n"
-        f"```python\n{code}```\n{shown.told}{others}"
+        f"```python\n{code}```\n\nLeave empty lines out: a model makes some text of them.\n{shown.told}{others}"
     )

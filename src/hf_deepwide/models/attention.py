@@ -13,15 +13,18 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .branches import (
     BranchDrop,
-    BranchInput,
     BranchSum,
+    branch_input,
+    branch_sum,
     draw_branches,
     draw_gates,
     gated_outputs,
     is_own,
     merge_scale,
     no_branch,
+    project,
     project_together,
+    sum_branches,
 )
 from .relative_positions import RelativeKeys
 
@@ -87,10 +90,10 @@ class MultiBranchAttention(nn.Module):
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
 
         shape = (self.branches, config.d_model, config.d_model)
-        self.q_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
-        self.k_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
-        self.v_proj = BranchInput(*shape, bias=config.attention_bias, fused=3)
-        self.out_proj = BranchSum(*shape, bias=config.attention_bias)
+        self.q_proj = branch_input(*shape, bias=config.attention_bias, fused=3)
+        self.k_proj = branch_input(*shape, bias=config.attention_bias, fused=3)
+        self.v_proj = branch_input(*shape, bias=config.attention_bias, fused=3)
+        self.out_proj = branch_sum(*shape, bias=config.attention_bias)
         self.relative_keys = None
         if config.max_relative_position is not None and not is_cross:
             self.relative_keys = RelativeKeys(self.branches, self.head_dim, config.max_relative_position, is_causal)
@@ -130,17 +133,13 @@ class MultiBranchAttention(nn.Module):
             context = context.reshape(*hidden_states.shape[:-1], -1)
             return self.report(gated_outputs(self.out_proj, context, drop.gates) * drop.scale, weights, kwargs)
         if drop.gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
-            gates = drop.gates.expand(*drop.gates.shape[:-1], self.num_heads).flatten(-2)  # [heads] or [B, heads]
-            context = context * gates[..., None, :, None].to(context.dtype)
+            of_heads = drop.gates.expand(*drop.gates.shape[:-1], self.num_heads).flatten(-2)  # [heads] or [B, heads]
+            context = context * of_heads[..., None, :, None].to(context.dtype)
         if by_head and self.training and self.drop_branch > 0:
             context = context / (1 - self.drop_branch)  # the bias of the output belongs to no head: it is not scaled
         context = context.reshape(*hidden_states.shape[:-1], -1)
-        if drop.kept is not None:
-            output = self.out_proj(context, kept=drop.kept)
-        elif drop.gates is not None and not by_head:
-            output = self.out_proj(context, gates=drop.gates[..., 0])
-        else:
-            output = self.out_proj(context)
+        gates = None if drop.gates is None or by_head else drop.gates[..., 0]
+        output = sum_branches(self.out_proj, context, self.branches, drop.kept, gates)
         if drop.scale != 1:
             output = output * drop.scale
         return self.report(output, weights, kwargs)
@@ -189,8 +188,8 @@ class MultiBranchAttention(nn.Module):
 
     def has_own_projections(self) -> bool:
         """Whether the projections are our own, as we made them."""
-        inputs = all(is_own(projection, BranchInput) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        return inputs and is_own(self.out_proj, BranchSum)
+        inputs = all(is_own(projection, nn.Linear) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        return inputs and is_own(self.out_proj, nn.Linear, BranchSum)
 
     def _can_skip(self, past_key_values: Cache | None, kwargs: dict[str, Any]) -> bool:
         """Whether dropped branches can be left uncomputed.
@@ -217,11 +216,11 @@ class MultiBranchAttention(nn.Module):
             query = self._heads(self.q_proj(hidden_states))
             return query, *self._keys_and_values(hidden_states, memory, cache)
         if memory is None:
-            projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states, kept)
+            projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states, self.branches, kept)
         else:
             projected = (
-                self.q_proj(hidden_states, kept),
-                *project_together([self.k_proj, self.v_proj], memory, kept),
+                project(self.q_proj, hidden_states, self.branches, kept),
+                *project_together([self.k_proj, self.v_proj], memory, self.branches, kept),
             )
         return tuple(map(self._heads, projected))
 

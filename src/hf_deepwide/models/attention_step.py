@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from .branches import summed_bias
 from .matrix_product import MatrixProduct
 
 BLOCK = 32  # tokens that a cache of beams grows by, at least
@@ -428,7 +429,7 @@ def joint_product(attention: nn.Module, names: list[str], make: Make) -> MatrixP
 def output_product(attention: nn.Module, make: Make) -> MatrixProduct:
     """The output projections of all branches, merged."""
     projection, scale = attention.out_proj, attention.merge_scale
-    bias = None if projection.bias is None else scaled(projection.summed_bias(), scale)
+    bias = None if projection.bias is None else scaled(summed_bias(projection), scale)
     return make(scaled(projection.weight, scale), bias)
 
 

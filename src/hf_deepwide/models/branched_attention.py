@@ -35,7 +35,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum, branch_outputs, is_own
+from .branches import BranchSum, branch_input, branch_outputs, is_own
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
@@ -94,7 +94,7 @@ class BranchedAttention(MultiBranchAttention):
         self.activation_dropout = Dropout(config.activation_dropout)
         self.out_proj = BranchSum(num_heads, self.head_dim, config.d_model, bias=False)
         self.kappa = SimplexWeights(num_heads)
-        self.fc1 = BranchInput(num_heads, config.d_model, ffn_dim // num_heads)
+        self.fc1 = branch_input(num_heads, config.d_model, ffn_dim // num_heads)
         self.fc2 = BranchSum(num_heads, ffn_dim // num_heads, config.d_model)
         self.alpha = SimplexWeights(num_heads)
 
@@ -124,7 +124,7 @@ class BranchedAttention(MultiBranchAttention):
         """
         if many and self.has_own_projections():
             inner = torch.baddbmm(self.inner_bias(), heads, self.inner_weight())
-        elif is_own(self.fc1, BranchInput):
+        elif is_own(self.fc1, nn.Linear):
             inner = torch.baddbmm(self.inner_bias(), self.scaled_outputs(heads), self._fc1_blocks())
         else:
             outputs = self.scaled_outputs(heads)
@@ -156,7 +156,7 @@ class BranchedAttention(MultiBranchAttention):
 
     def has_own_projections(self) -> bool:
         """As the parent's, and those of the heads' networks."""
-        return super().has_own_projections() and is_own(self.fc1, BranchInput)
+        return super().has_own_projections() and is_own(self.fc1, nn.Linear)
 
 
 class WeightedEncoderLayer(EncoderLayer):

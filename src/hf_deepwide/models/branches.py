@@ -70,76 +70,79 @@ def merge_scale(branches: int, merge: str) -> float:
     return 1 / branches if merge == "mean" else 1 / branches**2
 
 
-def is_own(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is of this kind, as we made it, so that its weights may be read without calling it.
+def is_own(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of one of these kinds, as we made it, so that its weights may be read without calling it.
 
     Otherwise an adapter (LoRA) wraps it, it was quantised, or something stands in front of its `forward`: accelerate's
     hooks, which bring offloaded weights when the module is called.
     """
-    return type(module) is kind and "forward" not in vars(module)
+    return type(module) in kinds and "forward" not in vars(module)
 
 
-class BranchInput(nn.Linear):
-    """Input projections of N branches: `[batch, time, in]` to `[batch, time, kept * out]`.
+def branch_input(
+    branches: int, in_features: int, out_features: int, bias: bool = True, *, fused: int = 1
+) -> nn.Linear:
+    """Input projections of N branches: `[batch, time, in]` to `[batch, time, N * out]`.
 
-    `fused` tells the initialisation that so many projections start as if they were one matrix, stacked. `gain` makes
-    it start so many times as large.
+    `fused` tells the initialisation that so many projections start as if they were one matrix, stacked.
+
+    It is a plain `nn.Linear`, which tools that quantise models know by its type.
     """
+    return mark(nn.Linear(in_features, branches * out_features, bias=bias), branches_out=branches, fused=fused)
 
-    gain = 1.0
 
-    def __init__(
-        self, branches: int, in_features: int, out_features: int, bias: bool = True, *, fused: int = 1
-    ) -> None:
-        super().__init__(in_features, branches * out_features, bias=bias)
-        self.branches = branches
-        self.fused = fused
+def mark(projection: nn.Linear, **marks: float) -> nn.Linear:
+    """The projection with attributes that the initialisation reads; `gain` makes it start so many times as large."""
+    for name, value in marks.items():
+        setattr(projection, name, value)
+    return projection
 
-    def parameters_of(self, kept: Sequence[int] | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Weights and biases of all branches as one block each, or of the branches in `kept`, in blocks."""
-        if kept is None:
-            return [self.weight], [] if self.bias is None else [self.bias]
-        weights = self.weight.chunk(self.branches)
-        biases = () if self.bias is None else self.bias.chunk(self.branches)
-        return [weights[i] for i in kept], [biases[i] for i in kept if biases]
 
-    def forward(self, x: torch.Tensor, kept: Sequence[int] | None = None) -> torch.Tensor:
-        """Project for all branches, or only for those in `kept`."""
-        return super().forward(x) if kept is None else project_together([self], x, kept)[0]
+def fans(projection: nn.Linear) -> tuple[int, int]:
+    """Fan-in and fan-out of one branch of a projection, or of the matrix as a part of which it starts."""
+    fan_in = projection.in_features // getattr(projection, "branches_in", 1)
+    fan_out = projection.out_features // getattr(projection, "branches_out", 1) * getattr(projection, "fused", 1)
+    return fan_in, fan_out
+
+
+def project(projection: nn.Module, x: torch.Tensor, branches: int, kept: Sequence[int] | None = None) -> torch.Tensor:
+    """Project for all branches, or only for those in `kept`."""
+    return projection(x) if kept is None else project_together([projection], x, branches, kept)[0]
 
 
 def project_together(
-    projections: Sequence[BranchInput], x: torch.Tensor, kept: Sequence[int] | None = None
+    projections: Sequence[nn.Linear], x: torch.Tensor, branches: int = 1, kept: Sequence[int] | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Several projections of the same `x` as one matrix product, for all branches or those in `kept`.
 
     Joining the weights copies them. This pays where `x` has many more rows than the weights: in training. There it
     also saves casting `x`, and adding up its gradients, once per projection.
     """
-    blocks = [projection.parameters_of(kept) for projection in projections]
-    weight = torch.cat([weight for weights, _ in blocks for weight in weights])
-    biases = [bias for _, biases in blocks for bias in biases]
+    weights = [block for each in projections for block in _blocks(each.weight, branches, kept)]
+    biases = [block for each in projections if each.bias is not None for block in _blocks(each.bias, branches, kept)]
+    weight = torch.cat(weights)
     return nn.functional.linear(x, weight, torch.cat(biases) if biases else None).chunk(len(projections), dim=-1)
+
+
+def _blocks(parameter: torch.Tensor, branches: int, kept: Sequence[int] | None) -> Sequence[torch.Tensor]:
+    """The rows of all branches as one block, or of those in `kept`, in blocks."""
+    if kept is None:
+        return [parameter]
+    blocks = parameter.chunk(branches)
+    return [blocks[i] for i in kept]
 
 
 class BranchSum(nn.Linear):
     """Output projections of N branches, summed: `[batch, time, kept * in]` to `[batch, time, out]`.
 
-    Each branch has its own bias (`bias` holds N blocks of `out`), which is dropped with the branch. `gain` tells the
-    initialisation to make it so many times as large.
+    Each branch has its own bias (`bias` holds N blocks of `out`), which is dropped with the branch.
     """
-
-    gain = 1.0
 
     def __init__(self, branches: int, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(branches * in_features, out_features, bias=bias)
-        self.branches = branches
+        self.branches = self.branches_in = branches
         if bias and branches > 1:
             self.bias = nn.Parameter(torch.zeros(branches * out_features))
-
-    def summed_bias(self) -> torch.Tensor | None:
-        """The biases of all branches as one, `[out]`."""
-        return None if self.bias is None else self.bias.view(self.branches, -1).sum(0)
 
     def forward(
         self, x: torch.Tensor, kept: Sequence[int] | None = None, gates: torch.Tensor | None = None
@@ -165,13 +168,43 @@ class BranchSum(nn.Linear):
         return nn.functional.linear(x, weight, bias)
 
 
+def branch_sum(branches: int, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+    """Output projections of N branches, summed. That of a single branch is a plain `nn.Linear`."""
+    if branches == 1:
+        return nn.Linear(in_features, out_features, bias=bias)
+    return BranchSum(branches, in_features, out_features, bias)
+
+
+def summed_bias(projection: nn.Linear) -> torch.Tensor | None:
+    """The biases of all branches of a `branch_sum` as one, `[out]`."""
+    return None if projection.bias is None else projection.bias.view(-1, projection.out_features).sum(0)
+
+
+def sum_branches(
+    projection: nn.Module,
+    x: torch.Tensor,
+    branches: int,
+    kept: Sequence[int] | None = None,
+    gates: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What a `branch_sum` makes of `x`, of which branches were left out, or weighed by 0 or 1: see `BranchSum`."""
+    if kept is not None:
+        return projection(x, kept=kept)
+    if gates is None:
+        return projection(x)
+    if branches > 1:
+        return projection(x, gates=gates)
+    output = projection(x)
+    return output * gates[..., None].to(output.dtype)
+
+
 def branch_inputs(projection: nn.Module, x: torch.Tensor, branches: int) -> torch.Tensor:
-    """What a `BranchInput` makes of `x` `[batch, time, in]`, branch by branch: `[N, batch * time, out]`.
+    """What a `branch_input` makes of `x` `[batch, time, in]`, branch by branch: `[N, batch * time, out]`.
 
     In this layout a following `branch_outputs` needs no copies. On a CPU the two together are as fast as a loop over
     the branches; on a GPU they are two operations.
     """
-    if not is_own(projection, BranchInput):
+    if not is_own(projection, nn.Linear):
         return projection(x).unflatten(-1, (branches, -1)).flatten(0, -3).transpose(0, 1)
     x = x.flatten(0, -2).expand(branches, -1, -1)
     weight = projection.weight.unflatten(0, (branches, -1)).transpose(1, 2)
@@ -181,12 +214,16 @@ def branch_inputs(projection: nn.Module, x: torch.Tensor, branches: int) -> torc
 
 
 def branch_outputs(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """The N outputs `[N, tokens, out]` that a `BranchSum` would sum, of `x` `[N, tokens, in]`.
+    """The N outputs `[N, tokens, out]` that a `branch_sum` would sum, of `x` `[N, tokens, in]`.
 
     With `weights` `[N]` each is weighed: in the matrices, which in training have fewer rows than `x`.
     """
     branches, _, width = x.shape
-    if not is_own(projection, BranchSum):  # what it gives for one branch, the others being zero
+    if not is_own(projection, nn.Linear, BranchSum):
+        if branches == 1:
+            outputs = projection(x)
+            return outputs if weights is None else outputs * weights[:, None, None].to(outputs.dtype)
+        # what it gives for one branch, the others being zero
         gates = torch.eye(branches, device=x.device)
         alone = [
             projection(nn.functional.pad(x[i], (i * width, (branches - 1 - i) * width)), gates=gates[i])

@@ -42,9 +42,9 @@ from .attention_step import (
     scaled,
 )
 from .branched_attention import BranchedAttention
-from .branches import BranchInput, BranchSum, is_own
+from .branches import BranchSum, is_own, summed_bias
 from .dynamic_convolution import DynamicConvolution
-from .embeddings import Embeddings, check_length
+from .embeddings import SHORTER, Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
 from .layer_selection import LayerSelection
 from .layer_step import DecoderLayerStep
@@ -206,7 +206,7 @@ class Twins:
         if isinstance(module, MultiBranchFeedForward):
             return FeedForwardStep(module, self.product)
         if isinstance(module, BranchSum):
-            return self.product(module.weight, module.summed_bias())
+            return self.product(module.weight, summed_bias(module))
         if isinstance(module, nn.Linear):
             return self.product(module.weight, module.bias)
         if isinstance(module, LayerSelection):
@@ -249,7 +249,7 @@ class FeedForwardStep:
         is_relu = type(module.activation) is nn.ReLU
         self.activation = None if is_relu else module.activation
         if module.joined:
-            scale, bias = module.merge_scale, module.fc2.summed_bias()
+            scale, bias = module.merge_scale, summed_bias(module.fc2)
             self.inner = product(module.fc1.weight, module.fc1.bias, relu=is_relu)
             self.outer = product(scaled(module.fc2.weight, scale), None if bias is None else scaled(bias, scale))
         else:
@@ -273,7 +273,7 @@ class EmbeddingsStep:
 
     def __call__(self, token_embeddings: torch.Tensor, mask: None, past_length: int) -> torch.Tensor:
         """Scale token embeddings `[R, 1, D]` and add their position."""
-        check_length(past_length + 1, self.max_length)
+        check_length(past_length + 1, self.max_length, SHORTER)
         position = self.table.select(0, past_length).to(token_embeddings.dtype)
         return self.norm(torch.add(position, token_embeddings, alpha=self.scale))
 
@@ -375,7 +375,7 @@ def has_own_projections(module: nn.Module) -> bool:
     if isinstance(module, MultiBranchAttention):
         return module.has_own_projections()
     if isinstance(module, MultiBranchFeedForward):
-        return is_own(module.fc1, BranchInput) and is_own(module.fc2, BranchSum)
+        return is_own(module.fc1, nn.Linear) and is_own(module.fc2, nn.Linear, BranchSum)
     return type(module) is not nn.Sequential  # there is none in our models
 
 

@@ -29,7 +29,6 @@ from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from .branches import BranchInput, BranchSum
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
@@ -47,15 +46,15 @@ def is_seen(mask: torch.Tensor) -> torch.Tensor:
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
-class KernelPrediction(BranchInput):
+class KernelPrediction(nn.Linear):
     """W_Q: a token's kernels, of all heads side by side."""
 
     def __init__(self, features: int, heads: int, width: int) -> None:
-        super().__init__(1, features, heads * width, bias=False)
+        super().__init__(features, heads * width, bias=False)
 
     def initialise(self) -> None:
         """Start uniform within 1/sqrt(D)."""
-        bound = self.gain / math.sqrt(self.in_features)
+        bound = getattr(self, "gain", 1) / math.sqrt(self.in_features)
         init.uniform_(self.weight, -bound, bound)
 
 
@@ -70,9 +69,9 @@ class DynamicConvolution(nn.Module):
         self.head_dim = config.d_model // heads
         self.before = width // 2 if layer_idx is None else width - 1  # l, which lets no decoder see what follows
         self.dropout = config.attention_dropout
-        self.in_proj = BranchInput(1, config.d_model, 2 * config.d_model, bias=config.attention_bias)
+        self.in_proj = nn.Linear(config.d_model, 2 * config.d_model, bias=config.attention_bias)
         self.kernel_proj = KernelPrediction(config.d_model, heads, width)
-        self.out_proj = BranchSum(1, config.d_model, config.d_model, bias=config.attention_bias)
+        self.out_proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
 
     def forward(
         self,

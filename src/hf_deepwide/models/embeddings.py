@@ -8,6 +8,8 @@ from torch import nn
 
 from .dropout import Dropout
 
+SHORTER = "it is a translation that has become too long: lower `max_new_tokens` or `max_length`"
+
 
 def embed(
     embed_tokens: nn.Embedding,
@@ -43,12 +45,12 @@ def position_ids(
     return (torch.arange(length, device=device) + past_length)[None]
 
 
-def check_length(length: int, longest: int) -> None:
+def check_length(length: int, longest: int, advice: str = "truncate or split the text") -> None:
     """Refuse a sequence that has more tokens than there are positions."""
     if length > longest:
         raise ValueError(
             f"a sequence of {length} tokens is longer than the model takes: "
-            f"`max_position_embeddings` is {longest}; truncate or split the text"
+            f"`max_position_embeddings` is {longest}; {advice}"
         )
 
 
@@ -111,7 +113,7 @@ class Embeddings(nn.Module):
         """
         length = token_embeddings.shape[1]
         if isinstance(past_length, int):
-            check_length(past_length + length, self.max_length)
+            check_length(past_length + length, self.max_length, *([SHORTER] if past_length else []))
         positions = position_ids(mask, length, past_length, token_embeddings.device, is_causal)
         hidden = token_embeddings * self.scale + self.positions(positions).to(token_embeddings.dtype)
         if self.layer_norm is not None:

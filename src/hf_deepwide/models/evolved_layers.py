@@ -48,7 +48,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum
+from .branches import branch_input
 from .configuration_vanilla_transformer import CELL_SLOTS, VanillaTransformerConfig
 from .dropout import Dropout
 from .dynamic_convolution import check_masks, is_seen
@@ -160,10 +160,10 @@ class NormalisedFeedForward(nn.Module):
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
         super().__init__()
-        self.fc1 = BranchInput(1, config.d_model, ffn_dim)
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.activation, self.activation_dropout = nn.SiLU(), Dropout(config.activation_dropout)
         self.layer_norm = nn.LayerNorm(ffn_dim)
-        self.fc2 = BranchSum(1, ffn_dim, config.d_model)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""
@@ -178,7 +178,7 @@ class EvolvedEncoderLayer(EncoderLayer):
     def __init__(self, config: VanillaTransformerConfig) -> None:
         ResidualLayer.__init__(self, config)
         self.config = config
-        self.gated_unit = BranchInput(2, config.d_model, config.d_model)  # values and gates
+        self.gated_unit = branch_input(2, config.d_model, config.d_model)  # values and gates
         self.convolutions = EncoderConvolutions(config)
         self.self_attn = MultiBranchAttention(config, config.encoder_attention_heads)
         self.feed_forward = MultiBranchFeedForward(config, config.encoder_ffn_dim)

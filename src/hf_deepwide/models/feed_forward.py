@@ -11,14 +11,17 @@ from transformers.activations import ACT2FN
 
 from .branches import (
     BranchDrop,
-    BranchInput,
     BranchSum,
+    branch_input,
+    branch_sum,
     draw_branches,
     draw_gates,
     is_own,
     merge_scale,
     no_branch,
     no_gradient,
+    project,
+    sum_branches,
 )
 from .dropout import Dropout
 
@@ -45,8 +48,8 @@ class MultiBranchFeedForward(nn.Module):
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
         self.activation = ACT2FN[config.activation_function]
         self.activation_dropout = Dropout(config.activation_dropout)
-        self.fc1 = BranchInput(self.branches, config.d_model, ffn_dim)
-        self.fc2 = BranchSum(self.branches, ffn_dim, config.d_model)
+        self.fc1 = branch_input(self.branches, config.d_model, ffn_dim)
+        self.fc2 = branch_sum(self.branches, ffn_dim, config.d_model)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""
@@ -55,17 +58,17 @@ class MultiBranchFeedForward(nn.Module):
         drop = self._draw(hidden_states)
         if drop.kept == []:
             return no_branch(self, hidden_states)
-        inner = self.fc1(hidden_states) if drop.kept is None else self.fc1(hidden_states, kept=drop.kept)
+        inner = project(self.fc1, hidden_states, self.branches, drop.kept)
         inner = self.activation_dropout(self.activation(inner))
         if self.branches == 1:
             output = self.fc2(inner)
             if drop.gates is not None:  # [B, 1, 1]: one branch needs no weighing inside
                 output = output * drop.gates.to(output.dtype)
         elif drop.gates is None:
-            output = self.fc2(inner, kept=drop.kept)
+            output = sum_branches(self.fc2, inner, self.branches, drop.kept)
         else:
             gated = inner.unflatten(-1, (self.branches, -1)) * of_features(drop.gates, inner)
-            output = self.fc2(gated.flatten(-2), gates=drop.gates[..., 0])
+            output = sum_branches(self.fc2, gated.flatten(-2), self.branches, gates=drop.gates[..., 0])
         return output if drop.scale == 1 else output * drop.scale
 
     def _draw(self, hidden_states: torch.Tensor) -> BranchDrop:
@@ -77,7 +80,7 @@ class MultiBranchFeedForward(nn.Module):
             gates = draw_gates(len(hidden_states), (self.branches, 1), self.drop_branch, device)
             return BranchDrop(scale, gates=gates)
         kept = draw_branches(self.branches, self.drop_branch)
-        plain = is_own(self.fc1, BranchInput) and is_own(self.fc2, BranchSum)
+        plain = is_own(self.fc1, nn.Linear) and is_own(self.fc2, nn.Linear, BranchSum)
         return BranchDrop.of(scale, kept, (self.branches, 1), plain or not kept, device)
 
     def _unjoined(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -87,7 +90,7 @@ class MultiBranchFeedForward(nn.Module):
             shape = *hidden_states.shape[:-1], self.ffn_dim
             inner = hidden_states.new_zeros(shape) + no_gradient(self.fc1, hidden_states)
         else:
-            inner = self.fc1(hidden_states) if drop.kept is None else self.fc1(hidden_states, kept=drop.kept)
+            inner = project(self.fc1, hidden_states, self.branches, drop.kept)
             inner = inner.unflatten(-1, (-1, self.ffn_dim))
             if drop.gates is not None:
                 inner = inner * of_features(drop.gates, inner)
@@ -99,14 +102,10 @@ class MultiBranchFeedForward(nn.Module):
             return no_branch(self, hidden_states)
         branches = self.branches if drop.kept is None else len(drop.kept)
         repeated = inner.unsqueeze(-2).expand(*inner.shape[:-1], branches, -1)
-        if drop.kept is not None:
-            output = self.fc2(repeated.flatten(-2), kept=drop.kept)
-        elif drop.gates is not None:
-            gated = repeated * of_features(drop.gates, inner)
-            output = self.fc2(gated.flatten(-2), gates=drop.gates[..., 0])
-        else:
-            output = self.fc2(repeated.flatten(-2))
-        return output * drop.scale
+        if drop.gates is not None:
+            repeated = repeated * of_features(drop.gates, inner)
+        gates = None if drop.gates is None else drop.gates[..., 0]
+        return sum_branches(self.fc2, repeated.flatten(-2), self.branches, drop.kept, gates) * drop.scale
 
     def averaged(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """The network that un-joined branches are in evaluation: matrix and bias, inner and outer."""

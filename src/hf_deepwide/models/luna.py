@@ -41,7 +41,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import eager_attention
-from .branches import BranchInput, BranchSum
+from .branches import branch_input
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .embeddings import SinusoidalPositions
@@ -110,7 +110,7 @@ class Projections(nn.Module):
 
     def __init__(self, config: VanillaTransformerConfig, has_values: bool = True) -> None:
         super().__init__()
-        make = functools.partial(BranchInput, 1, config.d_model, config.d_model, config.attention_bias, fused=3)
+        make = functools.partial(branch_input, 1, config.d_model, config.d_model, config.attention_bias, fused=3)
         self.q_proj, self.k_proj = make(), make()
         self.v_proj = make() if has_values and not config.luna_tie_kv else None
 
@@ -133,7 +133,7 @@ class NestedAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.pack = Projections(config, has_values=not self.is_causal)
         self.unpack = Projections(config)
-        self.out_proj = BranchSum(1, config.d_model, config.d_model, config.attention_bias)
+        self.out_proj = nn.Linear(config.d_model, config.d_model, config.attention_bias)
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
         """`[B, time, D]` to `[B, heads, time, H]`."""

@@ -31,7 +31,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput
+from .branches import branch_input
 from .configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .dropout import Dropout
 from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
@@ -59,7 +59,7 @@ class LSTMGates(nn.Module):
 
     def __init__(self, config: DepthwiseLSTMConfig, inputs: int) -> None:
         super().__init__()
-        self.fc = BranchInput(3, inputs, config.d_model, bias=config.lstm_bias)
+        self.fc = branch_input(3, inputs, config.d_model, bias=config.lstm_bias)
         self.layer_norm = GateNorm(config.d_model)
 
     def forward(self, c: torch.Tensor) -> tuple[torch.Tensor, ...]:

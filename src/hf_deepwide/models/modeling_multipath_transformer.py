@@ -26,7 +26,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import MultiBranchAttention
-from .branches import BranchInput, BranchSum, branch_inputs, branch_outputs, is_own
+from .branches import branch_input, branch_inputs, branch_outputs, branch_sum, is_own
 from .configuration_multipath_transformer import MultiPathConfig
 from .dropout import Dropout
 from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
@@ -58,8 +58,8 @@ class MultiPathFeedForward(nn.Module):
     def __init__(self, config: MultiPathConfig) -> None:
         super().__init__()
         self.paths = config.encoder_paths
-        self.fc1 = BranchInput(config.encoder_paths, config.d_model, config.encoder_ffn_dim)
-        self.fc2 = BranchSum(config.encoder_paths, config.encoder_ffn_dim, config.d_model)
+        self.fc1 = branch_input(config.encoder_paths, config.d_model, config.encoder_ffn_dim)
+        self.fc2 = branch_sum(config.encoder_paths, config.encoder_ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
         self.activation_dropout = Dropout(config.activation_dropout)
 
@@ -97,7 +97,7 @@ class PathSum(nn.Module):
         Args:
             residual: the sub-layer's input X `[B, S, D]`.
             inner: what the paths project `[n, B * S, in]`.
-            project: their output projections, `branch_outputs` of a `BranchSum`.
+            project: their output projections, `branch_outputs` of a `branch_sum`.
         """
         if self.path_norms:
             joined = self._normalised_sum(project(inner).unbind())

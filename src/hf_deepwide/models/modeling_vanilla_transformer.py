@@ -38,7 +38,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_residuals import AttentionResidualDecoderLayer, AttentionResidualEncoderLayer
 from .branched_attention import SimplexWeights, WeightedDecoderLayer, WeightedEncoderLayer, largest_weights
-from .branches import BranchInput, BranchSum, no_gradient
+from .branches import fans, no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dynamic_convolution import DynamicConvolution, KernelPrediction, convolve
 from .evolved_layers import Convolution, EvolvedDecoderLayer, EvolvedEncoderLayer
@@ -197,8 +197,8 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             bound = math.sqrt(2 / sum(module.packed_embeddings.shape))
             init.uniform_(module.packed_embeddings, -bound, bound)
         elif isinstance(module, nn.Linear):
-            inputs = module.in_features // (module.branches if isinstance(module, BranchSum) else 1)
-            bound = math.sqrt(1 / inputs) * (module.gain if isinstance(module, BranchInput | BranchSum) else 1)
+            inputs, _ = fans(module)
+            bound = math.sqrt(1 / inputs) * getattr(module, "gain", 1)
             init.uniform_(module.weight, -bound, bound)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .branches import BranchInput, BranchSum
+from .branches import fans
 from .configuration_base import DeepWideConfig
 from .embeddings import SinusoidalPositions
 from .relative_positions import RelativeKeys
@@ -56,16 +56,11 @@ class DeepWidePreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
             if std is None and module is getattr(self, "lm_head", None):
                 std = self.config.d_model**-0.5
-            gain = module.gain if isinstance(module, BranchInput | BranchSum) else 1.0
+            gain = getattr(module, "gain", 1.0)
             if std is not None:
                 init.normal_(module.weight, std=gain * std)
                 return
-            fan_in, fan_out = module.in_features, module.out_features
-            if isinstance(module, BranchSum):
-                fan_in //= module.branches
-            elif isinstance(module, BranchInput):
-                fan_out = fan_out // module.branches * module.fused
-            bound = gain * math.sqrt(6 / (fan_in + fan_out))
+            bound = gain * math.sqrt(6 / sum(fans(module)))
             init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, RelativeKeys):
             if std is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .pipeline_translation import TranslationPipeline  # so named, the pipeline's file travels with every model's
+from .pipeline_registration import TranslationPipeline  # so named, the pipeline's files travel with every model's
 
 HERE = Path(__file__).parent
 

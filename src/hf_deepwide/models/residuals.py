@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .branches import BranchInput, BranchSum
+from .branches import branch_input, mark
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers import DecoderLayer, EncoderLayer, remove_norms
 
@@ -149,7 +149,7 @@ class SelfDependencyUnit(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.projection = BranchInput(2, width, width)
+        self.projection = branch_input(2, width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""
@@ -192,5 +192,5 @@ class SelfDependentDecoderLayer(SelfDependent, DecoderLayer):
 def scale_initial_weights(layer: nn.Module, projections: tuple[str, ...], gain: float) -> None:
     """Let the weights of a layer's projections of these names start `gain` times as large."""
     for name, module in layer.named_modules():
-        if isinstance(module, BranchInput | BranchSum) and name.rpartition(".")[2] in projections:
-            module.gain = gain
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in projections:
+            mark(module, gain=gain)

@@ -1,0 +1,65 @@
+"""Quantised models: tools find linear layers by their type, and a model works with what is put in their place.
+
+bitsandbytes, and PyTorch's own `quantize_dynamic`, look for modules whose type is exactly `nn.Linear`.
+"""
+
+import pytest
+import torch
+from model_cases import CASES, build, pair, source
+from torch import nn
+
+from hf_deepwide.models.branches import BranchSum
+from hf_deepwide.models.dynamic_convolution import KernelPrediction
+
+
+class Quantised(nn.Module):
+    """What a tool puts in the place of a linear layer: it has no weight that could be read, and computes the same."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.compute = [linear]  # in a list, so that its parameters are not the model's
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (linear,) = self.compute
+        return nn.functional.linear(x, linear.weight, linear.bias)
+
+
+def quantise(model: nn.Module) -> list[str]:
+    """Replace the linear layers, as tools do; their names."""
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, Quantised(model.get_submodule(name)))
+    return names
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_quantised_model_computes_and_generates_as_before(case):
+    model, batch = build(case).double(), pair()
+    expected = model(**batch)
+    options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6}
+    translated = model.generate(**source(), **options)
+    matrices = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
+    assert quantise(model)
+    left = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
+    assert left < 0.6 * matrices  # sums of several branches, norms and joints
+    found = model(**batch)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-10, rtol=1e-10)
+    assert model.generate(**source(), **options).tolist() == translated.tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_sums_of_several_branches_are_layers_of_our_own(case):
+    model = build(case)
+    own = [module for module in model.modules() if isinstance(module, nn.Linear) and type(module) is not nn.Linear]
+    assert all(isinstance(module, BranchSum | KernelPrediction) for module in own)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_dynamic_quantisation_of_pytorch_takes_every_layer():
+    model = build("vanilla")
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert {type(quantised.get_submodule(name)) for name in linears} == {torch.ao.nn.quantized.dynamic.Linear}
+    assert quantised.generate(**source(), max_new_tokens=4).shape == (3, 5)
