@@ -1,9 +1,10 @@
 """Options of the command line: two spellings, with dashes and with underscores, and dotted keys of recipes."""
 
 import argparse
+import difflib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,6 +26,14 @@ class Parser(argparse.ArgumentParser):
         name, equals, value = word.partition("=")
         spellings = {plain(option): option for option in self._option_string_actions}
         return f"{spellings.get(plain(name), name)}{equals}{value}" if word.startswith("--") else word
+
+    def error(self, message: str) -> NoReturn:
+        """End in one line, with the option that may have been meant."""
+        words = message.partition("unrecognized arguments: ")[2].split()
+        given = next((plain(word.partition("=")[0]) for word in words if word.startswith("--")), "")
+        near = difflib.get_close_matches(given, [plain(option) for option in self._option_string_actions], n=1)
+        meant = f"; did you mean {near[0]}?" if near else f"; `{self.prog} --help` lists the options"
+        self.exit(2, f"error: {message}{meant}\n")
 
     def knows(self, word: str) -> bool:
         """True if a word of the command line is an option of this parser, in either spelling."""

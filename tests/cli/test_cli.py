@@ -52,6 +52,16 @@ def test_a_wrong_command_names_the_nearest(monkeypatch, capsys):
     assert "'train'" in capsys.readouterr().err
 
 
+def test_an_unknown_option_ends_in_one_line_with_the_nearest(monkeypatch, capsys):
+    for given, told in (("--beam", "did you mean --num_beams?"), ("--xyzzy", "`hf-deepwide translate --help` lists")):
+        with pytest.raises(SystemExit) as ended:
+            call(monkeypatch, "translate", "--model", "m", given, "5")
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: unrecognized arguments: ")
+        assert told in line
+
+
 def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
     def interrupted(args):
         raise KeyboardInterrupt

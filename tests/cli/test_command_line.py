@@ -99,6 +99,10 @@ def test_a_folder_does_not_hide_a_packaged_recipe(tmp_path, monkeypatch, capsys)
             "as in --training.max_steps 100; the sections are model, data, tokenizer, ",
         ),
         ("--trainig.max_steps", "unknown section 'trainig'; the nearest is 'training'"),
+        ("--seed", "here --data.seed or --training.seed"),
+        ("--training.lr", "the nearest is 'learning_rate'"),
+        ("--training.freeze_encoder", "`hf-deepwide recipes reference` shows all"),
+        ("--model.residual", "model.residual is no key of mat; vanilla_transformer has it"),
     ],
 )
 def test_an_override_without_its_section_is_shown_with_it(override, told):

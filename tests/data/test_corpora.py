@@ -177,6 +177,14 @@ def test_tsv_header_by_language_or_field(tmp_path):
     assert "line 1: no columns ['question', 'de'] in the header ['id', 'query', 'code']" in message(args)
 
 
+@pytest.mark.parametrize("header", ["source\ttarget", "English\tGerman", "src_text\ttgt_text"])
+def test_a_header_that_names_other_columns_is_no_pair(tmp_path, header):
+    args = tsv(tmp_path, [header, "a dog\tein Hund"])
+    assert "looks like a header" in message(args)
+    args = tsv(tmp_path, ["source of the river\tQuelle", "a dog\tein Hund"])
+    assert len(load_parallel(args, "train")) == 2
+
+
 def test_tsv_line_with_another_number_of_columns(tmp_path):
     assert "train.tsv.gz, line 2: 1 tab-separated columns instead of 2" in message(tsv(tmp_path, ["a\tb", "c"]))
 
@@ -286,6 +294,14 @@ def test_columns_of_a_translation_feature(tmp_path):
     assert dataset.features["translation"]["en"] == Value("string")
     dataset.save_to_disk(tmp_path / "plain")  # a Dataset rather than a DatasetDict
     assert pairs(load_parallel(local(tmp_path, "plain"), "train")) == [("a dog", "ein Hund")]
+
+
+def test_a_single_split_is_not_every_split(tmp_path):
+    Dataset.from_list(ROWS).save_to_disk(tmp_path / "plain")
+    args = local(tmp_path, "plain", validation="validation", test="test")
+    assert pairs(load_parallel(args, "train")) == [("a dog", "ein Hund")]
+    for split in ("validation", "test"):
+        assert f"holds a single split, 'train', and not '{split}'" in message(args, split)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

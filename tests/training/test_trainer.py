@@ -273,7 +273,7 @@ def test_a_base_in_half_precision_is_trained_in_float32(family, corpus, tmp_path
     assert start.config.dtype == "float32", "as who loads the checkpoint will find it"
 
 
-def test_early_stopping_and_the_best_checkpoint(tmp_path):
+def test_early_stopping_and_the_best_checkpoint(tmp_path, capsys):
     """A learning rate that ruins the model: the first evaluation stays the best one."""
     recipe = tiny_recipe(
         tmp_path / "run", early_stopping_patience=2, learning_rate=3.0, warmup_steps=2, max_steps=40, max_grad_norm=0,
@@ -283,7 +283,9 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path):
     assert list((tmp_path / "run" / "runs").rglob("events.*"))
     assert results["train"]["steps"] < 40
     best = int(results["train"]["weights"].split("step ")[1].split(",")[0])
-    assert best == results["train"]["steps"] - 4
+    assert best == (ended := results["train"]["steps"]) - 4
+    assert f"step {ended}: training ends early" in (told := capsys.readouterr().err)
+    assert f"it was best at step {best}" in told
     kept = load_file(tmp_path / "run" / f"checkpoint-{best}" / "model.safetensors")
     final = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(kept[name], final[name]) for name in kept)
@@ -416,6 +418,17 @@ def test_the_mean_is_taken_in_double_precision(tmp_path):
         assert torch.equal(mean[name], total.to(sets[0][name].dtype))
     assert torch.equal(mean["n"], sets[0]["n"])
     assert (output / "config.json").is_file()
+
+
+@pytest.mark.parametrize(("ids", "told"), [("aa", False), ("ab", True), ((None, "a"), False)])
+def test_the_mean_of_several_trainings_is_pointed_out(ids, told, tmp_path, caplog):
+    folders = []
+    for number, own in enumerate(ids):
+        folder = checkpoint(tmp_path / f"run-{number}", w=torch.zeros(2))
+        (folder / "run.json").write_text(json.dumps({"hf_deepwide": "0", **({} if own is None else {"id": own})}))
+        folders.append(folder)
+    average_checkpoints(folders, tmp_path / "mean")
+    assert ("come from 2 trainings" in caplog.text) is told
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 
+# What a column of sentences may be called in the first line of a file.
+HEADERS = {"source", "target", "src", "tgt", "trg", "src_text", "tgt_text", "source_text", "target_text", "sentence"}
+HEADERS |= {"translation", "input", "output", "english", "german", "french", "spanish", "russian", "chinese"}
 LINE = 1_000_000  # bytes of a line
 WORD = 20_000  # characters without a space; the time to train a tokenizer grows with the square of a word's length
 BOMB, RATIO = 1 << 22, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
@@ -356,6 +359,11 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
                     continue
                 if args.source_field or args.target_field:
                     raise UserError(f"{path}, line 1: no columns {quote(wanted)} in the header {quote(cells)}")
+                if looks_like_header(cells, args):
+                    raise UserError(
+                        f"{path}, line 1: {quote(cells)} looks like a header, and names no columns {quote(wanted)}; "
+                        "set data.source_field and data.target_field to its names, or remove the line"
+                    )
             if len(cells) != width:
                 raise UserError(
                     f"{path}, line {number}: {len(cells)} tab-separated columns instead of {width}. Without "
@@ -364,6 +372,12 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
             yield number, cells[columns[0]], cells[columns[1]]
 
     return (str(path), str(path)), pairs()
+
+
+def looks_like_header(cells: list[str], args: DataArguments) -> bool:
+    """Whether a first line names columns: each cell is a language, or a word that files of sentences use as a name."""
+    languages = {args.source_lang, args.target_lang}
+    return all(cell.strip().lower() in HEADERS | languages for cell in cells)
 
 
 def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator[Pair]]:
@@ -434,6 +448,11 @@ def _open_dataset(args: DataArguments, split_name: str) -> Dataset | IterableDat
         if split_name not in saved:
             raise UserError(f"{name}: no split {quote(split_name)}; available: {one_line(', '.join(saved))}")
         saved = saved[split_name]
+    elif split_name != (own := str(saved.split or "train")):
+        raise UserError(
+            f"{name} holds a single split, {quote(own)}, and not {quote(split_name)}; divide it "
+            "(`Dataset.train_test_split`) and save the DatasetDict"
+        )
     return saved.to_iterable_dataset() if args.streaming else saved
 
 

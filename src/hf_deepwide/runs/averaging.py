@@ -17,7 +17,9 @@ from ..errors import UserError, one_line, quote
 from ..loading import is_finite
 from ..models.language_pairs import FIELDS as LANGUAGES
 from ..training.checkpoints import WEIGHTS
+from ..training.checksums import read_checksums
 from ..warm_start import FUNCTION
+from .recipe import read_mark
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     check_output(output, inputs=folders, overwrite=True)
     _check_configs(folders)
     _check_vocabularies(folders)
+    _warn_of_other_runs(folders)
     files = [_opened(folder / WEIGHTS) for folder in folders]
     names = set(files[0].keys())
     for folder, file in zip(folders, files, strict=True):
@@ -95,6 +98,16 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
         save_file(mean, draft / WEIGHTS, metadata={"format": "pt"})
     logger.info("%s holds the weights of %s", output, ", ".join(folder.name for folder in folders))
     return output
+
+
+def _warn_of_other_runs(folders: Sequence[Path]) -> None:
+    """Say that checkpoints come from several trainings: unless these began at one model, the mean is no model."""
+    saved = [(read_checksums(folder) or {}).get("run") or (read_mark(folder) or {}).get("id") for folder in folders]
+    if (trainings := len(set(saved) - {None})) > 1:
+        logger.warning(
+            "the checkpoints come from %d trainings; their mean is of use only if all began with one trained model",
+            trainings,
+        )
 
 
 def _opened(weights: Path) -> Any:

@@ -49,6 +49,9 @@ def check_distinct(systems: Sequence[str]) -> dict[str, list[Path]]:
     """
     if len(systems) < 2:
         raise UserError("name two systems or more; the first is the baseline")
+    for system in systems:
+        if not all(name.strip() for name in system.split(",")):
+            raise UserError(f"{quote(system)}: a comma joins runs of one system, and a name beside it is empty")
     runs = {system: [Path(name) for name in system.split(",")] for system in systems}
     places = [path.resolve() for system in systems for path in runs[system]]
     if twice := next((place for place in places if places.count(place) > 1), None):

@@ -33,6 +33,7 @@ from ..errors import UserError, one_line, quote
 from ..evaluation.averages import groups
 from ..evaluation.metrics import build_metrics
 from ..evaluation.translate import EvaluationArguments
+from ..families import all_families
 from ..limits import Range
 from ..models.configuration_base import ENTRIES, LAYERS, WEIGHT, DeepWideConfig
 from ..models.quoting import QUOTED
@@ -46,6 +47,7 @@ NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 LINEAGE = 5  # how many recipes may extend one another
 
 RECIPE = "recipe.yaml"  # in the folder of a run: what it was started with
+ALSO_CALLED = {"lr": "learning_rate", "batch_size": "max_tokens", "epochs": "num_train_epochs"}  # by other toolkits
 EXTENDS = "extends"  # the key that names the recipe whose keys a recipe begins with
 PACKAGED = Path(__file__).parents[1] / "recipes"
 
@@ -160,7 +162,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
         told = f"--{one_line(key, QUOTED)}"
         if not field or "." in field:
             owners = [name for name, cls in kind.sections.items() if cls and key in cls.__dataclass_fields__]
-            example = f"here --{owners[0]}.{key}" if owners else "as in --training.max_steps 100"
+            meant = " or ".join(f"--{owner}.{key}" for owner in owners)
+            example = f"here {meant}" if owners else "as in --training.max_steps 100"
             sections = ", ".join(kind.sections)
             raise UserError(f"{told}: an override names a section and a key, {example}; the sections are {sections}")
         _check_name(told, "section", section, kind.sections)
@@ -365,6 +368,9 @@ def _check_model(fields: dict[str, Any], kind: type[Recipe], source: str) -> Non
         )
     known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
+        having = [name for name in all_families() if key in config_class(name).__dataclass_fields__]
+        if key not in known and family in all_families() and having:
+            raise UserError(f"{source}: model.{key} is no key of {family}; {', '.join(having)} has it")
         _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])
     given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
     if given.get("dtype") not in (None, "float32"):
@@ -424,12 +430,15 @@ def _check_type(key: str, value: Any, hint: Any, where: str) -> None:
 
 
 def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is not among the known ones, and say which of them comes nearest."""
+    """Refuse a name that is not among the known ones, and say which of them may have been meant."""
     known = list(known)
     if name in known:
         return
-    nearest = difflib.get_close_matches(one_line(name, QUOTED), known, n=1, cutoff=0)[0]
-    raise UserError(f"{where}: unknown {kind} {quote(name)}; the nearest is {nearest!r}")
+    given = one_line(name, QUOTED)
+    near = difflib.get_close_matches(ALSO_CALLED.get(given, given), known, n=1)
+    all_of_them = "`hf-deepwide recipes reference` shows all" if kind == "key" else f"accepted: {', '.join(known)}"
+    told = f"the nearest is {near[0]!r}" if near else one_line(all_of_them, 300)
+    raise UserError(f"{where}: unknown {kind} {quote(name)}; {told}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -1,5 +1,6 @@
 """The task of translation: pairs of sentences in, sacreBLEU and a model card out."""
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from .build import beam_search, build_model
 from .model_card import write_model_card
 from .run_folder import TRANSLATIONS
 from .task import Task, warn_of_few
+
+logger = logging.getLogger(__name__)
 
 STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
 SAMPLES = 5  # test sentences in the model card
@@ -75,7 +78,19 @@ class Translation(Task):
             texts["validation"] = load_whole(recipe.data, "validation")
         if recipe.data.test is not None or recipe.data.format == "phrases":
             texts["test"] = load_whole(recipe.data, "test")
+            self._warn_of_capitals(texts["test"]["target"][:1000])
         return texts
+
+    def _warn_of_capitals(self, references: list[str]) -> None:
+        """Say that translations without capitals are compared with references that have some."""
+        recipe = self.recipe
+        lowers = recipe.tokenizer.path is None and recipe.tokenizer.lowercase and not recipe.evaluation.lowercase
+        if lowers and any(reference != reference.lower() for reference in references):
+            logger.warning(
+                "%s: tokenizer.lowercase is true, so translations have no capitals, and the references of data.test "
+                "have some: scores are too low; set evaluation.lowercase: true",
+                recipe.source,
+            )
 
     def new_tokenizer(self, texts: dict[str, Dataset | IterableDataset]) -> PreTrainedTokenizerBase:
         """The tokenizer that the recipe names or a new one, with the language codes and tags.

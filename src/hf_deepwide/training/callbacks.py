@@ -7,7 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+import transformers
+from transformers import (
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SchedulerType
@@ -34,6 +42,22 @@ class EpochCallback(TrainerCallback):
         """`state.epoch` is fractional within an epoch; the sum guards against its rounding."""
         for listener in self.listeners:
             listener.set_epoch(int(state.epoch + 1e-6))
+
+
+class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
+    """Ends a training whose validation no longer improves, and says so; checkpoints know it by its name."""
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs: Any
+    ) -> None:
+        """As the parent's."""
+        super().on_evaluate(args, state, control, metrics, **kwargs)
+        if control.should_training_stop and state.is_world_process_zero:
+            name = args.metric_for_best_model.removeprefix("eval_")
+            tell(
+                f"step {state.global_step}: training ends early, as the validation's {name} has not improved "
+                f"{self.early_stopping_patience_counter} times; it was best at step {state.best_global_step}"
+            )
 
 
 class SeedByRank(TrainerCallback):

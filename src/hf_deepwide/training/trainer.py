@@ -26,7 +26,7 @@ from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, ProgressCallback, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -37,7 +37,7 @@ from ..models.loss import token_count
 from ..models.pretrained_model import DeepWidePreTrainedModel
 from ..progress import shows_bars
 from .arguments import TranslationTrainingArguments
-from .callbacks import EpochCallback, PlainProgress, SeedByRank, Throughput, TranslationProgress
+from .callbacks import EarlyStoppingCallback, EpochCallback, PlainProgress, SeedByRank, Throughput, TranslationProgress
 from .checkpoints import check_weights
 from .depth import DepthTraining
 from .faults import FaultGuard
