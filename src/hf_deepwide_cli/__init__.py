@@ -21,6 +21,7 @@ COMMANDS = {
     "data": "prepare a corpus of the papers, from the Hub or from files",
     "train": "train a model by a recipe: tokenizer, training, scores, model card",
     "translate": "translate files or standard input",
+    "score": "score translations by their probability under a model",
     "evaluate": "score a checkpoint or a file of translations",
     "compare": "test whether finished runs or translations differ",
     "init": "start a wider or deeper model from a trained one",

@@ -2,12 +2,16 @@
 
     hf-deepwide translate --model runs/quickstart < text.de > text.en
     hf-deepwide translate --model runs/quickstart --input text.de.gz --output text.en
+    hf-deepwide translate --model runs/quickstart --num_beams 8 --n_best 8 < text.de > lists.jsonl
     hf-deepwide translate --model runs/quickstart --sample --seed 1 < mono.de > synthetic.en
     hf-deepwide translate --model facebook/nllb-200-1.3B --source_lang deu_Latn --target_lang eng_Latn < text.de
 
 The output has as many lines as the input, in the same order; an empty line stays empty. A text of any length needs
 the memory of a few thousand lines. `--resume` continues after the lines that the output already has. Which model made
 these lines is not checked.
+
+With `--n_best N` a line of the output is JSON: a list of the N best translations. Each has its `text` and its `score`,
+the log-probability divided by length**length_penalty. The list of an empty line is empty.
 
 `--sample` draws each word at random from the model's distribution, as back-translation wants it. What is drawn follows
 from the seed and the line. Equal lines get equal translations, also in another run, and after `--resume`.
@@ -30,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length_penalty", type=float, help="larger favours longer outputs (default: the model's own, or 1)"
     )
+    parser.add_argument("--n_best", type=int, help="write so many translations of each line, with scores, as JSON")
     parser.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
     parser.add_argument("--temperature", type=float, help="--sample: less prefers likely words (default: 1)")
     parser.add_argument("--top_k", type=int, help="--sample: draw from so many likeliest words; 0 (default): from all")
@@ -44,11 +49,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load the model, translate."""
+    import json
+
     from hf_deepwide.errors import UserError
     from hf_deepwide.evaluation.checkpoint import device_of, load_translator
     from hf_deepwide.evaluation.sampling import SamplingArguments
     from hf_deepwide.evaluation.stream import translate_stream
-    from hf_deepwide.evaluation.translate import EvaluationArguments, own_search, translate
+    from hf_deepwide.evaluation.translate import EvaluationArguments, as_line, generate_beams, own_search, translate
 
     drawing = {name: value for name in DRAWING if (value := getattr(args, name)) is not None}
     if drawing and not args.sample:
@@ -57,6 +64,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--sample draws one translation, and --num_beams {args.num_beams} searches; give one of both")
     if args.sample and args.length_penalty is not None:
         raise UserError("--length_penalty is for searching with beams, and --sample draws at random; give one of both")
+    if args.sample and args.n_best is not None:
+        raise UserError("--n_best lists what a search finds, and --sample draws at random; give one of both")
     sampling = SamplingArguments(**drawing) if args.sample else None
     searching = {name: value for name in SEARCHING if (value := getattr(args, name)) is not None}
     EvaluationArguments.from_options(**searching)  # before a model is loaded
@@ -64,16 +73,27 @@ def run(args: argparse.Namespace) -> None:
     model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)
     model.to(device)
     settings = own_search(model, **(searching | {"num_beams": 1} if args.sample else searching))
+    if args.n_best is not None and not 2 <= args.n_best <= settings.num_beams:
+        raise UserError(
+            f"--n_best is {args.n_best}; accepted: 2 to the beam size, which is {settings.num_beams} (--num_beams)"
+        )
+    pair = {"source_lang": args.source_lang, "target_lang": args.target_lang}
+
+    def lists(lines: list[str]) -> list[str]:
+        found = generate_beams(model, tokenizer, lines, settings, **pair)
+        return [
+            json.dumps(
+                [{"text": as_line(tokenizer, each.ids), "score": each.score} for each in beams[: args.n_best]],
+                ensure_ascii=False,
+            )
+            for beams in found
+        ]
+
+    def single(lines: list[str]) -> list[str]:
+        return translate(model, tokenizer, lines, settings, sampling=sampling, **pair)
+
     translate_stream(
-        lambda lines: translate(
-            model,
-            tokenizer,
-            lines,
-            settings,
-            source_lang=args.source_lang,
-            target_lang=args.target_lang,
-            sampling=sampling,
-        ),
+        single if args.n_best is None else lists,
         args.input,
         args.output,
         resume=args.resume,

@@ -339,7 +339,9 @@ def test_a_split_that_is_missing_is_told_before_the_folder_is_made(tmp_path):
 
 @pytest.mark.parametrize(("lowercase", "told"), [(False, True), (True, False)])
 def test_translations_without_capitals_are_pointed_out(lowercase, told, tmp_path, caplog):
-    values = tiny_values(tmp_path / "run", max_steps=2, warmup_steps=1, eval_strategy="no", load_best_model_at_end=False)
+    values = tiny_values(
+        tmp_path / "run", max_steps=2, warmup_steps=1, eval_strategy="no", load_best_model_at_end=False
+    )
     values["tokenizer"]["lowercase"] = True
     values["evaluation"]["lowercase"] = lowercase
     run_recipe(check_recipe(values, "run", "recipe.yaml"))

@@ -251,10 +251,10 @@ def _search(
     bars, start = shows_bars(), time.perf_counter()
     with (
         _TURN,
-        _evaluating(model),
+        evaluating(model),
         _generation_settings(model, args, choice, count) as settings,
         torch.no_grad(),
-        _autocast(model.device, args.precision),
+        autocast(model.device, args.precision),
         tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not bars) as progress,
     ):
         for batch in sorted_batches(lengths, args.max_tokens, limits=limits):
@@ -332,13 +332,14 @@ def _strip_padding(row: list[int], pad_id: int) -> list[int]:
     return row
 
 
-def _autocast(device: torch.device, precision: str) -> AbstractContextManager:
+def autocast(device: torch.device, precision: str) -> AbstractContextManager:
+    """Autocast to a precision of `EvaluationArguments`; none to float32."""
     dtype = _AUTOCAST[precision]
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode for the model; afterwards each of its modules has the mode it had."""
     training = [module for module in model.modules() if module.training]
     model.eval()

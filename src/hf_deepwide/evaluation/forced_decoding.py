@@ -1,0 +1,105 @@
+"""Forced decoding: how likely a model finds translations that are given, for reranking and for noisy channels."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..models.language_pairs import Languages, speaking
+from ..models.plain_text import TextEncoder, encode_sources, positions, sorted_batches, source_limit
+from ..progress import shows_bars
+from .metrics import check_parallel
+from .translate import EvaluationArguments, autocast, evaluating
+
+
+class TargetScore(NamedTuple):
+    """The log-probability (natural) of a translation, and of how many tokens it is the sum, `</s>` included.
+
+    A token that beam search is told, such as a language code, counts in neither.
+    """
+
+    log_probability: float
+    tokens: int
+
+
+@torch.no_grad()
+def score_targets(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    args: EvaluationArguments,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> list[TargetScore]:
+    """Score `targets[i]` as a translation of `sources[i]`.
+
+    Beam search ranks translations by this log-probability, divided by tokens**length_penalty.
+
+    Args:
+        model: any encoder-decoder model.
+        tokenizer: its tokenizer.
+        sources, targets: sentences, as many of each.
+        args: `max_tokens` of a batch, and `precision`.
+        source_lang, target_lang: the language pair, as for `translate`.
+
+    Raises:
+        UserError: there are no sentences, or not as many of each; a sentence is longer than the model takes; or the
+            model does not know the language pair.
+    """
+    check_parallel(targets, sources, ("targets", "sources"))
+    try:
+        languages = Languages(model.config, model.generation_config, tokenizer)
+        choice = languages.choose(source_lang, target_lang)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    limit, most = source_limit(model.config, tokenizer), positions(model.config) or math.inf
+    encoded = encode_sources(languages, choice, sources, limit)
+    with speaking(tokenizer, choice.source_lang, choice.target_lang):
+        encoder = TextEncoder(tokenizer, target=True, never=languages.control_ids)
+        labels = [_up_to_end(ids, tokenizer.eos_token_id) for ids in encoder(targets)]
+    for number, (source, ids) in enumerate(zip(encoded, labels, strict=True), start=1):
+        for side, length, longest in (("source", source.length, limit), ("target", len(ids), most)):
+            if length > longest:
+                raise UserError(f"line {number}: the {side} has {length} tokens, and the model takes {longest}")
+    told = {**model.generation_config.to_dict(), **choice.settings}
+    start, forced = told["decoder_start_token_id"], told.get("forced_bos_token_id")
+    scores = [TargetScore(0.0, 0)] * len(labels)
+    lengths = [max(len(source.ids), len(ids)) for source, ids in zip(encoded, labels, strict=True)]
+    with (
+        evaluating(model),
+        autocast(model.device, args.precision),
+        tqdm(total=len(labels), desc="scoring", unit="pair", leave=False, disable=not shows_bars()) as progress,
+    ):
+        for batch in sorted_batches(lengths, args.max_tokens):
+            target = _padded([labels[i] for i in batch], tokenizer.pad_token_id)  # [batch, target]
+            inputs = {
+                "input_ids": _padded([encoded[i].ids for i in batch], tokenizer.pad_token_id),
+                "attention_mask": _padded([[1] * len(encoded[i].ids) for i in batch], 0),
+                "decoder_input_ids": torch.cat([torch.full((len(batch), 1), start), target[:, :-1]], dim=1),
+            }
+            if choice.posterior is not None:
+                inputs["posteriors"] = torch.full((len(batch),), choice.posterior)
+            inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+            logits = model(**inputs, use_cache=False).logits.float()  # [batch, target, V]
+            losses = torch.nn.functional.cross_entropy(
+                logits.transpose(1, 2), target.to(logits.device), reduction="none"
+            ).double()
+            for row, i in enumerate(batch):
+                first = int(labels[i][0] == forced)
+                scores[i] = TargetScore(-losses[row, first : len(labels[i])].sum().item(), len(labels[i]) - first)
+            progress.update(len(batch))
+    return scores
+
+
+def _up_to_end(ids: list[int], end: int) -> list[int]:
+    """A target as the model generates it: mBART's tokenizer puts the language behind the end."""
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
