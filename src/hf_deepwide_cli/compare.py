@@ -12,6 +12,8 @@ adjustment corrects for the number of systems. --equivalence tests whether a dif
 paired test over sentences (approximate randomisation) is about these trained models only. Validation losses come
 first, if all systems are runs with the same tokenizer and validation set.
 
+Several test sets are compared together; --test_set chooses one of them, as the recipes call it.
+
 Runs are scored as their recipes say in the section evaluation, if these agree. All must have the same test set.
 """
 
@@ -22,6 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="runs or files; several seeds joined by commas")
     parser.add_argument("--reference", help="file of references; default: the test set of the runs' recipe")
+    parser.add_argument("--test_set", help="one of the test sets of the runs' recipes (default: all together)")
     accepted = "of bleu, chrf, multi_bleu; for code: sentence_bleu4, valid_python, valid_java"
     parser.add_argument("--metrics", nargs="+", help=f"{accepted} (default: the recipes', or bleu chrf)")
     parser.add_argument(
@@ -49,7 +52,9 @@ def run(args: argparse.Namespace) -> None:
         inputs = inputs_of(args.systems, args.reference)
         check_output(Path(args.output), inputs=inputs, overwrite=args.overwrite, option="--overwrite")
     margins = parse_margins(args.equivalence or [])
-    compared = compare_runs(args.systems, args.reference, args.metrics, args.lowercase, args.tokenize, margins)
+    compared = compare_runs(
+        args.systems, args.reference, args.metrics, args.lowercase, args.tokenize, margins, args.test_set
+    )
     if args.output:
         write_whole(Path(args.output), to_json(compared))
     print(report(compared))

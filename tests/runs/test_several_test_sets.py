@@ -15,6 +15,7 @@ from hf_deepwide.data.corpora import load_parallel, local_files
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.loading import load_model, load_tokenizer
+from hf_deepwide.runs.compare import compare_runs
 from hf_deepwide.runs.recipe import check_recipe, load_recipe
 from hf_deepwide.runs.run import run_recipe
 
@@ -44,6 +45,12 @@ def test_each_test_set_is_scored_alone_and_all_together(corpus):
     for name, part in (("one", slice(0, 5)), ("two", slice(5, 8))):
         expected = score(lines[part], references[part], metrics=["bleu", "chrf"])
         assert results["test"]["sets"][name] == expected
+    for name in ("one", "two"):
+        expected = results["test"]["sets"][name]["chrf"]
+        compared = compare_runs([f"{corpus}/run", f"{corpus}/run/translations.txt"], metrics=["chrf"], test_set=name)
+        assert [each.scores for each in compared] == [[expected], [expected]]
+    with pytest.raises(UserError, match="was tested on one, two"):
+        compare_runs([f"{corpus}/run", f"{corpus}/run/translations.txt"], metrics=["chrf"], test_set="three")
     card = ModelCard.load(corpus / "run" / "README.md")
     found = {(each.dataset_config, each.metric_type): each.metric_value for each in card.data.eval_results}
     assert set(found) == {(name, metric) for name in ("one", "two") for metric in ("sacrebleu", "chrf")}

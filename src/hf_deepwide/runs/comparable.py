@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data.arguments import DataArguments, Split
 from ..data.corpora import load_whole, local_files, read_lines
@@ -133,20 +133,33 @@ def _agreed(key: str, values: Mapping[Path, Any], option: str) -> Any:
     return value
 
 
-def references_of(recipes: Mapping[Path, Recipe], reference: str | None) -> list[str]:
-    """The lines of the file of references, or of the test set that all recipes name.
+class References(NamedTuple):
+    """Reference translations, and the part of them that is compared; None: all."""
+
+    lines: list[str]
+    rows: list[int] | None = None
+
+    def part(self, lines: list[str]) -> list[str]:
+        """Of lines that stand beside the references those that are compared."""
+        return lines if self.rows is None else [lines[row] for row in self.rows]
+
+
+def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_set: str | None = None) -> References:
+    """The lines of the file of references, or of the test set that all recipes name, or of one of several.
 
     Raises:
-        UserError: there is neither, or the runs were tested on different sets.
+        UserError: there is neither, or the runs were tested on different sets, or there is no such test set.
     """
     if reference is not None:
-        return list(read_lines(Path(reference)))
+        if test_set is not None:
+            raise UserError(f"--test_set {test_set}: a file of references is compared as a whole; give one of both")
+        return References(list(read_lines(Path(reference))))
     if not recipes:
         raise UserError("none of the systems is the folder of a run, so name the file of references: --reference FILE")
     (first, recipe), *others = recipes.items()
     if recipe.data.pairs is not None:
         raise UserError(f"{first} translates several language pairs; compare its files translations.PAIR.txt")
-    lines = load_whole(recipe.data, "test")["target"][:]
+    tested = load_whole(recipe.data, "test")
     for path, other in others:
         if not _same_lines(recipe.data, other.data, "test"):
             theirs, ours = (
@@ -156,7 +169,13 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None) -> list
                 f"{path} was tested on other sentences than {first} ({theirs} and {ours}); compare runs with one test "
                 "set, or name a file of references: --reference FILE"
             )
-    return lines
+    lines, sets = tested["target"][:], list(recipe.data.test_sets or [recipe.data.test])
+    if test_set is None:
+        return References(lines)
+    if test_set not in sets:
+        raise UserError(f"--test_set {test_set}: {first} was tested on {', '.join(map(str, sets))}")
+    of_rows = tested["test_set"][:] if len(sets) > 1 else [0] * len(lines)
+    return References(lines, [row for row, index in enumerate(of_rows) if index == sets.index(test_set)])
 
 
 def translations_of(path: Path) -> list[str]:

@@ -64,6 +64,7 @@ def compare_runs(
     lowercase: bool | None = None,
     tokenize: str | None = None,
     margins: Mapping[str, float] | None = None,
+    test_set: str | None = None,
 ) -> list[Comparison]:
     """Score systems and test each against the first.
 
@@ -74,6 +75,7 @@ def compare_runs(
         lowercase: score without regard to case; None: as the recipes say, or not.
         tokenize: sacreBLEU's tokenizer; None: as the recipes say, or 13a.
         margins: metric, `loss` or `nll` to the margin of a test of equivalence, in the unit of the metric.
+        test_set: of several test sets in the runs' recipes the one to compare; None: all together.
 
     Returns:
         Metric by metric, in the order of the systems. Validation losses come first: see `validation_losses`.
@@ -86,11 +88,13 @@ def compare_runs(
     recipes = recipes_of(runs)
     scoring = scoring_of(recipes, metrics, lowercase, tokenize)
     build_metrics(scoring.metrics, **scoring.settings)
-    references = references_of(recipes, reference)
+    tested = references_of(recipes, reference, test_set)
     lines = {system: [translations_of(path) for path in paths] for system, paths in runs.items()}
     for system, paths in runs.items():
         for path, translations in zip(paths, lines[system], strict=True):
-            check_parallel(translations, references, (str(path), reference or "the references"))
+            check_parallel(translations, tested.lines, (str(path), reference or "the references"))
+    references = tested.part(tested.lines)
+    lines = {system: [tested.part(translations) for translations in of_runs] for system, of_runs in lines.items()}
     losses, margins = validation_losses(runs, recipes), margins or {}
     if strange := [name for name in margins if name not in (*losses, *scoring.metrics)]:
         compared = ", ".join((*losses, *scoring.metrics))
