@@ -36,6 +36,7 @@ from . import checkpoint_files
 from .errors import UNREADABLE, UserError, one_line, quote, some
 from .generation_fields import check_fields, check_generation
 from .hub import offline_where_unreachable
+from .models.language_pairs import language_ids
 from .shards import only_weights
 
 logger = logging.getLogger(__name__)
@@ -287,9 +288,10 @@ def _load_adapted(
 ) -> PreTrainedModel:
     """The model that an adapter of PEFT's is for, which has its own place and is checked as any other, with it."""
     base = adapter.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
+    if not isinstance(base, str) or base in ("", "None"):  # of a model that was in no folder
         raise ValueError(
-            f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not say of which model it is"
+            f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not say of which model it is; save the "
+            "model, load it from its folder, and give it the adapter then; or write its folder there"
         )
     if adapter.get("megatron_config") and not trust_remote_code:
         raise ValueError(f"{checkpoint_files.ADAPTER_CONFIG}: megatron_config names code that would be run")
@@ -304,7 +306,23 @@ def _load_adapted(
         if keys:
             raise ValueError(f"the adapter has {kind} {some(sorted(keys))}")
     check_finite(model)
+    _warn_of_untrained_codes(model, name, base)
     return model
+
+
+def _warn_of_untrained_codes(model: PreTrainedModel, name: str, base: str) -> None:
+    """Say that languages were added for an adapter that has no embeddings of them: PEFT leaves these out."""
+    if any(checkpoint_files.find(place, "tokenizer_config.json") is None for place in (name, base)):
+        return
+    adapted, plain = (language_ids(load_tokenizer(place)) for place in (name, base))
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    new = adapted.keys() - plain.keys()
+    if new and not any(type(table).__module__.startswith("peft.") for table in tables):
+        logger.warning(
+            "%s: its tokenizer has the languages %s, and %s has no embeddings of them: they were not saved with the "
+            "adapter. Save the model with the new languages, and train the adapter on that",
+            *(name, ", ".join(sorted(new)), base),
+        )
 
 
 def _config(auto: type, name: str, options: dict[str, Any]) -> PreTrainedConfig:

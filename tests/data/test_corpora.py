@@ -177,10 +177,14 @@ def test_tsv_header_by_language_or_field(tmp_path):
     assert "line 1: no columns ['question', 'de'] in the header ['id', 'query', 'code']" in message(args)
 
 
-@pytest.mark.parametrize("header", ["source\ttarget", "English\tGerman", "src_text\ttgt_text"])
+@pytest.mark.parametrize(
+    "header", ["source\ttarget", "English\tGerman", "src_text\ttgt_text", "DE\tEN", '"en"\t"de"', "en\tgerman"]
+)
 def test_a_header_that_names_other_columns_is_no_pair(tmp_path, header):
     args = tsv(tmp_path, [header, "a dog\tein Hund"])
     assert "looks like a header" in message(args)
+    with pytest.raises(UserError, match="source and target are both 'english'"):
+        tsv(tmp_path, ["english\tgerman", "a\tb"], source_field="english", target_field="english")
     args = tsv(tmp_path, ["source of the river\tQuelle", "a dog\tein Hund"])
     assert len(load_parallel(args, "train")) == 2
 

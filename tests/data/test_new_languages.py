@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from coded_languages import KINDS, SIZES, nllb, token_id
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tiny_run import counted_updates, tiny_values
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
@@ -19,6 +20,7 @@ from hf_deepwide.data.languages import set_codes
 from hf_deepwide.data.new_languages import add_codes
 from hf_deepwide.data.tokenizer import TokenizerArguments
 from hf_deepwide.errors import UserError
+from hf_deepwide.loading import load_model
 from hf_deepwide.models.language_pairs import Languages, language_ids
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
@@ -300,3 +302,29 @@ def test_pairs_of_a_tokenizer_with_codes_are_checked(tmp_path):
         set_codes(tokenizer, DataArguments(pairs=both, language_tag="decoder"))
     with pytest.raises(UserError, match=r"data\.posteriors is target"):
         set_codes(tokenizer, DataArguments(pairs=both, posteriors="target"))
+
+
+def test_a_token_that_is_no_code_is_no_language(tmp_path):
+    _, tokenizer = make("nllb", tmp_path)
+    before = language_ids(tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<bt>"]}, replace_extra_special_tokens=False)
+    assert "<bt>" in tokenizer.get_vocab()
+    assert language_ids(tokenizer) == before
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_adapter_without_the_embedding_of_its_language_is_pointed_out(trained, tmp_path, caplog):
+    """The base has spare rows, so nothing is resized, and PEFT does not notice that a row has changed."""
+    model, tokenizer = make("nllb", tmp_path / "base", spare=3)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+    add_languages(model, tokenizer, {"gsw_Latn": "deu_Latn"})
+    if trained:
+        model.save_pretrained(tmp_path / "larger")
+        tokenizer.save_pretrained(tmp_path / "larger")
+        model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "larger")
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="SEQ_2_SEQ_LM"))
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    load_model(AutoModelForSeq2SeqLM, tmp_path / "adapter")
+    assert ("has no embeddings of them" in caplog.text) is not trained
+    assert ("gsw_Latn" in caplog.text) is not trained

@@ -247,7 +247,11 @@ def test_adapters_are_read_from_safetensors_and_their_bases_are_checked(checkpoi
     with torch.no_grad():
         torch.testing.assert_close(adapter.load()(**ids).logits, adapted.eval()(**ids).logits)
     refused(lambda: load_config(adapter.folder), "an adapter of PEFT's, without its model", "merge_and_unload")
-    for base, word in ((3, "base_model_name_or_path"), (str(tmp_path / "no"), "no such folder")):
+    for base, word in (
+        (3, "base_model_name_or_path"),
+        ("None", "give it the adapter then"),
+        (str(tmp_path / "no"), "no such folder"),
+    ):
         adapter.edit("adapter_config.json", base_model_name_or_path=base)
         refused(adapter.load, word)
     adapter.edit("adapter_config.json", base_model_name_or_path=str(checkpoint.folder))

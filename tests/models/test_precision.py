@@ -82,7 +82,7 @@ def test_masks_suit_weights_in_half_precision(case, dtype, attention):
 )
 def test_auto_is_bfloat16_where_that_is_faster(vendor, flags, bf16, tmp_path, monkeypatch):
     """On x86 with AMX; with the conversions and dot products of AVX-512 alone only on AMD's."""
-    monkeypatch.setattr(arguments.sys, "platform", "linux")
+    monkeypatch.setattr(arguments.Path, "is_file", lambda *_: True)
     monkeypatch.setattr(arguments.Path, "read_text", lambda *_, **__: f"vendor_id : {vendor}\nflags : {flags}")
     training = TranslationTrainingArguments(str(tmp_path), use_cpu=True)
     assert (training.bf16, training.attn_implementation) == (bf16, "eager" if bf16 else "sdpa")

@@ -337,17 +337,6 @@ def test_a_split_that_is_missing_is_told_before_the_folder_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("lowercase", "told"), [(False, True), (True, False)])
-def test_translations_without_capitals_are_pointed_out(lowercase, told, tmp_path, caplog):
-    values = tiny_values(
-        tmp_path / "run", max_steps=2, warmup_steps=1, eval_strategy="no", load_best_model_at_end=False
-    )
-    values["tokenizer"]["lowercase"] = True
-    values["evaluation"]["lowercase"] = lowercase
-    run_recipe(check_recipe(values, "run", "recipe.yaml"))
-    assert ("set evaluation.lowercase: true" in caplog.text) is told
-
-
 def test_averaged_weights(tmp_path):
     run = tmp_path / "run"
     results = run_recipe(tiny_recipe(run, average_last=3, max_steps=16, save_total_limit=None, family="marian"))

@@ -204,6 +204,11 @@ class DataArguments(Places):
                 )
         if self.source_lang == self.target_lang and self.format in ("text", "phrases"):
             raise UserError(f"data.source_lang and data.target_lang are both {quote(self.source_lang)}")
+        if self.source_name == self.target_name:
+            raise UserError(
+                f"source and target are both {quote(self.source_name)}; set data.source_lang and data.target_lang, or "
+                "data.source_field and data.target_field, to two names"
+            )
 
     def _check_unread(self) -> None:
         for name, formats in READ_BY.items():

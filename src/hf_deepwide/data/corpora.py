@@ -375,9 +375,10 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
 
 
 def looks_like_header(cells: list[str], args: DataArguments) -> bool:
-    """Whether a first line names columns: each cell is a language, or a word that files of sentences use as a name."""
-    languages = {args.source_lang, args.target_lang}
-    return all(cell.strip().lower() in HEADERS | languages for cell in cells)
+    """Whether a first line names columns: one as is wanted, or all by words that files of sentences use as names."""
+    wanted = {args.source_name.lower(), args.target_name.lower()}
+    names = [cell.strip(" '\"").lower() for cell in cells]
+    return any(name in wanted for name in names) or all(name in HEADERS for name in names)
 
 
 def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator[Pair]]:

@@ -52,7 +52,8 @@ def _of_codes(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> Shown
     except ValueError:  # the model was saved without a target
         target = None
     if target in (None, source):
-        target = next((code for code in sorted(languages.codes) if code != source), source)
+        others = {code: i for code, i in languages.codes.items() if code != source}
+        target = max(others, key=others.__getitem__, default=source)  # the newest: perhaps the model was made for it
     with speaking(tokenizer, source, target):
         settings = {name: i for name, i in target_settings(tokenizer).items() if i is not None}
     told = f"\nThese lines translate from {source} to {target}. The languages: {', '.join(sorted(languages.codes))}.\n"

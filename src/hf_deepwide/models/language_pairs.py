@@ -35,6 +35,7 @@ SIDES = ("source", "target")
 FIELDS = ("translation_pairs", "source_lang", "target_lang")  # of a config, beside those of its class
 TARGET_CODE = ("forced_bos_token_id", "decoder_start_token_id")  # how the target language reaches `generate`
 TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
+CODE = re.compile(r"[A-Za-z]\w*")  # other tokens that a tokenizer was given, such as <bt>, are no languages
 ADDED_CODE = re.compile(r"__(\w+)__")
 TASK = re.compile(r"translation_(.+)_to_(.+)")
 LISTED = 20  # languages in a message
@@ -254,8 +255,8 @@ def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     ids = getattr(tokenizer, "lang_code_to_id", None) or {
         str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokenizer.extra_special_tokens
     }
-    ids = {**ids, **added_codes(tokenizer)}
-    return {code.strip("_"): token_id for code, token_id in ids.items() if token_id != tokenizer.unk_token_id}
+    ids = {code.strip("_"): token_id for code, token_id in {**ids, **added_codes(tokenizer)}.items()}
+    return {code: i for code, i in ids.items() if i != tokenizer.unk_token_id and CODE.fullmatch(code)}
 
 
 def added_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

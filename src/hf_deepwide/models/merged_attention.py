@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import MultiBranchAttention, eager_attention
+from .branches import project
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .feed_forward import MultiBranchFeedForward
 from .layers import DecoderLayer, ResidualLayer
@@ -73,7 +74,7 @@ class MergedAttention(MultiBranchAttention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As the parent's, and the means are added; without a source there are the means alone."""
-        value = self.v_proj(hidden_states) if kept is None else self.v_proj(hidden_states, kept)
+        value = project(self.v_proj, hidden_states, self.branches, kept)
         context, _ = self.mean(self._heads(value), causal_mask, past_key_values, **kwargs)
         if encoder_hidden_states is None:
             return context, None

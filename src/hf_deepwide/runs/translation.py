@@ -1,6 +1,5 @@
 """The task of translation: pairs of sentences in, sacreBLEU and a model card out."""
 
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..training.arguments import TranslationTrainingArguments
 from ..training.translation import TranslationTrainer
 from .build import beam_search, build_model
+from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
 from .run_folder import TRANSLATIONS
 from .task import Task, warn_of_few
-
-logger = logging.getLogger(__name__)
 
 STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
 SAMPLES = 5  # test sentences in the model card
@@ -78,19 +76,12 @@ class Translation(Task):
             texts["validation"] = load_whole(recipe.data, "validation")
         if recipe.data.test is not None or recipe.data.format == "phrases":
             texts["test"] = load_whole(recipe.data, "test")
-            self._warn_of_capitals(texts["test"]["target"][:1000])
+            warn_of_capitals(texts["test"]["target"][:1000], recipe)
+        if isinstance(texts.get("train"), Dataset) and recipe.data.format != "phrases":
+            for split in ("validation", "test"):
+                if split in texts:
+                    warn_of_overlap(texts["train"], texts[split], split)
         return texts
-
-    def _warn_of_capitals(self, references: list[str]) -> None:
-        """Say that translations without capitals are compared with references that have some."""
-        recipe = self.recipe
-        lowers = recipe.tokenizer.path is None and recipe.tokenizer.lowercase and not recipe.evaluation.lowercase
-        if lowers and any(reference != reference.lower() for reference in references):
-            logger.warning(
-                "%s: tokenizer.lowercase is true, so translations have no capitals, and the references of data.test "
-                "have some: scores are too low; set evaluation.lowercase: true",
-                recipe.source,
-            )
 
     def new_tokenizer(self, texts: dict[str, Dataset | IterableDataset]) -> PreTrainedTokenizerBase:
         """The tokenizer that the recipe names or a new one, with the language codes and tags.
@@ -116,11 +107,14 @@ class Translation(Task):
         self, texts: dict[str, Dataset | IterableDataset], tokenizer: PreTrainedTokenizerBase
     ) -> dict[str, Dataset]:
         """The splits that training needs; the test split is translated from text."""
-        return {
+        encoded = {
             split: encode(texts[split], tokenizer, self.recipe.data, filter=split == "train")
             for split in ("train", "validation")
             if split in texts
         }
+        if isinstance(encoded.get("train"), Dataset) and not self.recipe.tokenizer.words:
+            warn_of_unknown_tokens(texts["train"], encoded["train"], tokenizer)
+        return encoded
 
     def new_model(self, tokenizer: PreTrainedTokenizerBase, args: TranslationTrainingArguments) -> PreTrainedModel:
         """A new model, or the checkpoint `model.init_from`."""

@@ -1,0 +1,93 @@
+"""What is odd about the data of a run, said before the training: it is allowed, and seldom meant."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+import pyarrow
+import pyarrow.compute
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from .recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+SAMPLE = 100_000  # encoded pairs that are searched for unknown tokens
+SENTENCES = 5_000  # in which letters without a token are looked for
+UNKNOWN = 0.005  # share of unknown tokens above which something is wrong
+LISTED = 10  # letters in a message
+
+
+def warn_of_capitals(references: Sequence[str], recipe: Recipe) -> None:
+    """Say that translations without capitals are compared with references that have some."""
+    lowers = recipe.tokenizer.path is None and recipe.tokenizer.lowercase and not recipe.evaluation.lowercase
+    if lowers and any(reference != reference.lower() for reference in references):
+        logger.warning(
+            "%s: tokenizer.lowercase is true, so translations have no capitals, and the references of data.test have "
+            "some: scores are too low; set evaluation.lowercase: true",
+            recipe.source,
+        )
+
+
+def warn_of_overlap(train: Dataset, held_out: Dataset, split: str) -> None:
+    """Say how many pairs of a split that is held out are also in the training set."""
+    if overlap := count_overlap(train, held_out):
+        logger.warning(
+            "%d of %d pairs of the %s split are also in the training set: its scores say little of other text",
+            overlap,
+            len(held_out),
+            split,
+        )
+
+
+def count_overlap(train: Dataset, held_out: Dataset) -> int:
+    """How many pairs of `held_out` the training set has, too."""
+    pairs = list(zip(held_out["source"][:], held_out["target"][:], strict=True))
+    table = train.with_format("arrow")[:]
+    found = [
+        pyarrow.compute.is_in(table[side], value_set=pyarrow.array(sorted(set(texts)), table.schema.field(side).type))
+        for side, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True)
+    ]
+    rows = table.filter(pyarrow.compute.and_(*found)).select(["source", "target"]).to_pydict()
+    both = set(zip(rows["source"], rows["target"], strict=True))
+    return sum(pair in both for pair in pairs)
+
+
+def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Say of each side of the training set if many of its tokens are unknown, and which letters have no token.
+
+    Args:
+        texts: the training set.
+        encoded: the same, encoded.
+        tokenizer: whose tokens they are.
+    """
+    if tokenizer.unk_token_id is None:
+        return
+    table = encoded.select(range(min(len(encoded), SAMPLE))).with_format("arrow")[:]
+    for side, column in (("source", "input_ids"), ("target", "labels")):
+        tokens = pyarrow.compute.list_flatten(table[column])
+        unknown = pyarrow.compute.sum(pyarrow.compute.equal(tokens, tokenizer.unk_token_id)).as_py() or 0
+        if unknown > UNKNOWN * len(tokens):
+            letters = letters_without_token(islice(texts[side], SENTENCES), tokenizer)
+            logger.warning(
+                "%.1f %% of the %s tokens are %s: the tokenizer lacks letters%s. The model cannot learn them; train a "
+                "tokenizer (leave tokenizer.path out), or take one that has these letters",
+                100 * unknown / len(tokens),
+                side,
+                tokenizer.unk_token,
+                f", such as {' '.join(letters)}" if letters else "",
+            )
+
+
+def letters_without_token(sentences: islice, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The most frequent letters that become the unknown token."""
+    counts = Counter(letter for sentence in sentences for letter in sentence)
+    unknown = tokenizer.unk_token_id
+    lacking = (
+        letter
+        for letter, _ in counts.most_common()
+        if unknown in tokenizer(letter, add_special_tokens=False)["input_ids"]
+    )
+    return list(islice(lacking, LISTED))
