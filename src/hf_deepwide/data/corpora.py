@@ -200,9 +200,10 @@ class PairFilter:
 
     def __str__(self) -> str:
         """How many pairs were kept and left out."""
+        repeated = "" if self._seen is None else f" and {self.duplicates} repeated pairs"
         return (
             f"{self.split}, {' and '.join(dict.fromkeys(self.files))}: {self.kept} pairs kept, {self.empty} with an "
-            f"empty side and {self.duplicates} repeated pairs left out"
+            f"empty side{repeated} left out"
         )
 
 
