@@ -268,5 +268,5 @@ def test_the_model_follows_the_data(finished, tmp_path):
     with pytest.raises(UserError, match=r"data\.posteriors: a model of the family mat has none"):
         build_model(none, tokenizer, none.training_arguments())
     plain = recipe(tmp_path, family="vanilla_transformer", data={"posteriors": "target"})
-    with pytest.raises(UserError, match=r"`data\.posteriors` in a recipe .*`language_aware=True`"):
+    with pytest.raises(UserError, match=r"in a recipe: `data\.posteriors`.*`language_aware=True`"):
         build_model(plain, tokenizer, plain.training_arguments())
