@@ -15,7 +15,6 @@ float32 and in int8.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import ctranslate2
 import torch
-from harness import against, machine, take_turns, write_text
+from harness import against, machine, take_turns, write_report
 from sacrebleu.metrics import BLEU
 from tasks import NEW_TOKENS, SOURCE
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -224,8 +223,8 @@ def main() -> None:
         report = compare_bleu(args.model, args.source, args.reference, args.beams, args.threads)
     if args.output:
         name = "exported" if args.model is None else "exported_bleu"
-        write_text(args.output / f"{name}.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        write_text(args.output / f"{name}.md", (speed_table if args.model is None else bleu_table)(report))
+        table = speed_table if args.model is None else bleu_table
+        write_report(args.output / name, report, table(report))
 
 
 if __name__ == "__main__":

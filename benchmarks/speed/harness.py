@@ -3,6 +3,7 @@
 A machine's speed drifts, so a time alone says little; the ratio of two times of the same round says more.
 """
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -74,7 +75,8 @@ def machine(device: str) -> dict[str, Any]:
     return {"machine": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a report, whole or not at all; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+def write_report(output: Path, report: dict[str, Any], table: str) -> None:
+    """Write `output` with the suffixes .json and .md, each whole or not at all; its folder is made."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(output.with_suffix(".json"), json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_whole(output.with_suffix(".md"), table)

@@ -13,13 +13,12 @@ which of the two is faster, so the speed is measured on three kinds of them.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
 import torch
-from harness import against, take_turns, write_text
+from harness import against, take_turns, write_report
 from questions import size
 from speed import build
 from tasks import Training
@@ -149,8 +148,7 @@ def main() -> None:
     }
     print(table(report))
     if args.output:
-        write_text(args.output.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
-        write_text(args.output.with_suffix(".md"), table(report))
+        write_report(args.output, report, table(report))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import against, machine, peak_memory, take_turns, write_text
+from harness import against, machine, peak_memory, take_turns, write_report
 from questions import QUESTIONS, Question
 from tasks import Decoding, Training, our_loss, training_batch
 from torch.utils.flop_counter import FlopCounterMode
@@ -171,8 +171,7 @@ def main() -> None:
         earlier = args.output / f"{args.question}.json"
         if args.tasks and earlier.is_file():
             report = together(json.loads(earlier.read_text(encoding="utf-8")), report)
-        write_text(earlier, json.dumps(report, indent=1) + "\n")
-        write_text(args.output / f"{args.question}.md", table(report))
+        write_report(earlier, report, table(report))
 
 
 if __name__ == "__main__":

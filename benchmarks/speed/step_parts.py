@@ -8,14 +8,13 @@ named in. Its own work counts, without the operations that it calls. Medians ove
 """
 
 import argparse
-import json
 import statistics
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, write_text
+from harness import machine, write_report
 from questions import size
 from speed import build
 from tasks import Training
@@ -127,8 +126,7 @@ def main() -> None:
             report["parts"][f"{name}, {precision}"] = parts_of(configs, precision, args.steps)
     print(table(report))
     if args.output:
-        write_text(args.output, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        write_text(args.output.with_suffix(".md"), table(report))
+        write_report(args.output, report, table(report))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, write_text
+from harness import machine, write_report
 from questions import size
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -208,8 +208,7 @@ def main() -> None:
             report["training"][f"{name}, {precision}"] = row
     print(table(report))
     if args.output:
-        write_text(args.output, json.dumps(report, indent=1) + "\n")
-        write_text(args.output.with_suffix(".md"), table(report))
+        write_report(args.output, report, table(report))
 
 
 if __name__ == "__main__":

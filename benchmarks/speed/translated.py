@@ -17,7 +17,6 @@ This trains the model of the comparison with Marian, in half an hour on one core
 """
 
 import argparse
-import json
 import statistics
 import time
 from itertools import islice
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, write_text
+from harness import machine, write_report
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
@@ -137,8 +136,7 @@ def main() -> None:
         )
         print(sentences, beams, row, flush=True)
     if args.output:
-        write_text(args.output, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        write_text(args.output.with_suffix(".md"), table(report))
+        write_report(args.output, report, table(report))
 
 
 if __name__ == "__main__":
