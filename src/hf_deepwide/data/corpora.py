@@ -7,7 +7,6 @@ names file and line. On the training split some faults are filtered instead, and
 
 import functools
 import gzip
-import hashlib
 import io
 import json
 import logging
@@ -39,6 +38,7 @@ from ..models.quoting import QUOTED
 from ..progress import bars_where_shown, shows_bars
 from ..reading import check_file, what_is
 from .arguments import DataArguments, Split, where_paths_start
+from .pair_filter import PairFilter, StreamFilter
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 HEADERS = {"source", "target", "src", "tgt", "trg", "src_text", "tgt_text", "source_text", "target_text", "sentence"}
 HEADERS |= {"translation", "input", "output", "english", "german", "french", "spanish", "russian", "chinese"}
 LINE = 1_000_000  # bytes of a line
-WORD = 20_000  # characters without a space; the time to train a tokenizer grows with the square of a word's length
 BOMB, RATIO = 1 << 22, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
 CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arrow, three times smaller
 
@@ -161,52 +160,6 @@ def _with_column(part: Dataset | IterableDataset, name: str, index: int) -> Data
     return part.add_column(name, [index] * len(part))
 
 
-class PairFilter:
-    """Says which pairs stay: all with two non-empty sides (and, if asked, only the first of equal ones).
-
-    Outside training an empty side is an error: scores on a part of a test set compare with nothing. `files` are the
-    names of source and target for that message.
-    """
-
-    def __init__(self, split: Split, files: tuple[str, str], drop_duplicates: bool = False) -> None:
-        self.split = split
-        self.files = files
-        self.kept = 0
-        self.empty = 0
-        self.duplicates = 0
-        self._seen: set[bytes] | None = set() if drop_duplicates and split == "train" else None
-
-    def __call__(self, line: int, source: str, target: str) -> bool:
-        """True if the pair stays; counts it either way."""
-        for side, text, file in (("source", source, self.files[0]), ("target", target, self.files[1])):
-            check_words(text, f"{file}, line {line}")
-            if text.strip():
-                continue
-            if self.split != "train":
-                raise UserError(
-                    f"{file}, line {line}: empty {side} in the {self.split} split. Only training pairs may "
-                    "be left out; mend the line or remove the pair from both sides"
-                )
-            self.empty += 1
-            return False
-        if self._seen is not None:
-            digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=16).digest()
-            if digest in self._seen:
-                self.duplicates += 1
-                return False
-            self._seen.add(digest)
-        self.kept += 1
-        return True
-
-    def __str__(self) -> str:
-        """How many pairs were kept and left out."""
-        repeated = "" if self._seen is None else f" and {self.duplicates} repeated pairs"
-        return (
-            f"{self.split}, {' and '.join(dict.fromkeys(self.files))}: {self.kept} pairs kept, {self.empty} with an "
-            f"empty side{repeated} left out"
-        )
-
-
 def _collect(pairs: Iterator[Pair], keep: PairFilter) -> Dataset:
     """Filter the pairs into an Arrow table in memory, `CHUNK` pairs at a time."""
     chunks, source, target = [], [], []
@@ -280,15 +233,6 @@ def decode_line(raw: bytes, path: Path, number: int) -> str:
     if "\0" in text:
         raise UserError(f"{path}, line {number}: a zero byte; this is not a UTF-8 text file (UTF-16? binary?)")
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def check_words(text: str, where: str) -> None:
-    """Refuse a text with a word that is longer than any word; `where` opens the message."""
-    if len(text) > WORD and (longest := max(map(len, text.split()), default=0)) > WORD:
-        raise UserError(
-            f"{where}: a word of {longest:,} characters; accepted: {WORD:,} at most. Remove the line, and its partner "
-            "in the other language"
-        )
 
 
 def find_file(path: Path) -> Path:
@@ -487,23 +431,6 @@ def _stream(args: DataArguments, split: Split) -> IterableDataset:
     to_pair(first, 0)  # a wrong field should be told now, not within the training loop
     pairs = dataset.map(to_pair, with_indices=True, remove_columns=list(first))
     return pairs.filter(StreamFilter(split, where), with_indices=True)
-
-
-class StreamFilter:
-    """A `PairFilter` for `IterableDataset.filter`: logs as it goes, since a stream may have no end."""
-
-    def __init__(self, split: Split, where: str) -> None:
-        self.split, self.where = split, where
-        self.keep = PairFilter(split, (where, where))
-
-    def __call__(self, row: dict, index: int) -> bool:
-        """True if the row stays, which is the `index`-th of this pass; counts begin anew with each pass."""
-        if index == 0:
-            self.keep = PairFilter(self.split, (self.where, self.where))
-        stays = self.keep(index + 1, row["source"], row["target"])
-        if not stays and self.keep.empty & (self.keep.empty - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
-            logger.info("%s, up to row %d", self.keep, index + 1)
-        return stays
 
 
 def _phrases(args: DataArguments, split: Split) -> Dataset:

@@ -24,7 +24,8 @@ from ..limits import Range, check_numbers
 from ..models.plain_text import TextEncoder
 from .arguments import PAIRS, RANGES, Places, Split
 from .batches import TranslationCollator
-from .corpora import check_words, find_file, read_lines
+from .corpora import find_file, read_lines
+from .pair_filter import check_words
 
 logger = logging.getLogger(__name__)
 
