@@ -2,8 +2,8 @@
 
     hf-deepwide score --model runs/quickstart --source test.de --target test.en > scores.tsv
 
-A line of the output has the natural log-probability of the target, a tab, and the number of tokens that it sums over,
-`</s>` included. Beam search ranks by the first, divided by the second to the power of the length penalty.
+A line of the output has the natural log-probability of a target, a tab, and the number of its tokens, with `</s>`.
+Beam search ranks by the first, divided by the second to the power of the length penalty.
 `hf-deepwide translate --n_best` writes translations to score by another model.
 """
 
