@@ -429,6 +429,9 @@ def test_the_mean_of_several_trainings_is_pointed_out(ids, told, tmp_path, caplo
         folders.append(folder)
     average_checkpoints(folders, tmp_path / "mean")
     assert ("come from 2 trainings" in caplog.text) is told
+    (folders[0] / "checksums.json").write_text("{")
+    with pytest.raises(UserError, match=r"run-0 is damaged: .*checksums\.json"):
+        average_checkpoints(folders, tmp_path / "mean")
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,21 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
 
 def _warn_of_other_runs(folders: Sequence[Path]) -> None:
     """Say that checkpoints come from several trainings: unless these began at one model, the mean is no model."""
-    saved = [(read_checksums(folder) or {}).get("run") or (read_mark(folder) or {}).get("id") for folder in folders]
-    if (trainings := len(set(saved) - {None})) > 1:
+    saved = {training_of(folder) for folder in folders}
+    if (trainings := len(saved - {None})) > 1:
         logger.warning(
             "the checkpoints come from %d trainings; their mean is of use only if all began with one trained model",
             trainings,
         )
+
+
+def training_of(folder: Path) -> str | None:
+    """The id of the training that a checkpoint, or the final model in a run's folder, comes from, where it has one."""
+    try:
+        saved = read_checksums(folder)
+    except ValueError as error:
+        raise UserError(f"{folder} is damaged: {one_line(error)}") from error
+    return (saved or {}).get("run") or (read_mark(folder) or {}).get("id")
 
 
 def _opened(weights: Path) -> Any:
