@@ -125,9 +125,10 @@ def for_repository(card: str, repo_id: str | None, license: str | None, shown: A
         if (found := _FAMILY.search(card)) is not None:
             stock = model.config.model_type
             renamed[found["name"]] = stock
+            same = f"\nIt computes what the trained model of the family {found['family']} computes."
             card = _FAMILY.sub(
-                f"of Transformers' class {code(stock)} with {model.num_parameters():,} parameters.\n"
-                f"It computes what the trained model of the family {found['family']} computes.",
+                f"of Transformers' class {code(stock)} with {model.num_parameters():,} parameters."
+                + same * (found["name"] != stock),
                 card,
             )
         card = _USE_AND_EXAMPLE.sub(lambda found: use_of_stock(repo_id, shown), card)

@@ -9,7 +9,7 @@ The folder holds weights (safetensors), config, generation config, tokenizer, mo
 model's task load it anywhere: `pipeline("translation")`, of a masked language model `pipeline("fill-mask")`, of a
 classifier `pipeline("text-classification")`. After `import hf_deepwide` they need no flag and run this package's code.
 A model that computes exactly what a class of Transformers computes can be shared as this class. Then it needs neither
-flag nor package.
+flag nor package. A translation model of Transformers, such as a fine-tuned NLLB, is shared as it is.
 """
 
 import copy
@@ -27,14 +27,20 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
-from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import ADAPTER_CONFIG_NAME
 
 from . import card_text
 from .data.tokenizer import check_tokenizer
 from .errors import UserError, one_line, quote
 from .exporting.shown_languages import Shown, shown_languages
-from .exporting.stock import STOCK, as_stock
+from .exporting.stock import as_stock
 from .families import EncoderFamily, Family, all_families
 from .loading import check_finite, check_names, load_config, load_model, load_tokenizer
 from .models import remote_code
@@ -48,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
-OTHERS = "Models of transformers itself need no code: upload them with push_to_hub"
+OTHERS = "Other models of transformers need no code: upload them with push_to_hub"
 KINDS = {  # what a card calls a model, by its task
     "translation": "A translation model",
     "fill-mask": "A masked language model",
@@ -74,8 +80,9 @@ def share(
     """Write a folder that loads without this package, upload it, or both.
 
     Args:
-        model: a folder with a model of one of our families and its tokenizer (a finished run, a checkpoint), or the
-            model itself, together with `tokenizer`. For a Space also a Hub id.
+        model: a folder with a model and its tokenizer (a finished run, a checkpoint), or the model itself, together
+            with `tokenizer`. The model is of one of our families, or translates and is of a class of Transformers. For
+            a Space also a Hub id.
         folder: where to write; None only together with `repo_id`.
         tokenizer: None: the one in `model`'s folder.
         repo_id: repository on the Hub, made if it does not exist.
@@ -97,8 +104,8 @@ def share(
         The folder, or the URL of the repository.
 
     Raises:
-        UserError: the model is not ours, is incomplete, or does not fit the class `as_`; the tokenizer is missing; the
-            folder is in use; the Hub cannot be reached.
+        UserError: the model is of another kind, is incomplete, or does not fit the class `as_`; the tokenizer is
+            missing; the folder is in use; the Hub cannot be reached.
         RuntimeError: the result does not load without the package; then `folder` stays empty.
 
     The model card is the one beside the model, else the one already in `folder`, else a minimal one. A card in
@@ -204,10 +211,17 @@ def _open(
             "share: the tokenizer has no mask token, and a masked language model needs one; use the tokenizer the "
             "model was trained with"
         )
-    if as_ is None:
+    if as_ is None and family is not None:
         return Content(model, family, tokenizer, task)
     if type(tokenizer) is WordTokenizer:
-        raise UserError("share: `as_` needs no code, and the tokenizer of words does; leave `as_` out")
+        raise UserError(
+            "share: models of classes of Transformers need no code, and the tokenizer of words does; share a model of "
+            "one of our families, without `as_`"
+        )
+    if family is None:
+        if as_ is not None:
+            raise UserError(f"share: the model is Transformers' {model.config.model_type} already; leave `as_` out")
+        return Content(model, None, tokenizer, task)
     model = as_stock(model, as_)
     if added := sorted(added_codes(tokenizer)):
         logger.warning(
@@ -257,19 +271,20 @@ def minimal_card(model: PreTrainedModel, name: str, shown: Shown | None, repo_id
 
 
 def _task(model: PreTrainedModel) -> str:
-    """The pipeline's task of a model; a class of Transformers that `share` writes translates."""
+    """The pipeline's task of a model; those of classes of Transformers that `share` writes translate."""
     family = all_families().get(model.config.model_type)
     return "translation" if family is None else family.tasks[type(model)]
 
 
-def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily]:
-    """A loaded model, which must be of this package, and not of a copy of its code in a checkpoint."""
+def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
+    """A loaded model; its code must be this package's or that of Transformers, not a copy in a checkpoint."""
     family = all_families().get(getattr(getattr(model, "config", None), "model_type", ""))
-    if family is None or type(model) not in family.tasks:
+    is_stock = type(model) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.values()
+    if type(model) not in family.tasks if family is not None else not is_stock:
         accepted = ", ".join(cls.__name__ for family in all_families().values() for cls in family.tasks)
         raise UserError(
-            f"share: cannot share a {type(model).__module__}.{type(model).__name__}; accepted: a folder, or one of "
-            f"hf_deepwide's {accepted}. {OTHERS}"
+            f"share: cannot share a {type(model).__module__}.{type(model).__name__}; accepted: a folder, one of "
+            f"hf_deepwide's {accepted}, or a translation model of transformers. {OTHERS}"
         )
     try:
         check_names(model)
@@ -279,7 +294,7 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily]:
     return model, family
 
 
-def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily]:
+def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
     """The model in a folder; nothing may be missing from its weights."""
     path = source / CONFIG
     if (source / ADAPTER_CONFIG_NAME).is_file() and not path.is_file():
@@ -289,15 +304,18 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily]:
         )
     if not path.is_file():
         raise UserError(f"share: {source} holds no model: there is no {path}")
-    model_type = model_type_of(path)
-    family = all_families().get(str(model_type))
+    model_type, told = str(model_type_of(path)), f"share: {source} cannot be loaded"
+    family = all_families().get(model_type)
     if family is None:
+        if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+            return load_model(AutoModelForSeq2SeqLM, source, told), None
         raise UserError(
-            f"share: {path}: model_type is {quote(model_type)}; accepted: {', '.join(all_families())}. {OTHERS}"
+            f"share: {path}: model_type is {quote(model_type)}; accepted: {', '.join(all_families())}, and "
+            f"translation models of transformers. {OTHERS}"
         )
     named = fields_of(path).get("architectures") or [None]
     cls = next((cls for cls in family.tasks if cls.__name__ in named), next(iter(family.tasks)))
-    return load_model(cls, source, f"share: {source} cannot be loaded"), family
+    return load_model(cls, source, told), family
 
 
 def _check_origin(tokenizer: Any) -> None:
@@ -341,7 +359,7 @@ def _write_card(
         _copy_linked(there, staged, earlier)
         return
     card, shown = beside or there, None
-    if model.config.model_type in STOCK:
+    if model.config.model_type not in all_families():
         shown = shown_languages(Languages(model.config, model.generation_config, tokenizer), tokenizer)
     if card is None:
         name = (repo_id or (folder or staged).resolve().as_posix()).rpartition("/")[2]

@@ -1,15 +1,14 @@
 """Languages that a tokenizer with codes lacks: the code, its embedding, and fine-tuning beside other languages."""
 
-import json
 import re
 import shutil
 
 import pytest
 import torch
-from coded_languages import KINDS, SIZES, nllb, token_id
+from coded_languages import KINDS, SIZES, make_base, nllb, recipe_of, token_id, write_corpus
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from tiny_run import counted_updates, tiny_values
+from tiny_run import counted_updates
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_deepwide import MATConfig, MATForConditionalGeneration, add_languages, share
@@ -22,25 +21,10 @@ from hf_deepwide.data.tokenizer import TokenizerArguments
 from hf_deepwide.errors import UserError
 from hf_deepwide.loading import load_model
 from hf_deepwide.models.language_pairs import Languages, language_ids
-from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 
 NEW = {"nllb": "gsw_Latn", "m2m100": "gsw"}
 TOKENS = {"nllb": "gsw_Latn", "m2m100": "__gsw__"}
-
-
-def make(kind, folder, spare=0, **fields):
-    """A random model with its tokenizer, in a folder; `spare` rows of embeddings have no token."""
-    folder.mkdir(exist_ok=True)
-    tokenizer = KINDS[kind][0](folder)
-    size = max([*tokenizer.get_vocab().values(), *language_ids(tokenizer).values()]) + 1 + spare
-    model_class, config_class = KINDS[kind][1:3]
-    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
-    torch.manual_seed(1)
-    model = model_class(config_class(vocab_size=size, **ids, **SIZES, **fields)).eval()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model, tokenizer
 
 
 def tables(model):
@@ -52,7 +36,7 @@ def tables(model):
 @pytest.mark.parametrize("spare", [0, 3])
 @pytest.mark.parametrize("kind", NEW)
 def test_a_new_code_is_a_token_whose_embedding_is_that_of_others(kind, spare, related, tmp_path):
-    model, tokenizer = make(kind, tmp_path, spare)
+    model, tokenizer = make_base(kind, tmp_path, spare)
     before, old, size = language_ids(tokenizer), tables(model)[0].detach().clone(), model.config.vocab_size
     code, source = NEW[kind], KINDS[kind][3]
     add_languages(model, tokenizer, {code: source if related else None})
@@ -80,7 +64,7 @@ def test_a_new_code_is_a_token_whose_embedding_is_that_of_others(kind, spare, re
 
 
 def test_tables_that_are_not_tied_each_get_a_row(tmp_path):
-    base, tokenizer = make("nllb", tmp_path, tie_word_embeddings=False)
+    base, tokenizer = make_base("nllb", tmp_path, tie_word_embeddings=False)
     model = MATForConditionalGeneration.from_base(base, attention_branches=2)
     before = [table.detach().clone() for table in tables(model)]
     add_languages(model, tokenizer, {"gsw_Latn": "deu_Latn"})
@@ -139,28 +123,10 @@ def test_fields_that_name_no_codes_are_refused(fields, message):
         TokenizerArguments(**fields)
 
 
-def write_corpus(folder):
-    rows = [{"x": text, "y": text[::-1]} for text in ("a b c", "d c", "a a b", "c b a d") * 4]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def recipe_of(folder, family="mat", tokenizer=None, **data):
-    """A recipe that fine-tunes the model in `folder/base` for two steps."""
-    base = str(folder / "base")
-    values = tiny_values(folder / "run", max_steps=2, warmup_steps=1, eval_steps=2, save_steps=2, max_tokens=64)
-    values["model"] = {"family": family, "init_from": base}
-    values["tokenizer"] = {"path": base, **(tokenizer or {})}
-    values["data"] = {
-        "format": "jsonl", "root": str(folder), **dict.fromkeys(("train", "validation", "test"), "rows.jsonl"),
-        "source_field": "x", "target_field": "y", "max_length": 16, **data,
-    }  # fmt: skip
-    return check_recipe(values, "codes", "codes.yaml")
-
-
 @pytest.mark.parametrize("family", ["mat", "m2m_100"])
 @pytest.mark.parametrize("kind", NEW)
 def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path):
-    make(kind, tmp_path / "base")
+    make_base(kind, tmp_path / "base")
     write_corpus(tmp_path)
     code, source, other = NEW[kind], *KINDS[kind][3:5]
     pairs = [f"{source}-{other}", f"{source}-{code}", f"{code}-{source}"]
@@ -201,7 +167,7 @@ def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path):
 @pytest.mark.parametrize("kind", NEW)
 def test_a_run_reads_a_new_language(kind, tmp_path):
     """One pair, from the new language: its tokenizer can be loaded, and is told the language in the call."""
-    make(kind, tmp_path / "base")
+    make_base(kind, tmp_path / "base")
     write_corpus(tmp_path)
     code, target = NEW[kind], KINDS[kind][4]
     recipe = recipe_of(tmp_path, tokenizer={"new_languages": {code: None}}, source_lang=code, target_lang=target)
@@ -218,7 +184,7 @@ def test_a_run_reads_a_new_language(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", NEW)
 def test_an_interrupted_run_goes_on_with_its_new_language(kind, tmp_path):
-    make(kind, tmp_path / "base")
+    make_base(kind, tmp_path / "base")
     write_corpus(tmp_path)
     code, source, other = NEW[kind], *KINDS[kind][3:5]
     pairs = [f"{source}-{other}", f"{source}-{code}"]
@@ -236,7 +202,7 @@ def test_an_interrupted_run_goes_on_with_its_new_language(kind, tmp_path):
 
 
 def test_a_new_language_that_is_not_in_the_data_is_refused(tmp_path):
-    make("nllb", tmp_path / "base")
+    make_base("nllb", tmp_path / "base")
     write_corpus(tmp_path)
     recipe = recipe_of(tmp_path, tokenizer={"new_languages": {"gsw_Latn": None}}, pairs=["eng_Latn-deu_Latn"])
     with pytest.raises(UserError, match="'gsw_Latn' is no language of the section data"):
@@ -244,7 +210,7 @@ def test_a_new_language_that_is_not_in_the_data_is_refused(tmp_path):
 
 
 def test_decoders_of_mbart_start_from_the_language_of_each_pair(tmp_path):
-    _, tokenizer = make("mbart", tmp_path / "base")
+    _, tokenizer = make_base("mbart", tmp_path / "base")
     write_corpus(tmp_path)
     pairs = ["de_DE-fr_XX", "de_DE-en_XX"]
     recipe = recipe_of(tmp_path, pairs=pairs)
@@ -277,7 +243,7 @@ def test_a_source_that_was_added_is_not_mistaken_for_the_bases(tmp_path):
 
 def test_a_model_of_several_targets_forgets_the_target_of_its_base(tmp_path):
     """The base was trained on one pair, so its tokenizer names a target."""
-    _, tokenizer = make("nllb", tmp_path / "base")
+    _, tokenizer = make_base("nllb", tmp_path / "base")
     tokenizer.src_lang, tokenizer.tgt_lang = "eng_Latn", "deu_Latn"
     tokenizer.save_pretrained(tmp_path / "base")
     write_corpus(tmp_path)
@@ -305,7 +271,7 @@ def test_pairs_of_a_tokenizer_with_codes_are_checked(tmp_path):
 
 
 def test_a_token_that_is_no_code_is_no_language(tmp_path):
-    _, tokenizer = make("nllb", tmp_path)
+    _, tokenizer = make_base("nllb", tmp_path)
     before = language_ids(tokenizer)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<bt>"]}, replace_extra_special_tokens=False)
     assert "<bt>" in tokenizer.get_vocab()
@@ -315,7 +281,7 @@ def test_a_token_that_is_no_code_is_no_language(tmp_path):
 @pytest.mark.parametrize("trained", [False, True])
 def test_an_adapter_without_the_embedding_of_its_language_is_pointed_out(trained, tmp_path, caplog):
     """The base has spare rows, so nothing is resized, and PEFT does not notice that a row has changed."""
-    model, tokenizer = make("nllb", tmp_path / "base", spare=3)
+    model, tokenizer = make_base("nllb", tmp_path / "base", spare=3)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
     add_languages(model, tokenizer, {"gsw_Latn": "deu_Latn"})
     if trained:

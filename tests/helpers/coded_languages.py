@@ -1,8 +1,10 @@
-"""Tokenizers with language codes of their own (NLLB, mBART, M2M100), and what their models need."""
+"""Tokenizers with language codes of their own (NLLB, mBART, M2M100), their models, and recipes that fine-tune them."""
 
 import json
 
 import sentencepiece
+import torch
+from tiny_run import tiny_values
 from transformers import (
     M2M100Config,
     M2M100ForConditionalGeneration,
@@ -13,6 +15,9 @@ from transformers import (
     MBartTokenizer,
     NllbTokenizer,
 )
+
+from hf_deepwide.models.language_pairs import language_ids
+from hf_deepwide.runs.recipe import check_recipe
 
 SIZES = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
@@ -59,3 +64,35 @@ KINDS = {
 
 def token_id(tokenizer, code):
     return getattr(tokenizer, "lang_code_to_id", {}).get(code, tokenizer.convert_tokens_to_ids(code))
+
+
+def make_base(kind, folder, spare=0, **fields):
+    """A random model with its tokenizer, in a folder; `spare` rows of embeddings have no token."""
+    folder.mkdir(exist_ok=True)
+    tokenizer = KINDS[kind][0](folder)
+    size = max([*tokenizer.get_vocab().values(), *language_ids(tokenizer).values()]) + 1 + spare
+    model_class, config_class = KINDS[kind][1:3]
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    torch.manual_seed(1)
+    model = model_class(config_class(vocab_size=size, **ids, **SIZES, **fields)).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def write_corpus(folder):
+    rows = [{"x": text, "y": text[::-1]} for text in ("a b c", "d c", "a a b", "c b a d") * 4]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def recipe_of(folder, family="mat", tokenizer=None, **data):
+    """A recipe that fine-tunes the model in `folder/base` for two steps."""
+    base = str(folder / "base")
+    values = tiny_values(folder / "run", max_steps=2, warmup_steps=1, eval_steps=2, save_steps=2, max_tokens=64)
+    values["model"] = {"family": family, "init_from": base}
+    values["tokenizer"] = {"path": base, **(tokenizer or {})}
+    values["data"] = {
+        "format": "jsonl", "root": str(folder), **dict.fromkeys(("train", "validation", "test"), "rows.jsonl"),
+        "source_field": "x", "target_field": "y", "max_length": 16, **data,
+    }  # fmt: skip
+    return check_recipe(values, "codes", "codes.yaml")

@@ -28,6 +28,7 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
+    BertConfig,
     pipeline,
 )
 
@@ -659,6 +660,7 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
     small = {key: value for key, value in SIZES.items() if key.startswith(("d_model", "encoder", "decoder"))}
     bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **small))
     bart.save_pretrained(tmp_path / "bart")
+    BertConfig(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "bert")
     run = shutil.copytree(runs / "mat", tmp_path / "incomplete")
     weights = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**weights, "encoder_layers": 2}))
@@ -678,8 +680,9 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
     get_peft_model(adapted, LoraConfig(r=2, target_modules=["q_proj"]))
     for source, options, message in (
         (tmp_path / "nowhere", {}, "holds no model: there is no .*config.json"),
-        (tmp_path / "bart", {}, "model_type is 'bart'; accepted: vanilla_transformer, mat.*push_to_hub"),
-        (bart, {}, "cannot share a .*BartForConditionalGeneration; accepted: a folder, or .*MATFor"),
+        (tmp_path / "bert", {}, "model_type is 'bert'; accepted: vanilla_transformer, mat.*push_to_hub"),
+        (tmp_path / "bart", {}, "holds no tokenizer"),
+        (bart.model, {}, "cannot share a .*BartModel; accepted: a folder, one of .*MATFor"),
         (model.model, {}, "cannot share a .*MATModel"),
         (model, {}, "pass `tokenizer=`"),
         (model, {"tokenizer": tokenizer}, "does not fit the model"),

@@ -4,18 +4,28 @@ import json
 import subprocess
 import sys
 
+import ctranslate2
 import pytest
 import torch
+from coded_languages import make_base, recipe_of, write_corpus
 from huggingface_hub import ModelCard
 from model_cases import build, pair
+from safetensors.torch import load_file
 from tiny_run import RESULTS, tiny_recipe
-from transformers import AutoTokenizer, M2M100ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, M2M100ForConditionalGeneration
 
-from hf_deepwide import MATForConditionalGeneration, VanillaTransformerForConditionalGeneration, prune, share
+from hf_deepwide import (
+    MATForConditionalGeneration,
+    VanillaTransformerForConditionalGeneration,
+    export_ctranslate2,
+    prune,
+    share,
+)
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting.stock import as_stock
 from hf_deepwide.runs.model_card import write_model_card
+from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.vanilla_form import own_fields
 
 TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
@@ -203,3 +213,44 @@ def test_a_vanilla_model_of_another_dtype_stays_in_it():
     model = build("vanilla", **PRE).to(torch.bfloat16)
     assert as_stock(model, "m2m_100").dtype == torch.bfloat16
     assert isinstance(model, VanillaTransformerForConditionalGeneration)
+
+
+def test_a_run_of_a_stock_class_is_shared_with_its_card_and_exported(tmp_path):
+    make_base("nllb", tmp_path / "base")
+    write_corpus(tmp_path)
+    pairs = ["eng_Latn-deu_Latn", "deu_Latn-eng_Latn"]
+    run_recipe(recipe_of(tmp_path, "m2m_100", pairs=pairs))
+    run = tmp_path / "run"
+    share(run, tmp_path / "shared", license="cc-by-nc-4.0")  # loads it in another process, and translates
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "shared")
+    assert type(model) is M2M100ForConditionalGeneration
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "shared"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "chrF" in card
+    assert "of Transformers' class `m2m_100`" in card
+    assert "It computes what" not in card
+    assert "trust_remote_code" not in card
+    assert 'from_pretrained(name, src_lang="' in card
+    assert ModelCard(card).data.license == "cc-by-nc-4.0"
+
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    engine = ctranslate2.Translator(export_ctranslate2(run, tmp_path / "exported"), compute_type="float32")
+    tokenizer.src_lang = "eng_Latn"
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer("a b c")["input_ids"])
+    (found,) = engine.translate_batch([pieces], target_prefix=[["deu_Latn"]], beam_size=1, max_decoding_length=9)
+    first = tokenizer.convert_tokens_to_ids("deu_Latn")
+    batch = tokenizer("a b c", return_tensors="pt")
+    ids = model.eval().generate(**batch, forced_bos_token_id=first, num_beams=1, max_new_tokens=9)[0].tolist()
+    assert [token for token in tokenizer.convert_ids_to_tokens(ids[1:]) if token != "</s>"] == found.hypotheses[0]
+
+
+def test_a_loaded_stock_model_is_shared(tokenizer, tmp_path):
+    model = as_stock(build("vanilla", vocab_size=36, **PRE), "m2m_100")
+    share(model, tmp_path / "shared", tokenizer=tokenizer)
+    assert "AutoModelForSeq2SeqLM.from_pretrained" in (tmp_path / "shared" / "README.md").read_text()
+    with pytest.raises(UserError, match="Transformers' m2m_100 already; leave `as_` out"):
+        share(model, tmp_path / "again", tokenizer=tokenizer, as_="m2m_100")
+    with pytest.raises(UserError, match=r"cannot share a .*M2M100Model; accepted: .*model of transformers"):
+        share(model.model, tmp_path / "again", tokenizer=tokenizer)

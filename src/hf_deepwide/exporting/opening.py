@@ -1,4 +1,4 @@
-"""What is exported: a model of ours that needs no posterior, with its tokenizer."""
+"""What is exported: a model of ours that needs no posterior, or that becomes one, with its tokenizer."""
 
 import importlib.util
 import os
@@ -12,6 +12,7 @@ from ..families import FAMILIES
 from ..loading import load_model, load_tokenizer
 from ..models.word_tokenizer import WordTokenizer
 from ..prune import is_prunable, prune
+from ..vanilla_form import FOREIGN
 
 
 class Exported(NamedTuple):
@@ -29,12 +30,13 @@ def open_model(
     """The model and the tokenizer to export. Latent depth is pruned. A model that is passed is not changed.
 
     Args:
-        model: a folder, a Hub id, or a loaded model of one of our families.
+        model: a folder, a Hub id, or a loaded model: of one of our families, or a Marian, BART, mBART, M2M100, NLLB,
+            which becomes a vanilla model that computes the same.
         tokenizer: None: the one beside the model.
         language: name or index of the posterior, of a latent-depth model that has several.
 
     Raises:
-        UserError: nothing can be loaded; the model is none of ours; there is no tokenizer, or it does not fit; a
+        UserError: nothing can be loaded; the model is another one; there is no tokenizer, or it does not fit; a
             posterior is missing or unknown.
     """
     if isinstance(model, str | os.PathLike):
@@ -43,10 +45,14 @@ def open_model(
         tokenizer = load_tokenizer(model, told) if tokenizer is None else tokenizer
     else:
         loaded, told = model, f"cannot export the {type(model).__name__}"
+    if getattr(getattr(loaded, "config", None), "model_type", None) in FOREIGN:
+        loaded = FAMILIES["vanilla_transformer"].lm.from_base(loaded)
     family = FAMILIES.get(getattr(getattr(loaded, "config", None), "model_type", None))
     if family is None or type(loaded) is not family.lm:
         accepted = ", ".join(family.lm.__name__ for family in FAMILIES.values())
-        raise UserError(f"{told}: it is a {type(loaded).__name__}; accepted: hf_deepwide's {accepted}")
+        raise UserError(
+            f"{told}: it is a {type(loaded).__name__}; accepted: hf_deepwide's {accepted}, and {', '.join(FOREIGN)}"
+        )
     if tokenizer is None:
         raise UserError(f"{told}: it was given without its tokenizer; pass `tokenizer=`")
     if isinstance(tokenizer, WordTokenizer):
