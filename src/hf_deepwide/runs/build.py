@@ -23,6 +23,7 @@ from ..errors import UserError, one_line, quote
 from ..families import family_of
 from ..loading import load_config, load_model, load_tokenizer
 from ..models.configuration_base import DeepWideConfig
+from ..models.language_pairs import language_ids
 from ..models.plain_text import positions
 from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
@@ -194,6 +195,17 @@ def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Non
                 f"{quote(base)}: there the token {quote(token)} has the id {number}, and here {ours.get(token)}. Set "
                 f"tokenizer.path to {quote(base)}"
             )
+
+
+def new_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of tokens that the base does not have: codes of new languages, and tags."""
+    base = str(recipe.init_from)
+    has_tokenizer = not Path(base).is_dir() or (Path(base) / "tokenizer_config.json").is_file()
+    theirs, ours = (
+        {**each.get_vocab(), **language_ids(each)}
+        for each in (load_tokenizer(base if has_tokenizer else str(recipe.tokenizer.path)), tokenizer)
+    )
+    return sorted({ours[token] for token in ours.keys() - theirs.keys()})
 
 
 def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:

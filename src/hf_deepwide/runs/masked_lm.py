@@ -23,6 +23,7 @@ from ..errors import UserError, one_line, quote
 from ..families import ENCODERS, FAMILIES
 from ..loading import load_config, load_model
 from ..training.arguments import REFUSED
+from ..training.lora import LoraArguments
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
 from .build import check_memory, check_same_tokens, posterior_fields
 from .encoder_card import write_masked_lm_card
@@ -48,6 +49,7 @@ class MaskedLMRecipe(Recipe):
     refused["label_smoothing_factor"] = "perplexity is of the plain cross-entropy"
     refused["dataloader_persistent_workers"] = "masks are drawn anew each epoch; workers that stay do not know"
     refused["bpe_dropout"] = "masks already differ from epoch to epoch"
+    refused |= dict.fromkeys(LoraArguments.__dataclass_fields__, "LoRA is for translation models")
     refused["new_languages"] = "a masked language model has no codes of languages"
 
     comments: ClassVar[dict[str, dict[str, str]]] = {

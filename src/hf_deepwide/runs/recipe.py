@@ -251,6 +251,10 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
             f"{source}: model.init_from: the checkpoint knows only its own tokens, so tokenizer.path must be set "
             f"(to {one_line(values['model']['init_from'], QUOTED)}, if its tokenizer is beside it)"
         )
+    if values["training"].get("lora_r") and not values["model"].get("init_from"):
+        raise UserError(
+            f"{source}: training.lora_r: LoRA adapts a trained model; set model.init_from, or leave it out"
+        )
     sections = {}
     for section, cls in kind.sections.items():
         if cls is None:

@@ -155,7 +155,7 @@ def make_model(
 ) -> PreTrainedModel:
     """The model to train or to score: a checkpoint's, where the run has one; `model.init_from` is then not needed."""
     trained = folder.path if start.results is not None else start.checkpoint
-    if trained is None:
+    if trained is None or (args.lora_r and not start.ended):  # LoRA goes on beside the base
         return task.new_model(tokenizer, args)
     set_seed(args.seed)
     return load_model(task.auto, trained, attn_implementation=args.attn_implementation).float()

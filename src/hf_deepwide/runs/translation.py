@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..training.arguments import TranslationTrainingArguments
 from ..training.translation import TranslationTrainer
-from .build import beam_search, build_model
+from .build import beam_search, build_model, new_rows
 from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
 from .run_folder import TRANSLATIONS
@@ -140,6 +140,8 @@ class Translation(Task):
             data=self.recipe.data,
             bpe_dropout=self.recipe.tokenizer.bpe_dropout,
         )
+        if args.lora_r and "train" in encoded:
+            trainer.lora.new_rows = new_rows(self.recipe, tokenizer)
         if "validation" in encoded:
             try:
                 trainer.get_eval_dataloader()

@@ -15,6 +15,7 @@ from ..limits import check_numbers
 from ..redaction import without_secrets
 from .depth import DepthArguments
 from .faults import FaultArguments
+from .lora import LoraArguments
 from .ranges import RANGES, check_files, check_names
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class OneDevice:
 
 @dataclass
 class TranslationTrainingArguments(
-    WithoutSecrets, OneDevice, DepthArguments, FaultArguments, Seq2SeqTrainingArguments
+    WithoutSecrets, OneDevice, DepthArguments, FaultArguments, LoraArguments, Seq2SeqTrainingArguments
 ):
     """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
 

@@ -212,7 +212,10 @@ class FaultGuard:
         skip = gather_object([len(others) >= KEPT and not always])[0]
         if skip:
             return f"The batches ({pairs}) are not saved, as {folder.parent} holds {KEPT} faults already."
-        weights = accelerator.get_state_dict(trainer.model_wrapped)  # of a sharded model each process has a part
+        if trainer.lora.begun:
+            weights = trainer.lora.merged_weights()
+        else:
+            weights = accelerator.get_state_dict(trainer.model_wrapped)  # of a sharded model each process has a part
         with Writing(folder) as writing:
             if args.should_save:
                 discard(folder)

@@ -1,11 +1,12 @@
 """The trainer of every task: batches by tokens, an honest loss per token, and what else happens in a step.
 
-`TokenBatchTrainer` is the Trainer of Transformers with seven helpers, each of which knows one thing:
+`TokenBatchTrainer` is the Trainer of Transformers with eight helpers, each of which knows one thing:
 
     splitter     memory that runs out                    out_of_memory.py
     faults       numbers that are not finite             faults.py
     latent       posteriors over layers, layers' logs    depth.py
     sharding     weights spread over processes           sharding.py
+    lora         small matrices that learn in its place  lora.py
     saving       checkpoints, whole or not at all        saving.py
     preemption   signals                                 preemption.py
     throughput   tokens and seconds                      callbacks.py
@@ -41,6 +42,7 @@ from .callbacks import EarlyStoppingCallback, EpochCallback, PlainProgress, Seed
 from .checkpoints import check_weights
 from .depth import DepthTraining
 from .faults import FaultGuard
+from .lora import Lora
 from .out_of_memory import BatchSplitter, LargestBatch
 from .preemption import Preemption, outlive_signals
 from .saving import Saving, check_loaded, fitting
@@ -101,6 +103,7 @@ class TokenBatchTrainer(Trainer):
         self.splitter = BatchSplitter(self)
         self.faults = FaultGuard(self)
         self.sharding = Sharding(self)
+        self.lora = Lora(self)
         self.preemption = Preemption()
         self.saving = Saving(self, self.preemption)
         if not args.disable_tqdm:
@@ -137,11 +140,13 @@ class TokenBatchTrainer(Trainer):
         """
         # 1. What the data are: each checkpoint keeps it, and one that is resumed from is compared with it.
         self.saving.take_digests(self.train_dataset, self.eval_dataset, self.data)
-        # 2. Signals are noted from here on, and obeyed at the end of a step.
+        # 2. LoRA's matrices stand beside the weights before the optimizer is made.
+        self.lora.begin()
+        # 3. Signals are noted from here on, and obeyed at the end of a step.
         with self.preemption.listening():
             output = super().train(*args, **kwargs)
             self.preemption.asked(self.args)
-        # 3. A run that a signal ended leaves with the signal's exit status.
+        # 4. A run that a signal ended leaves with the signal's exit status.
         self.preemption.leave(self.args, self.state)
         return output
 
@@ -156,8 +161,9 @@ class TokenBatchTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """All that the parent decays but the parameters that the model exempts (`no_weight_decay`)."""
-        exempt = getattr(self.model, "no_weight_decay", ())
-        return [name for name in super().get_decay_parameter_names(model) if name.rpartition(".")[2] not in exempt]
+        exempt, frozen = getattr(self.model, "no_weight_decay", ()), self.lora.frozen_tables()
+        names = super().get_decay_parameter_names(model)
+        return [name for name in names if name.rpartition(".")[2] not in exempt and name not in frozen]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Make the parent's optimizer, and posteriors a group of their own."""
@@ -342,10 +348,14 @@ class TokenBatchTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         # Training runs with `use_cache=False`, but that is no property of the model that is saved.
         self.model.config.use_cache = True
+        if self.lora.begun:
+            state_dict = self.lora.merged_weights()
         try:
             super()._save(output_dir, state_dict)
         finally:
             self.model.config.use_cache = self.args.use_cache
+        if self.lora.begun:
+            self.lora.save(Path(output_dir or self.args.output_dir))
 
     # Checkpoints: going on from one, in the order in which the parent loads its parts
 
@@ -353,7 +363,10 @@ class TokenBatchTrainer(Trainer):
         """Weights, if the data are those that the checkpoint was trained on."""
         self.saving.check_data(resume_from_checkpoint)
         with fitting(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if self.lora.begun:
+                self.lora.load(Path(resume_from_checkpoint))
+            else:
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse what the parent would warn of."""
@@ -388,8 +401,12 @@ class TokenBatchTrainer(Trainer):
         """The best weights at the end of training, if it is the end."""
         if self.preemption.agreed:  # the run goes on later, and there may be little time
             return
-        check_weights(Path(self.state.best_model_checkpoint), self.saving.run_id)
-        super()._load_best_model()
+        best = Path(self.state.best_model_checkpoint)
+        check_weights(best, self.saving.run_id)
+        if self.lora.begun:
+            self.lora.load(best)
+        else:
+            super()._load_best_model()
 
     # Data
 
