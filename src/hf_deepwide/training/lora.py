@@ -128,7 +128,8 @@ class Lora:
         }
         with torch.no_grad():
             for name, layer in self._layers():
-                weights[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(NAME)
+                # one after the other: a GPU may have no room for all of them twice
+                weights[f"{name}.weight"] = (layer.get_base_layer().weight + layer.get_delta_weight(NAME)).cpu()
         return weights
 
     def save(self, checkpoint: Path) -> None:
