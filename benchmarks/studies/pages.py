@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.runs.compare import p_value
 
 COMPARISON, TABLE = "comparison.json", "table.md"
+CLOSE = 0.3  # nats above the best loss that the enlarged part of a figure shows
 TITLES = {
     "bleu": "sacreBLEU",
     "multi_bleu": "tokenised BLEU",
@@ -309,10 +311,11 @@ def with_error(values: list[float], sign: str = "-", digits: int = 2) -> str:
 def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
     """Validation loss against updates, a line a run; a system has a colour, and beyond ten of them a style of line.
 
-    The line of a run that diverged ends in a cross.
+    The second panel shows the last third of the updates up to `CLOSE` above the best loss, where systems that end near
+    each other can be told apart. The line of a run that diverged ends in a cross.
     """
-    figure, axes = new_figure(1, 1, (7.5, 4.5))
-    (axis,) = axes[0]
+    figure, axes = new_figure(1, 2, (5.2, 4.5))
+    whole, end = axes[0]
     looks = itertools.product(["-", "--", ":"], [f"C{number}" for number in range(10)])
     for name, by_seed in rows.items():
         if name.startswith(PRUNED):
@@ -320,16 +323,28 @@ def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = (
         (style, colour), label = next(looks), study.system(name).title
         for record in by_seed.values():
             if curve := _curve(record):
-                axis.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1, label=label)
+                for axis in (whole, end):
+                    axis.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1, label=label)
                 label = None
     for record in lost:
         if curve := _curve(record):
             label = f"{study.system(record['system']).title}: diverged"
-            axis.plot(*zip(*curve, strict=True), color="0.5", linewidth=1, marker="x", markevery=[-1], label=label)
-    axis.set_xlabel("updates")
-    axis.set_ylabel("validation loss, nats a token")
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+            whole.plot(*zip(*curve, strict=True), color="0.5", linewidth=1, marker="x", markevery=[-1], label=label)
+    points = [point for line in end.lines for point in line.get_xydata() if math.isfinite(point[1])]
+    if points:
+        last, best = (choose(point[place] for point in points) for place, choose in enumerate((max, min)))
+        shown = [loss for update, loss in points if update >= last * 2 / 3 and loss <= best + CLOSE]
+        end.set_xlim(last * 2 / 3, last)
+        end.set_ylim(best - 0.05 * CLOSE, max(shown, default=best) + 0.05 * CLOSE)
+    end.set_visible(bool(points))
+    whole.set_ylabel("validation loss, nats a token")
+    end.set_title("the last third, enlarged", fontsize="small")
+    for axis in (whole, end):
+        axis.set_xlabel("updates")
+        axis.locator_params(axis="x", nbins=6)
+        axis.grid(alpha=0.3)
+    handles, labels = whole.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize="x-small", loc="outside right center")
     save(figure, path)
 
 
