@@ -11,7 +11,8 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hf_deepwide.data.bpe_codes import tokenizer_from_codes
-from hf_deepwide.data.bpe_dropout import BPEDropout, BPEDropoutCollator
+from hf_deepwide.data.bpe_dropout import BPEDropout
+from hf_deepwide.data.subword_collator import SubwordCollator
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 
@@ -93,7 +94,8 @@ def test_a_batch_is_cut_by_its_seed_and_epoch(tokenizer):
     rows = [{"input_ids": one, "labels": other} for one, other in zip(ids, reversed(ids), strict=True)]
 
     def batch(seed=1, epoch=0, rate=0.3, max_length=100):
-        collator = BPEDropoutCollator(tokenizer, 0, 1, rate=rate, seed=seed, max_length=max_length)
+        cut = BPEDropout(tokenizer, rate)
+        collator = SubwordCollator(tokenizer, 0, 1, cut=cut, seed=seed, max_length=max_length)
         collator.set_epoch(epoch)
         made = collator(rows)
         return {name: made[name].tolist() for name in made}

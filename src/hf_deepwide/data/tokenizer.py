@@ -33,6 +33,11 @@ PLACES = Places()  # relative paths start at the environment variable or the wor
 # Merges must not make such a piece of the letters in a text: it would have the special token's id, or a tag's.
 LITERAL = r"<(?=(?:/?s|pad|unk|mask|2\w+)>)"
 LONG_WORD = re.compile(r"\S{1000}")  # training takes time that is quadratic in the longest word
+RANGES = {
+    "min_frequency": Range(1, 10**12),
+    "bpe_dropout": Range(0, 1),
+    "unigram_alpha": Range(0, 1, excludes_least=True),
+}
 LARGEST = 10_000_000  # entries of a vocabulary: memory is set aside for them beforehand
 
 
@@ -41,8 +46,8 @@ class TokenizerArguments:
     """The section `tokenizer` of a recipe.
 
     Args:
-        path: an existing tokenizer, folder or Hub id; of the other fields only `bpe_dropout` and `new_languages` then
-            matter.
+        path: an existing tokenizer, folder or Hub id; of the other fields only `bpe_dropout`, `unigram_alpha` and
+            `new_languages` then matter.
         codes: merges of subword-nmt for text that is tokenised already; `path` must then be null, and of the other
             fields only `bpe_dropout` matters. Relative paths start where those of `data` do.
         words: whole words in place of subwords, and a vocabulary for each side (see `data.word_vocabulary`).
@@ -56,6 +61,8 @@ class TokenizerArguments:
         split_digits: one token per digit, so that the model copies numbers that it has never seen digit by digit.
         min_frequency: a pair of pieces is merged, or with `words` a word is known, if it occurs at least that often.
         bpe_dropout: in training each merge is left out with this probability (see `data.bpe_dropout`).
+        unigram_alpha: in training pieces of a Unigram tokenizer are drawn by their probabilities to this power (see
+            `data.unigram_sampling`); None: the best pieces.
         new_languages: language codes that the tokenizer at `path` lacks, each with the code of a related language, or
             None (see `data.new_languages`).
     """
@@ -70,6 +77,7 @@ class TokenizerArguments:
     split_digits: bool = False
     min_frequency: int = 2
     bpe_dropout: float = 0.0
+    unigram_alpha: float | None = None
     new_languages: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,7 +103,16 @@ class TokenizerArguments:
                     )
         if self.new_languages and not self.path:
             raise UserError("tokenizer.new_languages adds to a tokenizer with codes; set tokenizer.path to it")
-        check_numbers(self, {"min_frequency": Range(1, 10**12), "bpe_dropout": Range(0, 1)}, "tokenizer.")
+        if self.unigram_alpha is not None and not self.path:
+            raise UserError(
+                "tokenizer.unigram_alpha is for Unigram tokenizers, and a new tokenizer is a BPE; set tokenizer.path, "
+                "or bpe_dropout in place of unigram_alpha"
+            )
+        if self.unigram_alpha is not None and self.bpe_dropout:
+            raise UserError(
+                "tokenizer.bpe_dropout and tokenizer.unigram_alpha are both set; set the one that fits the tokenizer"
+            )
+        check_numbers(self, RANGES, "tokenizer.")
         self._check_words()
 
     def _check_words(self) -> None:

@@ -68,6 +68,7 @@ class ClassificationRecipe(Recipe):
     refused: ClassVar[dict[str, str]] = {
         "seed": "set training.seeds",
         "bpe_dropout": "it is for training translation models",
+        "unigram_alpha": "it is for training translation models",
         "new_languages": "it is for training translation models",
         "resume_from_checkpoint": "an interrupted run is resumed by itself",
         "push_to_hub": REFUSED["push_to_hub"],

@@ -48,7 +48,7 @@ class MaskedLMRecipe(Recipe):
     )
     refused["label_smoothing_factor"] = "perplexity is of the plain cross-entropy"
     refused["dataloader_persistent_workers"] = "masks are drawn anew each epoch; workers that stay do not know"
-    refused["bpe_dropout"] = "masks already differ from epoch to epoch"
+    refused |= dict.fromkeys(("bpe_dropout", "unigram_alpha"), "masks already differ from epoch to epoch")
     refused |= dict.fromkeys(LoraArguments.__dataclass_fields__, "LoRA is for translation models")
     refused["new_languages"] = "a masked language model has no codes of languages"
 

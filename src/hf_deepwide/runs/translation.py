@@ -57,10 +57,11 @@ class Translation(Task):
                 f"{recipe.source}: data.synthetic_tag: vocabularies of words (tokenizer.words) take no tag; leave it "
                 "out"
             )
-        if recipe.tokenizer.bpe_dropout and args.dataloader_persistent_workers:
+        cuts = "bpe_dropout" if recipe.tokenizer.bpe_dropout else "unigram_alpha"
+        if getattr(recipe.tokenizer, cuts) and args.dataloader_persistent_workers:
             raise UserError(
-                f"{recipe.source}: training.dataloader_persistent_workers: tokenizer.bpe_dropout cuts words anew in "
-                "each epoch, and workers that stay do not know of epochs; leave it out"
+                f"{recipe.source}: training.dataloader_persistent_workers: tokenizer.{cuts} cuts words anew in each "
+                "epoch, and workers that stay do not know of epochs; leave it out"
             )
 
     def read(
@@ -139,6 +140,7 @@ class Translation(Task):
             evaluation=self.recipe.evaluation,
             data=self.recipe.data,
             bpe_dropout=self.recipe.tokenizer.bpe_dropout,
+            unigram_alpha=self.recipe.tokenizer.unigram_alpha,
         )
         if args.lora_r and "train" in encoded:
             trainer.lora.new_rows = new_rows(self.recipe, tokenizer)

@@ -11,8 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTraine
 
 from ..data.arguments import DataArguments
 from ..data.batches import TranslationCollator
-from ..data.bpe_dropout import BPEDropoutCollator
+from ..data.bpe_dropout import BPEDropout
 from ..data.sampling import copies_by_rate
+from ..data.subword_collator import Cut, SubwordCollator
+from ..data.unigram_sampling import UnigramSampling
 from ..evaluation.scoring import translate_and_score
 from ..evaluation.translate import EvaluationArguments, translate
 from ..models.plain_text import positions
@@ -37,6 +39,7 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         data: the languages, and how often the sentences of each pair are seen.
         data_collator: makes a batch of pairs; by default it pads.
         bpe_dropout: the probability with which training leaves out each merge of the tokenizer.
+        unigram_alpha: the power of the probabilities by which training draws pieces of a Unigram tokenizer.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         data: DataArguments | None = None,
         data_collator: TranslationCollator | None = None,
         bpe_dropout: float = 0.0,
+        unigram_alpha: float | None = None,
     ) -> None:
         start, multiple = model.config.decoder_start_token_id, args.pad_to_multiple_of
         if data_collator is None:
@@ -64,12 +68,14 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
             data=data or DataArguments(),
             data_collator=data_collator,
         )
-        if bpe_dropout:
+        cut: Cut | None = BPEDropout(tokenizer, bpe_dropout) if bpe_dropout else None
+        cut = cut if unigram_alpha is None else UnigramSampling(tokenizer, unigram_alpha)
+        if cut is not None:
             longest = self.data.max_length
             if (most := positions(model.config)) is not None:  # padding needs positions, too
                 longest = min(longest, most // multiple * multiple)
-            options = {"rate": bpe_dropout, "seed": args.order_seed, "max_length": longest}
-            self.train_collator = BPEDropoutCollator(tokenizer, start, multiple, **options)
+            options = {"cut": cut, "seed": args.order_seed, "max_length": longest}
+            self.train_collator = SubwordCollator(tokenizer, start, multiple, **options)
         self.eval_texts = eval_texts
         self.evaluation = dataclasses.replace(
             evaluation or EvaluationArguments(), num_beams=args.generation_num_beams or 1, metrics=["bleu"]

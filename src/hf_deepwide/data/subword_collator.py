@@ -1,0 +1,71 @@
+"""Batches whose sentences are cut into other pieces of the same words in each epoch."""
+
+import json
+import random
+import zlib
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .batches import TranslationCollator
+
+WORD_STARTS = ("▁", "Ġ")  # marks of a space, of Metaspace and of byte-level BPE
+Cut = Callable[[Sequence[int], random.Random], list[int]]  # token ids and random numbers to other ids
+
+
+class SubwordCollator(TranslationCollator):
+    """Cuts the pairs of a batch anew, and pads them.
+
+    How follows from the batch, the seed and the epoch, and not from random numbers drawn before: a run that is resumed
+    sees the same pieces. A sentence that would get longer than `max_length` stays as it is.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        decoder_start_token_id: int,
+        pad_to_multiple_of: int,
+        *,
+        cut: Cut,
+        seed: int,
+        max_length: int,
+    ) -> None:
+        super().__init__(tokenizer, decoder_start_token_id, pad_to_multiple_of)
+        self.cut, self.seed, self.max_length = cut, seed, max_length
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Other pieces in each epoch."""
+        self.epoch = epoch
+
+    def __call__(self, rows: Sequence[dict]) -> dict[str, torch.Tensor]:
+        """Collate the rows of a batch."""
+        content = json.dumps([[row["input_ids"], row["labels"]] for row in rows])
+        draws = random.Random(zlib.crc32(content.encode(), zlib.crc32(f"{self.seed} {self.epoch}".encode())))
+        return super().__call__(
+            [{**row, **{side: self._cut(row[side], draws) for side in ("input_ids", "labels")}} for row in rows]
+        )
+
+    def _cut(self, ids: list[int], draws: random.Random) -> list[int]:
+        pieces = self.cut(ids, draws)
+        return pieces if len(pieces) <= self.max_length else ids
+
+
+def words_of(ids: Sequence[int], starts: Container[int], ends: Container[int]) -> Iterator[list[int]]:
+    """The ids of each word, by the ids that a word can start or end with."""
+    word: list[int] = []
+    for number in ids:
+        if word and (number in starts or word[-1] in ends):
+            yield word
+            word = []
+        word.append(number)
+    if word:
+        yield word
+
+
+def subword_model(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What a tokenizer of the library tokenizers says of its model; {} of any other tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return {} if backend is None else json.loads(backend.to_str())["model"]
