@@ -211,17 +211,15 @@ def _open(
             "share: the tokenizer has no mask token, and a masked language model needs one; use the tokenizer the "
             "model was trained with"
         )
-    if as_ is None and family is not None:
-        return Content(model, family, tokenizer, task)
-    if type(tokenizer) is WordTokenizer:
+    if (family is None or as_ is not None) and type(tokenizer) is WordTokenizer:
         raise UserError(
             "share: models of classes of Transformers need no code, and the tokenizer of words does; share a model of "
             "one of our families, without `as_`"
         )
+    if as_ is None:
+        return Content(model, family, tokenizer, task)
     if family is None:
-        if as_ is not None:
-            raise UserError(f"share: the model is Transformers' {model.config.model_type} already; leave `as_` out")
-        return Content(model, None, tokenizer, task)
+        raise UserError(f"share: the model is Transformers' {model.config.model_type} already; leave `as_` out")
     model = as_stock(model, as_)
     if added := sorted(added_codes(tokenizer)):
         logger.warning(

@@ -70,7 +70,7 @@ def test_other_pieces_of_the_same_words(tokenizer):
     for text in TEXTS:
         ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         found = [sampling(ids, draws) for _ in range(20)]
-        assert len(set(map(tuple, found))) > 10
+        assert len(set(map(tuple, found))) > 1
         assert {tokenizer.decode(pieces) for pieces in found} == {tokenizer.decode(ids)}
         assert all(pieces[-1] == tokenizer.eos_token_id for pieces in found)
 
