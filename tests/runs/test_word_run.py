@@ -102,7 +102,7 @@ def test_engines_and_classes_of_transformers_are_refused(trained, tmp_path):
     run, _ = trained
     with pytest.raises(UserError, match="vocabulary of words for each side"):
         export_onnx(run, tmp_path / "exported")
-    with pytest.raises(UserError, match="`as_` needs no code"):
+    with pytest.raises(UserError, match="the tokenizer of words does"):
         share(run, tmp_path / "shared", as_="marian")
     assert list(tmp_path.iterdir()) == []
 
