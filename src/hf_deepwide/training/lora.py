@@ -99,8 +99,8 @@ class Lora:
             except ValueError as error:
                 wanted = quote(args.lora_target_modules)
                 raise UserError(
-                    f"training.lora_target_modules: {wanted}: {one_line(error)} Accepted: all-linear, or a list of ends "
-                    "of names, such as [q_proj, v_proj]"
+                    f"training.lora_target_modules: {wanted}: {one_line(error)} Accepted: all-linear, or a list of "
+                    "ends of names, such as [q_proj, v_proj]"
                 ) from error
         for name, module in model.named_modules():
             if isinstance(module, LoraLayer) and not isinstance(module, Linear):
