@@ -621,7 +621,10 @@ def test_a_study_of_joints_compares_like_with_like(name):
         with torch.device("meta"):
             sizes[system.name] = family.lm(family.config(vocab_size=VOCABULARY, **fields)).num_parameters()
         if system.name != "base":
-            assert (system.overrides, system.search) == ({}, None)
+            assert system.overrides == {}
+            for own, shared in zip(study.stages(system), study.search, strict=True):
+                common = {key: value for key, value in own.overrides.items() if not key.startswith("model.")}
+                assert (own.name, own.settings, common) == (shared.name, shared.settings, shared.overrides)
     plain = sizes["base" if "base" in sizes else study.baseline]
     assert [key for key, size in sizes.items() if not plain * 0.99 < size <= plain * larger.get(key, 1.01)] == []
     for stage in study.search:
