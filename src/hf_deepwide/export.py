@@ -276,9 +276,10 @@ def _task(model: PreTrainedModel) -> str:
 
 def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
     """A loaded model; its code must be this package's or that of Transformers, not a copy in a checkpoint."""
-    family = all_families().get(getattr(getattr(model, "config", None), "model_type", ""))
-    is_stock = type(model) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.values()
-    if type(model) not in family.tasks if family is not None else not is_stock:
+    config = getattr(model, "config", None)
+    family = all_families().get(getattr(config, "model_type", ""))
+    stock = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
+    if type(model) not in (family.tasks if family is not None else (stock,)):
         accepted = ", ".join(cls.__name__ for family in all_families().values() for cls in family.tasks)
         raise UserError(
             f"share: cannot share a {type(model).__module__}.{type(model).__name__}; accepted: a folder, one of "
