@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS
     option = parser.add_argument
     option("--reference", required=True, help="file of reference translations, one a line")
-    option("--model", help="checkpoint to score: a folder or a Hub id")
+    option("--model", help="checkpoint to score: a folder, an exported one too, or a Hub id")
     option("--hypotheses", help="file of translations to score")
     option("--source", help="file of source sentences, for checkpoints")
     option("--compare", nargs="+", help="systems to test against the scored one: files or checkpoint folders")

@@ -1,4 +1,4 @@
-"""Translate a file or standard input with any encoder-decoder checkpoint.
+"""Translate a file or standard input with any encoder-decoder checkpoint, or with a folder exported to CTranslate2.
 
     hf-deepwide translate --model runs/quickstart < text.de > text.en
     hf-deepwide translate --model runs/quickstart --input text.de.gz --output text.en
@@ -25,7 +25,7 @@ SEARCHING = ("num_beams", "length_penalty", "max_tokens", "precision")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--model", required=True, help="a folder or a Hub id")
+    parser.add_argument("--model", required=True, help="a folder, an exported one too, or a Hub id")
     parser.add_argument("--input", default="-", help="a UTF-8 file, .gz too; default: standard input")
     parser.add_argument("--output", default="-", help="a file, .gz too; default: standard output")
     parser.add_argument("--source_lang", help="language of the input, as the model or its tokenizer calls it")
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     import json
 
     from hf_deepwide.errors import UserError
-    from hf_deepwide.evaluation.checkpoint import device_of, load_translator
+    from hf_deepwide.evaluation.checkpoint import device_of, load_any_translator
     from hf_deepwide.evaluation.sampling import SamplingArguments
     from hf_deepwide.evaluation.stream import translate_stream
     from hf_deepwide.evaluation.translate import EvaluationArguments, as_line, generate_beams, own_search, translate
@@ -69,9 +69,8 @@ def run(args: argparse.Namespace) -> None:
     sampling = SamplingArguments(**drawing) if args.sample else None
     searching = {name: value for name in SEARCHING if (value := getattr(args, name)) is not None}
     EvaluationArguments.from_options(**searching)  # before a model is loaded
-    device = device_of(args.device)
-    model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)
-    model.to(device)
+    device_of(args.device)
+    model, tokenizer = load_any_translator(args.model, args.device, args.trust_remote_code)
     settings = own_search(model, **(searching | {"num_beams": 1} if args.sample else searching))
     if args.n_best is not None and not 2 <= args.n_best <= settings.num_beams:
         raise UserError(

@@ -290,6 +290,7 @@ def test_a_damaged_export_is_one_line(exported, tmp_path):
 
 def test_an_exported_model_of_several_pairs_is_asked_for_a_language(tmp_path):
     model, tokenizer = build_pairs("vanilla_transformer", "source")
+    model.generation_config.min_new_tokens = None  # the engine normalises what is left without </s>
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     systems = load_systems([tmp_path / "model", export_ctranslate2(tmp_path / "model", tmp_path / "exported")])

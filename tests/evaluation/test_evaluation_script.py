@@ -124,7 +124,7 @@ def test_a_checkpoint_is_loaded_once_for_all_pairs(run, monkeypatch):
         loaded.append(name)
         return load_translator(name, *options)
 
-    monkeypatch.setattr("hf_deepwide.evaluation.evaluate.load_translator", load)
+    monkeypatch.setattr("hf_deepwide.evaluation.checkpoint.load_translator", load)
     short = ("--source", "sources.txt", *SEARCH, "--metrics", "chrf", "--bootstrap_samples", "9", "--trials", "9")
     run("--model", "checkpoint", "--compare", "other", *short, "--pairs", "a-b", "b-a", "--output", "both.json")
     assert loaded == ["checkpoint", "other"]

@@ -1,29 +1,25 @@
 """Systems that translate for the page: checkpoints, and folders that were exported to CTranslate2."""
 
-import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..analysis.figures import run_labels
 from ..analysis.inside import Inside, look_inside
-from ..checkpoint_files import CTRANSLATE2
 from ..errors import UserError, one_line
 from ..evaluation.checkpoint import device_of, load_translator
+from ..evaluation.engine import Engine, is_engine
 from ..evaluation.translate import EvaluationArguments, as_line, generate_beams, length_limit
-from ..loading import load_tokenizer
 from ..models.language_pairs import Choice, Languages
-from ..models.plain_text import MOST_TOKENS, Source, encode_sources, source_limit
+from ..models.plain_text import Source, encode_sources, source_limit
 from ..models.word_tokenizer import SPACE, WordTokenizer
 
 WARM_UP = "1"
-ENGINE_LIMIT = 1024  # tokens of a source that CTranslate2 reads unless it is told otherwise
 
 
 class Request(NamedTuple):
@@ -69,19 +65,46 @@ class Seen(NamedTuple):
     posterior: int
 
 
-class System(Protocol):
-    """Something that translates."""
+class System:
+    """What translates by beam search: a model that Transformers runs, or CTranslate2's."""
 
     name: str
     facts: str  # about the system, in a line
     model: Any  # None where only an engine's files are there
+    translator: Any  # the model, or the engine
+    tokenizer: PreTrainedTokenizerBase
     languages: Languages
+    choose: Callable[..., Choice]  # as `Languages.choose`
+    limit: int  # most tokens of a source
 
     def translate(self, request: Request) -> Answer:
-        """Translate the lines of a request."""
+        """By beam search."""
+        settings = EvaluationArguments(num_beams=request.beams)
+        languages = _languages(self, request)
+        start = time.perf_counter()
+        found = generate_beams(
+            self.translator,
+            self.tokenizer,
+            request.lines,
+            settings,
+            source_lang=languages[0],
+            target_lang=languages[1],
+        )
+        seconds = time.perf_counter() - start
+        beams = tuple(
+            tuple(Beam(as_line(self.tokenizer, beam.ids), tuple(beam.ids), beam.score) for beam in line)
+            for line in found
+        )
+        _, sources = self._encode(request)
+        return Answer(beams, seconds, _notes(self, request, sources))
 
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
         """See what the system does with a line and its translation; None where it does not show."""
+        raise NotImplementedError
+
+    def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
+        choice = self.choose(*_languages(self, request))
+        return choice, encode_sources(self.languages, choice, request.lines, self.limit)
 
 
 def load_systems(models: Sequence[str | os.PathLike]) -> list[System]:
@@ -99,8 +122,7 @@ def load_systems(models: Sequence[str | os.PathLike]) -> list[System]:
     names = run_labels(paths) if all(path.is_dir() for path in paths) else [os.fspath(model) for model in models]
     systems: list[System] = []
     for model, path, name in zip(models, paths, names, strict=True):
-        exported = (path / CTRANSLATE2).is_file()
-        systems.append(ExportedSystem(path, name) if exported else CheckpointSystem(os.fspath(model), name))
+        systems.append(ExportedSystem(path, name) if is_engine(path) else CheckpointSystem(os.fspath(model), name))
     for system in systems:
         source_lang, target_lang = start_languages(system.languages)
         try:
@@ -110,31 +132,17 @@ def load_systems(models: Sequence[str | os.PathLike]) -> list[System]:
     return systems
 
 
-class CheckpointSystem:
+class CheckpointSystem(System):
     """A model that Transformers runs."""
 
     def __init__(self, checkpoint: str, name: str) -> None:
         self.name = name
         self.model, self.tokenizer = load_translator(checkpoint)
         self.model.to(device_of(None)).eval()
+        self.translator, self.limit = self.model, source_limit(self.model.config, self.tokenizer)
         self.languages = Languages(self.model.config, self.model.generation_config, self.tokenizer)
+        self.choose = self.languages.choose
         self.facts = _facts(self.model)
-
-    def translate(self, request: Request) -> Answer:
-        """By beam search."""
-        settings = EvaluationArguments(num_beams=request.beams)
-        languages = _languages(self, request)
-        start = time.perf_counter()
-        found = generate_beams(
-            self.model, self.tokenizer, request.lines, settings, source_lang=languages[0], target_lang=languages[1]
-        )
-        seconds = time.perf_counter() - start
-        beams = tuple(
-            tuple(Beam(as_line(self.tokenizer, beam.ids), tuple(beam.ids), beam.score) for beam in line)
-            for line in found
-        )
-        _, sources = self._encode(request)
-        return Answer(beams, seconds, _notes(self, request, sources))
 
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
         """One more pass over the line and its translation."""
@@ -155,13 +163,8 @@ class CheckpointSystem:
         source, target = words(self.tokenizer, source_ids, of_source=True), words(self.tokenizer, beam.ids)
         return Seen(inside, source, target, choice.posterior or 0)
 
-    def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
-        choice = self.languages.choose(*_languages(self, request))
-        limit = source_limit(self.model.config, self.tokenizer)
-        return choice, encode_sources(self.languages, choice, request.lines, limit)
 
-
-class ExportedSystem:
+class ExportedSystem(System):
     """A folder that CTranslate2 runs, with the files of its tokenizer beside it.
 
     Raises:
@@ -171,47 +174,24 @@ class ExportedSystem:
     model = None
 
     def __init__(self, folder: Path, name: str) -> None:
-        try:
-            import ctranslate2
-        except ImportError as error:
-            raise UserError(
-                f"{folder} is a model of CTranslate2's: pip install 'hf_deepwide[ctranslate2]' ({one_line(error)})"
-            ) from error
-        self.name = name
-        self.tokenizer = load_tokenizer(folder)
-        limit = source_limit(SimpleNamespace(), self.tokenizer)
-        self.limit = ENGINE_LIMIT if limit == MOST_TOKENS else limit  # the engine's files name none
-        device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
-        try:
-            self.engine = ctranslate2.Translator(str(folder), device=device)
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (RuntimeError, ValueError, OSError) as error:
-            raise UserError(f"{folder} cannot be loaded by CTranslate2: {one_line(error)}") from error
-        self.starts_from_target = config.get("decoder_start_token", "") is None
-        self.languages = Languages(SimpleNamespace(), SimpleNamespace(), self.tokenizer)
+        self.name, self.translator = name, Engine(folder)
+        self.tokenizer, self.languages = self.translator.tokenizer, self.translator.languages
+        self.choose, self.limit = self.translator.choose, self.translator.limit
         megabytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
-        self.facts = f"CTranslate2, {self.engine.compute_type}, {megabytes:,.0f} MB"
-
-    def translate(self, request: Request) -> Answer:
-        """By the engine's own beam search."""
-        start = time.perf_counter()
-        choice, sources = self._encode(request)
-        full = [index for index, source in enumerate(sources) if not source.is_empty]
-        results = self._search(request, choice, [sources[index].ids for index in full])
-        seconds = time.perf_counter() - start
-        beams: list[tuple[Beam, ...]] = [() for _ in sources]
-        for index, result in zip(full, results, strict=True):
-            ids = [self.tokenizer.convert_tokens_to_ids(tokens) for tokens in result.hypotheses]
-            scores = result.scores if request.beams > 1 else [None] * len(ids)
-            beams[index] = tuple(
-                Beam(as_line(self.tokenizer, row), tuple(row), score) for row, score in zip(ids, scores, strict=True)
-            )
-        return Answer(tuple(beams), seconds, _notes(self, request, sources))
+        self.facts = f"CTranslate2, {self.translator.translator.compute_type}, {megabytes:,.0f} MB"
 
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
         """Search again for this line, with the attention that the engine reports: by default, of one head."""
         choice, sources = self._encode(request)
-        (result,) = self._search(request, choice, [sources[line].ids], return_attention=True)
+        ids, settings = sources[line].ids, EvaluationArguments(num_beams=request.beams)
+        (result,) = self.translator.search(
+            choice,
+            [ids],
+            beams=settings.num_beams,
+            length_penalty=settings.length_penalty,
+            longest=length_limit(None, len(ids), settings),
+            return_attention=True,
+        )
         tokens = self.tokenizer.convert_ids_to_tokens(list(beam.ids))
         place = next((place for place, found in enumerate(result.hypotheses) if found == tokens), None)
         if place is None or not result.attention[place]:
@@ -220,29 +200,6 @@ class ExportedSystem:
         source = words(self.tokenizer, sources[line].ids[: weights.shape[1]], of_source=True)
         inside = Inside({0: weights[None]}, {})
         return Seen(inside, source, words(self.tokenizer, beam.ids)[: len(weights)], 0)
-
-    def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
-        choice = self.languages.choose(*_languages(self, request))
-        return choice, encode_sources(self.languages, choice, request.lines, self.limit)
-
-    def _search(self, request: Request, choice: Choice, rows: list[list[int]], **options: Any) -> list[Any]:
-        settings = EvaluationArguments()
-        longest = max(map(len, rows), default=0)
-        prefix = [choice.settings[name] for name in ("decoder_start_token_id", "forced_bos_token_id")
-                  if choice.settings.get(name) is not None]  # fmt: skip
-        if self.starts_from_target and choice.tag_id is not None:
-            prefix = [choice.tag_id]
-        return self.engine.translate_batch(
-            [self.tokenizer.convert_ids_to_tokens(row) for row in rows],
-            target_prefix=[self.tokenizer.convert_ids_to_tokens(prefix) for _ in rows] if prefix else None,
-            beam_size=request.beams,
-            num_hypotheses=request.beams,
-            length_penalty=settings.length_penalty,
-            max_input_length=self.limit,
-            max_decoding_length=min(length_limit(None, longest, settings), self.limit - 1),
-            return_scores=True,
-            **options,
-        )
 
 
 def language_choices(languages: Languages) -> tuple[list[str], list[str]]:

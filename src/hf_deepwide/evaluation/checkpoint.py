@@ -1,4 +1,4 @@
-"""A checkpoint to translate with: the model in float32, its tokenizer, and the device to use."""
+"""What to translate with: a checkpoint in float32, or an exported folder; its tokenizer; and the device to use."""
 
 import os
 
@@ -8,6 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from ..errors import UserError, one_line
 from ..loading import load_model, load_tokenizer
 from ..models.language_pairs import language_ids
+from .engine import Engine, is_engine
 
 
 def load_translator(
@@ -29,6 +30,21 @@ def load_translator(
     if entries > (embeddings := model.get_input_embeddings().num_embeddings):
         raise UserError(f"{checkpoint}: its tokenizer has {entries} entries and its model {embeddings} embeddings")
     return model, tokenizer
+
+
+def load_any_translator(
+    where: str | os.PathLike, device: str | None = None, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]:
+    """As `load_translator`, or a folder that was exported to CTranslate2, on its device.
+
+    Raises:
+        UserError: see `load_translator`, `Engine` and `device_of`.
+    """
+    if is_engine(where):
+        engine = Engine(where, None if device is None else device_of(device).type)
+        return engine, engine.tokenizer
+    model, tokenizer = load_translator(where, trust_remote_code)
+    return model.to(device_of(device)), tokenizer
 
 
 def device_of(name: str | None, option: str = "--device") -> torch.device:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoint_files import CTRANSLATE2
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
 from ..durable import check_output, is_same, write_whole
@@ -20,12 +21,14 @@ from ..limits import Range, check_numbers
 from ..loading import TOKENIZERS, load_config
 from ..models.language_pairs import Languages
 from .averages import ALL, group_means, groups, read_scores, win_ratio
-from .checkpoint import device_of, load_translator
+from .checkpoint import device_of, load_any_translator
+from .engine import Engine, is_engine
 from .metrics import build_metrics, check_parallel, score
 from .significance import compare_to_baseline
 from .translate import SEARCH, EvaluationArguments, own_search, translate
 
-LOADED = ("config.json", "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)  # of a checkpoint
+# The files of a checkpoint, or of an exported folder.
+LOADED = ("config.json", CTRANSLATE2, "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)
 RANGES = {"seed": Range(1, 2**32, excludes_most=True), "trials": Range(1, 10_000_000)}  # of the significance tests
 
 
@@ -201,15 +204,18 @@ class Checkpoints:
             if name not in given.translations
         )
         for name in self._uses:
-            load_config(name, trust_remote_code=requests[0].trust_remote_code)
-        self._kept: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = {}
+            if not is_engine(name):
+                load_config(name, trust_remote_code=requests[0].trust_remote_code)
+        self._device = requests[0].device
+        self._kept: dict[str, tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]] = {}
 
-    def take(self, name: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def take(self, name: str, trust_remote_code: bool) -> tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]:
         """The model and the tokenizer; the other models that are kept leave the GPU to it."""
         loaded = self._kept.pop(name, None)
         for model, _ in self._kept.values():
-            model.to("cpu")
-        loaded = loaded or load_translator(name, trust_remote_code)
+            if not isinstance(model, Engine):
+                model.to("cpu")
+        loaded = loaded or load_any_translator(name, self._device, trust_remote_code)
         self._uses[name] -= 1
         if self._uses[name]:
             self._kept[name] = loaded
@@ -329,7 +335,7 @@ def existing(name: str) -> Path:
 
 
 def translate_with(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Engine,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     request: Request,
@@ -338,11 +344,14 @@ def translate_with(
     """Translate with a checkpoint; the translations, the seconds that translating took, and the search."""
     own = own_search(model)
     evaluation = replace(evaluation, **{name: getattr(own, name) for name in request.own_search})
-    several = Languages(model.config, model.generation_config, tokenizer).several
+    if isinstance(model, Engine):
+        device, known = None, model.languages
+    else:
+        device, known = device_of(request.device), Languages(model.config, model.generation_config, tokenizer)
     # of a model of one pair, `--target_lang` alone is for sacreBLEU's tokenizer
-    languages = (request.source_lang, request.target_lang) if several or request.source_lang else (None, None)
+    languages = (request.source_lang, request.target_lang) if known.several or request.source_lang else (None, None)
     start = time.perf_counter()
-    translations = translate(model, tokenizer, sources, evaluation, device_of(request.device), *languages)
+    translations = translate(model, tokenizer, sources, evaluation, device, *languages)
     seconds = time.perf_counter() - start
     return translations, seconds, {name: getattr(evaluation, name) for name in SEARCH}
 

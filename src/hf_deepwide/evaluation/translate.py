@@ -29,6 +29,7 @@ from ..models.plain_text import (
 )
 from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
+from .engine import Engine
 from .metrics import ALL_METRICS, METRICS, build_metrics
 from .sampling import SamplingArguments, SamplingLogitsProcessor
 
@@ -118,7 +119,7 @@ class EvaluationArguments:
             raise UserError(f"--{str(error).removeprefix('evaluation.')}") from None
 
 
-def own_search(model: PreTrainedModel, **asked: Any) -> EvaluationArguments:
+def own_search(model: PreTrainedModel | Engine, **asked: Any) -> EvaluationArguments:
     """How the model's generation config searches, as `pipeline` does; what it leaves open is as in a recipe.
 
     Args:
@@ -143,7 +144,7 @@ class Hypothesis(NamedTuple):
 
 
 def translate(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Engine,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
@@ -161,7 +162,7 @@ def translate(
     empty. Special tokens in a source (`</s>`) are text as any other.
 
     Args:
-        model: any encoder-decoder model with `generate`.
+        model: any encoder-decoder model with `generate`, or an exported one.
         tokenizer: its tokenizer.
         sources: the sentences.
         args: beam search and batching.
@@ -191,7 +192,7 @@ def as_line(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def generate_ids(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Engine,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
@@ -206,7 +207,7 @@ def generate_ids(
 
 
 def generate_beams(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Engine,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
@@ -219,7 +220,7 @@ def generate_beams(
 
 
 def _search(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Engine,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
@@ -233,6 +234,10 @@ def _search(
     if sampling is not None and args.num_beams > 1:
         raise UserError(f"a translation is drawn, or searched for with {args.num_beams} beams; with sampling set 1")
     sources = _checked(sources)
+    if isinstance(model, Engine):
+        if sampling is not None:
+            raise UserError(f"{model.folder}: CTranslate2 draws in its own way; sample with the exported model itself")
+        return _search_by_engine(model, sources, args, source_lang, target_lang, count)
     if device is not None:
         model.to(device)
     try:
@@ -240,7 +245,7 @@ def _search(
         choice = languages.choose(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None
-    encoded = _encode(model, languages, choice, sources)
+    encoded = _encode(languages, choice, sources, source_limit(model.config, tokenizer))
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
@@ -288,6 +293,50 @@ def _search(
     return outputs
 
 
+def _search_by_engine(
+    engine: Engine,
+    sources: list[str],
+    args: EvaluationArguments,
+    source_lang: str | None,
+    target_lang: str | None,
+    count: int,
+) -> list[list[Hypothesis]]:
+    """As `_search`, by CTranslate2."""
+    if args.precision != "float32":
+        raise UserError(
+            f"precision is {args.precision}, and CTranslate2 computes as the folder was exported; leave it out, and "
+            "export with another quantization"
+        )
+    if args.num_beams > 1 and not args.early_stopping:
+        raise UserError("early_stopping is false, and CTranslate2 stops at num_beams finished hypotheses; set true")
+    try:
+        choice = engine.choose(source_lang, target_lang)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    encoded = _encode(engine.languages, choice, sources, engine.limit)
+    outputs: list[list[Hypothesis]] = [[] for _ in sources]
+    full = [i for i, source in enumerate(encoded) if not source.is_empty]
+    lengths = [len(encoded[i].ids) for i in full]
+    limits = [length_limit(None, length, args) for length in lengths]
+    with tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not shows_bars()) as progress:
+        for batch in sorted_batches(lengths, args.max_tokens, limits=limits):
+            results = engine.search(
+                choice,
+                [encoded[full[place]].ids for place in batch],
+                beams=args.num_beams,
+                length_penalty=args.length_penalty,
+                longest=limits[batch[0]],
+            )
+            for place, result in zip(batch, results, strict=True):
+                scores = result.scores if count > 1 else [None]
+                found = zip(result.hypotheses, scores, strict=False)
+                outputs[full[place]] = [
+                    Hypothesis(engine.tokenizer.convert_tokens_to_ids(words), score) for words, score in found
+                ]
+            progress.update(len(batch))
+    return outputs
+
+
 def _checked(sources: Iterable[str]) -> list[str]:
     """A list of sentences.
 
@@ -305,9 +354,8 @@ def _checked(sources: Iterable[str]) -> list[str]:
         raise UserError(str(error)) from None
 
 
-def _encode(model: PreTrainedModel, languages: Languages, choice: Choice, sources: Sequence[str]) -> list[Source]:
+def _encode(languages: Languages, choice: Choice, sources: Sequence[str], limit: int) -> list[Source]:
     """Encode the sources; those over the limit are cut, with one warning for all."""
-    limit = source_limit(model.config, languages.tokenizer)
     encoded = encode_sources(languages, choice, sources, limit)
     too_long = [number for number, source in enumerate(encoded, start=1) if source.length > limit]
     if too_long:

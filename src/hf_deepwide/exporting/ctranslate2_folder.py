@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..card_text import literal
 from ..durable import check_output, saving, whole_folder
@@ -85,6 +86,8 @@ def export_ctranslate2(
         tokenizer = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
         tokenizer.model_max_length = source_limit(opened.model.config, tokenizer)
         tokenizer.save_pretrained(draft)
+        settings = opened.model.generation_config.to_json_string()  # how it searches, for `hf-deepwide translate`
+        (draft / GENERATION_CONFIG_NAME).write_text(settings, encoding="utf-8")
         (draft / "README.md").write_text(readme(opened.model, opened.tokenizer), encoding="utf-8")
     logger.info("%s: in float32 its scores differ from the model's by up to %.2g", target, difference)
     return str(target)
@@ -109,19 +112,16 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     languages = Languages(config, settings, tokenizer)
     shown = shown_languages(languages, tokenizer)
     longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
-    options: dict[str, Any] = {
+    options = {
         "beam_size": settings.num_beams or 1,
-        "length_penalty": settings.length_penalty if settings.length_penalty not in (None, 1) else None,
-        "repetition_penalty": settings.repetition_penalty if settings.repetition_penalty not in (None, 1) else None,
-        "no_repeat_ngram_size": settings.no_repeat_ngram_size or None,
-        "suppress_sequences": [tokenizer.convert_ids_to_tokens(ids) for ids in settings.bad_words_ids or []] or None,
+        **({"length_penalty": settings.length_penalty} if settings.length_penalty not in (None, 1) else {}),
         "max_input_length": config.max_position_embeddings,
         "max_decoding_length": min(longest, config.max_position_embeddings - 1),
-        "min_decoding_length": settings.min_new_tokens or max((settings.min_length or 0) - 1, 0),  # its default is 1
+        **engine_options(settings, tokenizer),
     }
     if isinstance(config.eos_token_id, list):
         options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)
-    given = [f"{name}={_python(value)}" for name, value in options.items() if value is not None]
+    given = [f"{name}={_python(value)}" for name, value in options.items()]
     first = settings.forced_bos_token_id if shown.first is None else shown.first
     if first is not None:
         given.append(f"target_prefix=[[{literal(tokenizer.convert_ids_to_tokens(first))}]] * len(sources)")
@@ -148,6 +148,19 @@ for result in translator.translate_batch(sources, **options):
         f"`pip install {packages('ctranslate2', tokenizer)}`.\n\n"
         f"```python\n{code}```\n{shown.told}{others}"
     )
+
+
+def engine_options(settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What a generation config says beside beams, lengths and languages, as arguments of `translate_batch`."""
+    ends = settings.eos_token_id
+    options = {
+        "repetition_penalty": settings.repetition_penalty if settings.repetition_penalty not in (None, 1) else None,
+        "no_repeat_ngram_size": settings.no_repeat_ngram_size or None,
+        "suppress_sequences": [tokenizer.convert_ids_to_tokens(ids) for ids in settings.bad_words_ids or []] or None,
+        "min_decoding_length": settings.min_new_tokens or max((settings.min_length or 0) - 1, 0),  # its default is 1
+        "end_token": tokenizer.convert_ids_to_tokens(ends) if isinstance(ends, list) else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _python(value: Any) -> str:

@@ -1,0 +1,119 @@
+"""A folder that was exported to CTranslate2, as something that translates."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from ..checkpoint_files import CTRANSLATE2
+from ..errors import UserError, one_line
+from ..exporting.ctranslate2_folder import engine_options
+from ..generation_fields import check_fields
+from ..loading import load_tokenizer
+from ..models.language_pairs import TARGET_CODE, Choice, Languages
+from ..models.plain_text import MOST_TOKENS, source_limit
+
+LIMIT = 1024  # tokens of a source that CTranslate2 reads unless it is told otherwise
+
+
+def is_engine(where: str | os.PathLike) -> bool:
+    """True of a folder that was exported to CTranslate2."""
+    return (Path(where) / CTRANSLATE2).is_file()
+
+
+class Engine:
+    """A model that CTranslate2 runs, with the files of its tokenizer beside it.
+
+    Its beam search ends as `generate` with `early_stopping=True` does.
+
+    Args:
+        folder: what `export_ctranslate2` wrote, or a converter of CTranslate2's, with a tokenizer of Transformers'.
+        device: cpu or cuda; None: a GPU where there is one.
+
+    Raises:
+        UserError: ctranslate2 is not installed, or the folder is damaged.
+    """
+
+    def __init__(self, folder: str | os.PathLike, device: str | None = None) -> None:
+        self.folder = Path(folder)
+        try:
+            import ctranslate2
+        except ImportError as error:
+            raise UserError(
+                f"{folder} is a model of CTranslate2's: pip install 'hf_deepwide[ctranslate2]' ({one_line(error)})"
+            ) from error
+        self.tokenizer = load_tokenizer(self.folder)
+        limit = source_limit(SimpleNamespace(), self.tokenizer)
+        self.limit = LIMIT if limit == MOST_TOKENS else limit  # the engine's files name none
+        device = device or ("cuda" if ctranslate2.get_cuda_device_count() else "cpu")
+        try:
+            self.translator = ctranslate2.Translator(os.fspath(folder), device=device)
+            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            self.generation_config = self._generation_config()
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UserError(f"{folder} cannot be loaded by CTranslate2: {one_line(error)}") from error
+        self.options = engine_options(self.generation_config, self.tokenizer)
+        self.starts_from_target = config.get("decoder_start_token", "") is None
+        self.languages = Languages(SimpleNamespace(), self.generation_config, self.tokenizer)
+
+    def _generation_config(self) -> GenerationConfig:
+        """How the model searched that was exported; its search ends as the engine's."""
+        path, fields = self.folder / GENERATION_CONFIG_NAME, {}
+        if path.is_file():
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            check_fields(fields)
+        return GenerationConfig.from_dict(fields | {"early_stopping": True})
+
+    def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
+        """As `Languages.choose`. Where the decoder starts from a tag, no tag stands before the source.
+
+        Raises:
+            ValueError: the model does not know a language, or one is missing.
+        """
+        choice = self.languages.choose(source_lang, target_lang)
+        if self.starts_from_target and choice.tag_id is not None:
+            return choice._replace(tag_id=None, settings={"decoder_start_token_id": choice.tag_id})
+        return choice
+
+    def prefix(self, choice: Choice) -> list[int]:
+        """The ids that a translation into a language begins with."""
+        own = {"forced_bos_token_id": self.generation_config.forced_bos_token_id}
+        settings = {name: choice.settings[name] for name in TARGET_CODE if name in choice.settings} or own
+        return [token_id for token_id in settings.values() if token_id is not None]
+
+    def search(
+        self,
+        choice: Choice,
+        rows: list[list[int]],
+        *,
+        beams: int,
+        length_penalty: float,
+        longest: int,
+        **options: Any,
+    ) -> list[Any]:
+        """CTranslate2's results for sources.
+
+        Args:
+            choice: the language pair.
+            rows: token ids of each source.
+            beams: beam size; as many hypotheses come back, without the token that the decoder starts from.
+            length_penalty: hypotheses are ranked by log-probability / length**length_penalty.
+            longest: most tokens of a translation.
+            options: further arguments of `Translator.translate_batch`.
+        """
+        prefix = self.tokenizer.convert_ids_to_tokens(self.prefix(choice))
+        return self.translator.translate_batch(
+            [self.tokenizer.convert_ids_to_tokens(row) for row in rows],
+            target_prefix=[prefix for _ in rows] if prefix else None,
+            beam_size=beams,
+            num_hypotheses=beams,
+            length_penalty=length_penalty,
+            max_input_length=self.limit,
+            max_decoding_length=min(longest, self.limit),
+            return_scores=True,
+            **{**self.options, **options},
+        )

@@ -1,0 +1,113 @@
+"""A folder that was exported to CTranslate2 translates, and is scored, as the model that it was exported from."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from coded_languages import make_base
+from paired_languages import CORPUS, SEARCH, SIZES, TEXTS, build
+
+import hf_deepwide_cli
+from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, export_ctranslate2
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.checkpoint import load_any_translator, load_translator
+from hf_deepwide.evaluation.engine import Engine
+from hf_deepwide.evaluation.sampling import SamplingArguments
+from hf_deepwide.evaluation.translate import EvaluationArguments, generate_beams, translate
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model of one pair, which searches with three beams, and its export."""
+    folder = tmp_path_factory.mktemp("engine")
+    tokenizer = train_tokenizer(CORPUS, TokenizerArguments(vocab_size=80))
+    torch.manual_seed(1)
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(vocab_size=len(tokenizer), **SIZES))
+    model.generation_config.update(num_beams=3, length_penalty=0.7, early_stopping=True, max_length=30)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    export_ctranslate2(folder / "model", folder / "exported")
+    return folder / "model", folder / "exported"
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", *map(str, words)])
+    hf_deepwide_cli.main()
+
+
+def test_beams_and_their_scores_are_the_models(folders):
+    lists = []
+    for folder in folders:
+        model, tokenizer = load_any_translator(folder)
+        lists.append(generate_beams(model, tokenizer, [TEXTS[0], "", *TEXTS[1:]], SEARCH))
+    for ours, theirs in zip(*lists, strict=True):
+        assert [beam.ids for beam in ours] == [beam.ids for beam in theirs]
+        assert [beam.score for beam in ours] == pytest.approx([beam.score for beam in theirs], abs=1e-3)
+    assert [len(beams) for beams in lists[0]] == [2, 0, 2, 2]
+
+
+def test_the_commands_search_as_the_model_was_saved_to(folders, tmp_path, monkeypatch, capsys):
+    (tmp_path / "source").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    made = []
+    for number, folder in enumerate(folders):
+        out, report = tmp_path / f"out{number}", tmp_path / f"report{number}.json"
+        call(monkeypatch, "translate", "--model", folder, "--input", tmp_path / "source", "--output", out)
+        made.append(out.read_text())
+        words = ("--source", tmp_path / "source", "--reference", tmp_path / "out0", "--output", report)
+        call(monkeypatch, "evaluate", "--model", folder, *words)
+        (scores,) = json.loads(report.read_text())["systems"].values()
+        assert scores["search"] == {"num_beams": 3, "length_penalty": 0.7, "early_stopping": True}
+        assert scores["chrf"] == pytest.approx(100)
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("pair", [("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")])
+def test_a_language_is_asked_for_by_its_code(pair, tmp_path):
+    model, _ = make_base("nllb", tmp_path / "base")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.4)
+        model.model.shared.weight[:4] *= 0.1  # that no translation is empty
+    model.save_pretrained(tmp_path / "base")
+    export_ctranslate2(tmp_path / "base", tmp_path / "exported")
+    settings = EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=9)
+    made = [
+        translate(*load_any_translator(tmp_path / name), ["a b c", "dd a"], settings, None, *pair)
+        for name in ("base", "exported")
+    ]
+    assert made[0] == made[1]
+    assert any(made[0])
+
+
+def test_tags_of_several_pairs(tmp_path):
+    for side in ("source", "decoder"):
+        model, tokenizer = build("vanilla_transformer", side)
+        model.save_pretrained(tmp_path / side)
+        tokenizer.save_pretrained(tmp_path / side)
+        export_ctranslate2(tmp_path / side, tmp_path / f"{side}-exported")
+        made = [
+            translate(*load_any_translator(tmp_path / name), TEXTS, SEARCH, None, source_lang, "fr")
+            for name, source_lang in ((side, "en"), (f"{side}-exported", None))
+        ]
+        assert made[0] == made[1], side
+
+
+def test_what_the_engine_cannot_do_is_refused(folders, tmp_path):
+    engine, tokenizer = load_any_translator(folders[1])
+    assert isinstance(engine, Engine)
+    for settings, sampling, message in (
+        (EvaluationArguments(num_beams=1), SamplingArguments(), "sample with the exported model itself"),
+        (EvaluationArguments(precision="bfloat16"), None, "export with another quantization"),
+        (EvaluationArguments(early_stopping=False), None, "early_stopping is false"),
+    ):
+        with pytest.raises(UserError, match=message):
+            translate(engine, tokenizer, TEXTS, settings, sampling=sampling)
+    with pytest.raises(UserError, match="exported to CTranslate2"):
+        load_translator(folders[1])
+    damaged = shutil.copytree(folders[1], tmp_path / "damaged")
+    (damaged / "generation_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"generation_config\.json is damaged"):
+        load_any_translator(damaged)
