@@ -66,7 +66,9 @@ class Engine:
         if path.is_file():
             fields = json.loads(path.read_text(encoding="utf-8"))
             check_fields(fields)
-        return GenerationConfig.from_dict(fields | {"early_stopping": True})
+        settings = GenerationConfig.from_dict(fields)
+        settings.early_stopping = True
+        return settings
 
     def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
         """As `Languages.choose`. Where the decoder starts from a tag, no tag stands before the source.
