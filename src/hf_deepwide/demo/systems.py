@@ -2,6 +2,7 @@
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ class Seen(NamedTuple):
     posterior: int
 
 
-class System:
+class System(ABC):
     """What translates by beam search: a model that Transformers runs, or CTranslate2's."""
 
     name: str
@@ -98,9 +99,9 @@ class System:
         _, sources = self._encode(request)
         return Answer(beams, seconds, _notes(self, request, sources))
 
+    @abstractmethod
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
         """See what the system does with a line and its translation; None where it does not show."""
-        raise NotImplementedError
 
     def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
         choice = self.choose(*_languages(self, request))

@@ -41,7 +41,7 @@ def load_any_translator(
         UserError: see `load_translator`, `Engine` and `device_of`.
     """
     if is_engine(where):
-        engine = Engine(where, None if device is None else device_of(device).type)
+        engine = Engine(where, None if device is None else device_of(device))
         return engine, engine.tokenizer
     model, tokenizer = load_translator(where, trust_remote_code)
     return model.to(device_of(device)), tokenizer

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
@@ -32,13 +33,13 @@ class Engine:
 
     Args:
         folder: what `export_ctranslate2` wrote, or a converter of CTranslate2's, with a tokenizer of Transformers'.
-        device: cpu or cuda; None: a GPU where there is one.
+        device: a processor, or one of several GPUs; None: a GPU where there is one.
 
     Raises:
         UserError: ctranslate2 is not installed, or the folder is damaged.
     """
 
-    def __init__(self, folder: str | os.PathLike, device: str | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike, device: torch.device | None = None) -> None:
         self.folder = Path(folder)
         try:
             import ctranslate2
@@ -49,9 +50,9 @@ class Engine:
         self.tokenizer = load_tokenizer(self.folder)
         limit = source_limit(SimpleNamespace(), self.tokenizer)
         self.limit = LIMIT if limit == MOST_TOKENS else limit  # the engine's files name none
-        device = device or ("cuda" if ctranslate2.get_cuda_device_count() else "cpu")
+        device = device or torch.device("cuda" if ctranslate2.get_cuda_device_count() else "cpu")
         try:
-            self.translator = ctranslate2.Translator(os.fspath(folder), device=device)
+            self.translator = ctranslate2.Translator(os.fspath(folder), device.type, device_index=device.index or 0)
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
             self.generation_config = self._generation_config()
         except (RuntimeError, ValueError, OSError) as error:
@@ -102,7 +103,7 @@ class Engine:
         Args:
             choice: the language pair.
             rows: token ids of each source.
-            beams: beam size; as many hypotheses come back, without the token that the decoder starts from.
+            beams: beam size. Hypotheses come back without the token that the decoder starts from.
             length_penalty: hypotheses are ranked by log-probability / length**length_penalty.
             longest: most tokens of a translation.
             options: further arguments of `Translator.translate_batch`.
@@ -112,10 +113,8 @@ class Engine:
             [self.tokenizer.convert_ids_to_tokens(row) for row in rows],
             target_prefix=[prefix for _ in rows] if prefix else None,
             beam_size=beams,
-            num_hypotheses=beams,
             length_penalty=length_penalty,
             max_input_length=self.limit,
             max_decoding_length=min(longest, self.limit),
-            return_scores=True,
-            **{**self.options, **options},
+            **{"num_hypotheses": beams, "return_scores": True, **self.options, **options},
         )

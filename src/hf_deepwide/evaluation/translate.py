@@ -326,10 +326,10 @@ def _search_by_engine(
                 beams=args.num_beams,
                 length_penalty=args.length_penalty,
                 longest=limits[batch[0]],
+                num_hypotheses=count,
             )
             for place, result in zip(batch, results, strict=True):
-                scores = result.scores if count > 1 else [None]
-                found = zip(result.hypotheses, scores, strict=False)
+                found = zip(result.hypotheses, result.scores if count > 1 else [None], strict=True)
                 outputs[full[place]] = [
                     Hypothesis(engine.tokenizer.convert_tokens_to_ids(words), score) for words, score in found
                 ]

@@ -123,17 +123,21 @@ class Lora:
 
     def merged_weights(self) -> dict[str, torch.Tensor]:
         """The weights of the whole model, A and B merged into the projections; training's own stay as they are."""
-        model: PreTrainedModel = self.trainer.model
-        weights = {
-            name.replace(".base_layer.", "."): tensor
-            for name, tensor in model.state_dict().items()
-            if ".lora_" not in name
-        }
+        weights = self._base_weights()
         with torch.no_grad():
             for name, layer in self._layers():
                 # one after the other: a GPU may have no room for all of them twice
                 weights[f"{name}.weight"] = (layer.get_base_layer().weight + layer.get_delta_weight(NAME)).cpu()
         return weights
+
+    def _base_weights(self) -> dict[str, torch.Tensor]:
+        """The weights beside A and B, by their names in the plain model."""
+        model: PreTrainedModel = self.trainer.model
+        return {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in model.state_dict().items()
+            if ".lora_" not in name
+        }
 
     def save(self, checkpoint: Path) -> None:
         """Write the folder `adapter` of a checkpoint."""
@@ -177,7 +181,7 @@ class Lora:
     def _check_base(self, checkpoint: Path) -> None:
         """Compare all weights that LoRA leaves alone with those that the checkpoint holds."""
         adapted = {f"{name}.weight" for name, _ in self._layers()}
-        mine = self.merged_weights()
+        mine = self._base_weights()
         with safe_open(checkpoint / WEIGHTS, "pt") as file:
             for name in sorted({*file.keys()} - adapted):
                 if not torch.equal(mine[name].cpu(), file.get_tensor(name)):
