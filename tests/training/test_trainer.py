@@ -17,11 +17,9 @@ import pytest
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_run import counted_updates, tiny_recipe, tiny_values
 from transformers import (
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    TOKENIZER_MAPPING,
     Seq2SeqTrainer,
     Trainer,
     TrainerCallback,
@@ -34,7 +32,6 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, trai
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
-from hf_deepwide.runs.averaging import average_checkpoints
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
@@ -390,134 +387,6 @@ def test_the_progress_bar_shows_speed_and_evaluations(make, monkeypatch, capsys)
 
 
 # Averaging
-
-
-def checkpoint(folder: Path, **tensors) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text("{}", encoding="utf-8")
-    return folder
-
-
-def test_the_mean_is_taken_in_double_precision(tmp_path):
-    """Against a plain sum; in float32 the small differences of bfloat16 weights would drown."""
-    generator = torch.Generator().manual_seed(0)
-    sets = [
-        {
-            "w": torch.randn(7, 5, generator=generator).to(torch.bfloat16),
-            "b": torch.randn(5, generator=generator) * 1e6,
-            "n": torch.tensor([1, 2]),
-        }
-        for _ in range(5)
-    ]
-    folders = [checkpoint(tmp_path / str(i), **tensors) for i, tensors in enumerate(sets)]
-    output = average_checkpoints(folders, tmp_path / "mean")
-    mean = load_file(output / "model.safetensors")
-    for name in ("w", "b"):
-        total = sum(tensors[name].double() for tensors in sets) / 5
-        assert torch.equal(mean[name], total.to(sets[0][name].dtype))
-    assert torch.equal(mean["n"], sets[0]["n"])
-    assert (output / "config.json").is_file()
-
-
-@pytest.mark.parametrize(("ids", "told"), [("aa", False), ("ab", True), ((None, "a"), False)])
-def test_the_mean_of_several_trainings_is_pointed_out(ids, told, tmp_path, caplog):
-    folders = []
-    for number, own in enumerate(ids):
-        folder = checkpoint(tmp_path / f"run-{number}", w=torch.zeros(2))
-        (folder / "run.json").write_text(json.dumps({"hf_deepwide": "0", **({} if own is None else {"id": own})}))
-        folders.append(folder)
-    average_checkpoints(folders, tmp_path / "mean")
-    assert ("come from 2 trainings" in caplog.text) is told
-    (folders[0] / "checksums.json").write_text("{")
-    with pytest.raises(UserError, match=r"run-0 is damaged: .*checksums\.json"):
-        average_checkpoints(folders, tmp_path / "mean")
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ({"w": torch.zeros(2)}, ["only one of them has b"]),
-        ({"w": torch.zeros(3), "b": torch.zeros(1)}, ["w is [3]", "[2]"]),
-        ({"w": torch.zeros(2), "b": torch.zeros(1, dtype=torch.float16)}, ["b is", "float16"]),
-    ],
-)
-def test_checkpoints_of_different_models_have_no_mean(other, words, tmp_path):
-    one = checkpoint(tmp_path / "one", w=torch.zeros(2), b=torch.zeros(1))
-    two = checkpoint(tmp_path / "two", **other)
-    with pytest.raises(UserError) as error:
-        average_checkpoints([one, two], tmp_path / "mean")
-    for word in [str(one), str(two), *words]:
-        assert word in str(error.value)
-    assert not (tmp_path / "mean").exists()
-
-
-def test_the_mean_comes_with_its_tokenizer_whatever_that_is(tmp_path):
-    """All files that the tokenizers of Transformers' encoder-decoders are made of, and none of training's."""
-    tokenizers = [TOKENIZER_MAPPING.get(config, None) for config in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING]
-    names = {name for each in filter(None, tokenizers) for name in each.vocab_files_names.values()}
-    assert names >= {"sentencepiece.bpe.model", "target_vocab.json", "merges.txt", "source.spm", "tokenizer.json"}
-    folder = checkpoint(tmp_path / "one", weight=torch.ones(2))
-    for name in (*names, "optimizer.pt", "trainer_state.json"):
-        (folder / name).touch()
-    mean = average_checkpoints([folder], tmp_path / "mean")
-    assert {path.name for path in mean.iterdir()} == {*names, "config.json", "model.safetensors"}
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_refuses_to_average_non_finite_weights(value, tmp_path):
-    good = checkpoint(tmp_path / "good", w=torch.zeros(3))
-    bad = checkpoint(tmp_path / "bad", w=torch.tensor([0, value, 1]))
-    for folders in ([good, bad], [bad, good], [bad]):
-        with pytest.raises(UserError, match=r"bad: w holds numbers that are NaN or infinite"):
-            average_checkpoints(folders, tmp_path / "mean")
-    assert not (tmp_path / "mean").exists()
-
-
-def test_models_that_compute_different_things_have_no_mean(tmp_path):
-    one, two = (checkpoint(tmp_path / name, w=torch.zeros(3)) for name in ("one", "two"))
-    (one / "config.json").write_text('{"normalize_before": true, "dropout": 0.1}')
-    (two / "config.json").write_text('{"normalize_before": true, "dropout": 0.3}')
-    average_checkpoints([one, two], tmp_path / "mean")
-    (two / "config.json").write_text('{"normalize_before": false}')
-    with pytest.raises(UserError, match=r"not checkpoints of one model: `normalize_before` is True in one and False"):
-        average_checkpoints([one, two], tmp_path / "mean")
-
-
-def test_models_of_other_languages_or_tokens_have_no_mean(tmp_path):
-    """Though their weights have the same shapes."""
-    one, two = (checkpoint(tmp_path / name, w=torch.zeros(3)) for name in ("one", "two"))
-    config = {"source_lang": "en", "target_lang": "de"}
-    for folder in (one, two):
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "padding": folder.name}))
-    average_checkpoints([one, two], tmp_path / "mean")
-    (two / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0}}}))
-    with pytest.raises(UserError, match=r"not checkpoints of one model: their tokenizer\.json differ"):
-        average_checkpoints([one, two], tmp_path / "mean")
-    (two / "config.json").write_text(json.dumps(config | {"source_lang": "fr"}))
-    with pytest.raises(UserError, match=r"not checkpoints of one model: `source_lang` is 'en' in one and 'fr'"):
-        average_checkpoints([one, two], tmp_path / "mean")
-
-
-def test_an_input_is_never_the_output_of_an_average(tmp_path):
-    one, two = (checkpoint(tmp_path / name, w=torch.full((3,), float(len(name)))) for name in ("one", "three"))
-    before = (two / "model.safetensors").read_bytes()
-    (tmp_path / "link").symlink_to(two)
-    for output in (two, tmp_path / "link", tmp_path / "one" / ".." / "three"):
-        with pytest.raises(UserError, match="is also an input"):
-            average_checkpoints([one, two], output)
-    assert (two / "model.safetensors").read_bytes() == before
-
-
-def test_refuses_to_average_nothing(tmp_path):
-    with pytest.raises(UserError, match="no checkpoints"):
-        average_checkpoints([], tmp_path / "mean")
-    with pytest.raises(UserError, match=r"nowhere.*model\.safetensors"):
-        average_checkpoints([tmp_path / "nowhere"], tmp_path / "mean")
-
-
-# The rest
 
 
 def test_memory_can_be_kept():

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING
 
 from ..checkpoint_files import CONFIG, read_fields
 from ..durable import check_output, is_empty_folder, is_same, saving, whole_files, whole_folder
 from ..errors import UserError, one_line, quote
 from ..loading import is_finite
-from ..models.language_pairs import FIELDS as LANGUAGES
 from ..training.checkpoints import WEIGHTS
 from ..training.checksums import read_checksums
-from ..warm_start import FUNCTION
 from .recipe import read_mark
 
 logger = logging.getLogger(__name__)
@@ -50,8 +49,20 @@ SIDE_FILES = (
 )
 # … and of these, the files that tell which token a row of the embeddings stands for.
 VOCABULARY = [name for name in SIDE_FILES if not name.endswith(("config.json", "tokens_map.json", ".jinja"))]
-# Fields of a config that leave the shapes of the weights as they are, and change what the model computes.
-DECIDE = ["model_type", *sorted({"branch_merge", *LANGUAGES} | FUNCTION)]
+# Fields of a config that may differ: they concern training, or say where a model comes from and how it is stored. All
+# others decide what a model computes.
+FREE = {
+    *("transformers_version", "dtype", "torch_dtype", "_name_or_path", "architectures", "auto_map"),
+    *("custom_pipelines", "use_cache"),
+    *("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "hidden_dropout_prob"),
+    *("attention_probs_dropout_prob", "layer_drop", "layerdrop", "encoder_layerdrop", "decoder_layerdrop"),
+    *("drop_branch", "ffn_drop_branch", "drop_granularity", "drop_unit"),
+    *("init_std", "initializer_range", "initialization", "forget_bias_init", "layer_selection_init"),
+    *("layer_prior", "prior_select", "prior_skip", "soft_selection_steps", "temperature_anneal_steps"),
+    *("kl_weight", "kl_anneal_steps", "kl_reduction", "kl_estimator", "layer_sharing_weight"),
+    *("target_encoder_layers", "target_decoder_layers", "target_depth_weight", "target_depth_norm"),
+    "target_depth_anneal_steps",
+}
 
 
 def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -> Path:
@@ -132,12 +143,20 @@ def _check_configs(folders: Sequence[Path]) -> None:
     last = read_config(folders[-1])
     for folder in folders[:-1]:
         config = read_config(folder)
-        for field in DECIDE:
-            if config and last and config.get(field) != last.get(field):
+        for field in sorted((config.keys() | last.keys()) - FREE) if config and last else ():
+            have, want = _value(config, field), _value(last, field)
+            if have != want:
                 raise UserError(
-                    f"{folder} and {folders[-1]} are not checkpoints of one model: `{field}` is "
-                    f"{quote(config.get(field))} in one and {quote(last.get(field))} in the other"
+                    f"{folder} and {folders[-1]} are not checkpoints of one model: `{field}` is {quote(have)} in one "
+                    f"and {quote(want)} in the other"
                 )
+
+
+def _value(config: dict[str, Any], field: str) -> Any:
+    """A field of a saved config, or the default of its class: a checkpoint can be older than the field."""
+    model_type = config.get("model_type")
+    default = getattr(CONFIG_MAPPING[model_type], field, None) if model_type in CONFIG_MAPPING else None
+    return config.get(field, default)
 
 
 def _check_vocabularies(folders: Sequence[Path]) -> None:
