@@ -29,6 +29,7 @@ TITLES = {
     "chrf": "chrF",
     "sentence_bleu4": "sentence BLEU-4",
     "valid_python": "valid Python, %",
+    "valid_python_line": "valid lines of Python, %",
 }
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.code_metrics import is_python, plain_code
+from hf_deepwide.evaluation.code_metrics import is_python, is_python_line, plain_code
 from hf_deepwide.evaluation.metrics import build_metrics, score
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.evaluation.translate import EvaluationArguments
@@ -80,22 +80,64 @@ def test_sentence_bleu4_is_the_formulas_mean():
         ("return (" + "(" * 200, False),
     ],
 )
-def test_valid_python_is_what_the_parser_takes(code, valid):
+def test_a_valid_line_of_python_may_need_other_lines(code, valid):
+    assert is_python_line(code) is valid
+
+
+@pytest.mark.parametrize(
+    ("code", "valid"),
+    [
+        ("x = foo ( 1 , 'a' )", True),
+        ("x = = 1", False),
+        ("if x :", False),
+        ("def f ( x ) :", False),
+        ("@ property", False),
+        ("", True),
+        ("def f ( self ) : DCNL DCSP if x : DCNL DCSP DCSP return 1 DCNL DCSP return 2", True),
+        ("def f ( self ) : DCNL DCSP return DCSP 1", True),
+        ("def f ( self ) : DCNL return 1", False),
+        ("x = 1 &lt; 2", True),
+    ],
+)
+def test_valid_python_is_a_program(code, valid):
+    """As MAT's evaluation has it: HTML's escapes are read, DCNL is a line break and DCSP a tab."""
     assert is_python(code) is valid
 
 
+@pytest.mark.parametrize(
+    ("code", "valid"),
+    [
+        ("int f ( int x ) { return x + 1 ; }", True),
+        ("int f ( int x { return ;", False),
+        ("void g ( ) { }", True),
+        ("int f ( )", True),
+        ("int f ( ) { } }", True),
+        ("void g ( ) { } foo bar", True),
+        ("static { }", False),
+        ("", False),
+        ("x = 1", False),
+        ("<unk> f ( <unk> x ) { return _NUM ; }", True),
+        ("int f ( ) { return - _NUM + _STR . length ( ) ; }", True),
+        ("int _NUM ;", False),
+        ("String s = 'ab", False),
+        ("(" * 3000, False),
+    ],
+)
+def test_valid_java_is_the_member_of_a_class(code, valid):
+    """As MAT's evaluation has it: what follows the member is not read."""
+    assert score([code], [code], metrics=["valid_java"])["valid_java"] == 100 * valid
+
+
 def test_markers_become_lines_and_steps():
-    assert plain_code("def f ( ) : DCNL DCSP DCSP return 1 DCNL x = 2") == "def f ( ) :\n        return 1\nx = 2"
+    assert plain_code("def f ( ) : DCNL DCSP DCSP return 1 DCNL x = 2") == "def f ( ) :\n\t\treturn 1\nx = 2"
     assert plain_code("a b") == "a b"
-    assert plain_code("a = <unk> DCNL b") == "a = UNK\nb"
+    assert plain_code("a = <unk> DCNL b DCSP c") == "a = UNK\nb \t c"
     assert is_python("x = <unk> ( 1 )"), "an unknown word is a name"
 
 
 def test_shares_of_valid_code_are_per_cent():
     java = ["int f ( int x ) { return x + 1 ; }", "int f ( int x { return ;", "void g ( ) { }"]
     assert score(java, java, metrics=["valid_java"])["valid_java"] == pytest.approx(200 / 3)
-    literals = ["int f ( ) { return _NUM ; }", "int f ( ) { return - _NUM + _STR . length ( ) ; }", "int _NUM ;"]
-    assert score(literals, literals, metrics=["valid_java"])["valid_java"] == pytest.approx(200 / 3)
     python = ["x = 1", "x =", "y", "("]
     assert score(python, python, metrics=["valid_python"])["valid_python"] == 50
 

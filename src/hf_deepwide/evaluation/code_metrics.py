@@ -17,8 +17,8 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 
 from ..errors import UserError
 
-CODE_METRICS = ("sentence_bleu4", "valid_python", "valid_java")
-INDENT = "    "
+CODE_METRICS = ("sentence_bleu4", "valid_python", "valid_python_line", "valid_java")
+INDENT = "\t"
 BODY = INDENT + "pass"
 LITERALS = {
     "_NUM": "0",
@@ -114,12 +114,15 @@ def build_code_metric(name: str, lowercase: bool) -> Metric:
         return SentenceBLEU4(lowercase)
     if name == "valid_python":
         return ValidCode(name, is_python, lowercase, parser="ast")
+    if name == "valid_python_line":
+        return ValidCode(name, is_python_line, lowercase, parser="ast")
     java = _module("javalang", "javalang")
 
     def is_java(text: str) -> bool:
+        """Whether a text begins with a member of a class: MAT's evaluation reads no further."""
         code = re.sub(r"\b(?:_NUM|_STR|_BOOL)\b", lambda literal: LITERALS[literal[0]], plain_code(text))
         try:
-            java.parse.parse(f"class A {{ {code} }}")
+            java.parse.parse_member_signature(code)
         except (java.parser.JavaSyntaxError, java.tokenizer.LexerError, RecursionError, StopIteration):
             return False
         return True
@@ -136,18 +139,27 @@ def plain_code(text: str) -> str:
     for line in text.split("DCNL"):
         steps = re.match(r"(?:\s*DCSP\b)*", line)
         depth = steps[0].count("DCSP") if steps else 0
-        lines.append(INDENT * depth + line[steps.end() if steps else 0 :].strip())
+        rest = line[steps.end() if steps else 0 :].strip()
+        lines.append(INDENT * depth + rest.replace("DCSP", INDENT))
     return "\n".join(lines)
 
 
 def is_python(text: str) -> bool:
-    """Whether Python's parser takes a text: a program, or one line that is the head of a block.
+    """Whether Python's parser takes a text as a program, as in MAT's evaluation.
 
-    The line `if x:` is valid, as it needs only a body. So are `else:` and `try:`, which need other lines, too.
-    Published text can be escaped for HTML (`&lt;` for `<`).
+    Published text is escaped for HTML (`&lt;` for `<`). An empty text is a program.
     """
-    code = plain_code(text).strip()
-    return code != "" and any(map(_is_program_or_head, {code, html.unescape(code)}))
+    return _parses(html.unescape(plain_code(text)))
+
+
+def is_python_line(text: str) -> bool:
+    """Whether a text is a program, or one line of a program that needs others to be one.
+
+    The line `if x:` is valid, as it needs only a body. So are `else:` and `try:`, which need other lines, too. An
+    empty text is no line.
+    """
+    code = html.unescape(plain_code(text)).strip()
+    return code != "" and _is_program_or_head(code)
 
 
 def _is_program_or_head(code: str) -> bool:

@@ -26,6 +26,7 @@ NAMES = {
     "multi_bleu": "multi-bleu",
     "sentence_bleu4": "sentence BLEU-4",
     "valid_python": "valid Python, %",
+    "valid_python_line": "valid lines of Python, %",
     "valid_java": "valid Java, %",
 }
 ON_HUB = {"bleu": "sacrebleu", "multi_bleu": "bleu"}
