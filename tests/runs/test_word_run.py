@@ -36,7 +36,7 @@ def recipe_of(folder: Path, **sections) -> Recipe:
         "train": "all", "validation": "all", "test": "all", "max_length": 64,
     }  # fmt: skip
     values["tokenizer"] = {"words": True, "normalization": "none"}
-    values["evaluation"] |= {"max_length_offset": 16, "metrics": ["sentence_bleu4", "valid_python"]}
+    values["evaluation"] |= {"max_length_offset": 16, "metrics": ["sentence_bleu4", "valid_python_line"]}
     for section, fields in sections.items():
         values[section] = {**values[section], **fields}
     return check_recipe(values, "words", "words.yaml")
@@ -52,7 +52,7 @@ def test_run_writes_code_as_it_was_read(trained):
     run, results = trained
     lines = (run / "translations.txt").read_text().split("\n")[:-1]
     assert lines == list(INDENTED.values()) * 20
-    assert results["test"]["valid_python"] == pytest.approx(100)
+    assert results["test"]["valid_python_line"] == pytest.approx(100)
 
 
 def test_model_has_a_vocabulary_for_each_side(trained):
