@@ -6,7 +6,8 @@ Keys of a table; those marked * may also be of a row, and then go before its tab
 
     title, text     what it is of, and what a reader must know
     recipe*         name of a packaged recipe: rows can be trained by it with `set`
-    config*         family and fields of a config, where there is no recipe; null: a model that this library lacks
+    config*         family and fields of a config, where there is no recipe; null: a model that this library lacks;
+                    of a recipe of classification, the sizes of the checkpoint that it starts from
     vocabulary*     rows of the embedding, if not those of the recipe's tokenizer
     set*            overrides; a row's come on top of the table's. `{d}` stands for the row's value on the axis d
     axes            name to the key or keys that it sets: a row has its values under `at`
@@ -30,6 +31,7 @@ import torch
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     PreTrainedConfig,
 )
@@ -45,6 +47,12 @@ ROOT = Path(__file__).parent.parent
 OF_TABLE = {"title", "text", "recipe", "config", "vocabulary", "set", "axes", "ours", "columns", "rows"}
 OF_ROW = {"row", "at", "recipe", "config", "vocabulary", "set", "printed", "note", "should_be", "paper_has", "scores"}
 assert hf_deepwide  # registers the families
+TASKS = {Recipe: "translation", MaskedLMRecipe: "masked-lm", ClassificationRecipe: "classification"}
+CLASSES = {
+    "translation": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    "masked-lm": MODEL_FOR_MASKED_LM_MAPPING,
+    "classification": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+}
 
 
 @dataclass
@@ -92,7 +100,9 @@ class Row:
     def config_in(self, column: str | None) -> PreTrainedConfig | None:
         """The config of the row's model with what a column overrides, if one is named."""
         if self.recipe is not None and kind(self.recipe) is ClassificationRecipe:
-            return None  # its sizes are those of the checkpoint that it starts from
+            recipe = self.checked(column)  # `config` has the sizes of the checkpoint that it starts from
+            fields = {**(self.config or {}), **recipe.model_fields, "num_labels": 2}
+            return AutoConfig.for_model(recipe.family, **fields, vocab_size=self.vocabulary)
         if self.recipe is not None:
             recipe = self.checked(column)
             fields = recipe.model_fields | (
@@ -112,20 +122,18 @@ class Row:
     @property
     def parameters(self) -> int | None:
         """How many the row's model has."""
-        return None if self.model_config is None else parameters_of(self.model_config, self.seq2seq)
+        return None if self.model_config is None else parameters_of(self.model_config, self.task)
 
     def parameters_by_column(self) -> dict[str, int]:
         """How many the model of each column has, where columns have models of other sizes."""
         configs = {column: self.config_in(column) for column in self.columns} if self.recipe else {}
-        counts = {
-            column: parameters_of(config, self.seq2seq) for column, config in configs.items() if config is not None
-        }
+        counts = {column: parameters_of(config, self.task) for column, config in configs.items() if config is not None}
         return counts if len(set(counts.values())) > 1 else {}
 
     @property
-    def seq2seq(self) -> bool:
-        """Whether it is a translation model, and not a masked language model."""
-        return self.recipe is None or kind(self.recipe) is Recipe
+    def task(self) -> str:
+        """A key of `CLASSES`."""
+        return "translation" if self.recipe is None else TASKS[kind(self.recipe)]
 
     def agrees(self, parameters: int) -> bool:
         """Whether a count is the printed one to its last digit or, where a note says why not, what it says instead."""
@@ -229,18 +237,17 @@ def load(recipe: str) -> Recipe:
     return load_recipe(recipe, kind=kind(recipe))
 
 
-def parameters_of(config: PreTrainedConfig, seq2seq: bool = True) -> int:
+def parameters_of(config: PreTrainedConfig, task: str = "translation") -> int:
     """Parameters of the model of a config: tied ones once, and none of them filled in."""
-    return _count(config.to_json_string(use_diff=False), seq2seq)
+    return _count(config.to_json_string(use_diff=False), task)
 
 
 @cache
-def _count(config: str, seq2seq: bool) -> int:
+def _count(config: str, task: str) -> int:
     fields = json.loads(config)
     made = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if seq2seq else MODEL_FOR_MASKED_LM_MAPPING
     with torch.device("meta"), no_init_weights():
-        model = mapping[type(made)](made)
+        model = CLASSES[task][type(made)](made)
     model.tie_weights()  # a part of initialisation, which takes as long as all the rest
     return sum(parameter.numel() for parameter in model.parameters())
 
