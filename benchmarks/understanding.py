@@ -121,9 +121,23 @@ def fine_tuning(runs: Path, task: str, system: str) -> dict[str, Any]:
     }
 
 
-def gather(runs: Path, tasks: list[str]) -> dict[str, Any]:
-    """The scores of all finished runs, on the test set, by seed."""
-    report: dict[str, Any] = {"size": SIZE, "pretraining": PRETRAINING, "fine_tuning": FINE_TUNING, "tasks": {}}
+def most_frequent(data: Path, task: str) -> dict[str, float]:
+    """Scores of the answer that is most frequent in training, in per cent; F1 is that of the label 1."""
+    fields = TASKS[task]["data"]
+    labels = {}
+    for split in ("train", "test"):
+        head, *lines = read_lines(data / fields[split])
+        column = head.split("\t").index(fields["label"])
+        labels[split] = [line.split("\t")[column] for line in lines]
+    answer = statistics.mode(labels["train"])
+    right = labels["test"].count(answer) / len(labels["test"])
+    return {"accuracy": 100 * right, "f1": 100 * 2 * right / (1 + right) if answer == "1" else 0.0}
+
+
+def gather(runs: Path, tasks: list[str], data: Path) -> dict[str, Any]:
+    """The scores of all finished runs, on the test set, by seed, and those of the most frequent label."""
+    report: dict[str, Any] = {"size": SIZE, "pretraining": PRETRAINING, "fine_tuning": FINE_TUNING}
+    report |= {"tasks": {}, "most_frequent": {}}
     for task in tasks:
         rows = {}
         for system in SYSTEMS:
@@ -141,6 +155,7 @@ def gather(runs: Path, tasks: list[str]) -> dict[str, Any]:
                 report["machine"], report["versions"] = read["machine"], read["versions"]
         if rows:
             report["tasks"][task] = rows
+            report["most_frequent"][task] = most_frequent(data, task)
     return report
 
 
@@ -162,6 +177,9 @@ def table(report: dict[str, Any]) -> str:
             "| system | parameters | median accuracy | mean accuracy | mean F1 | validation accuracy | p |",
             "|---|---|---|---|---|---|---|",
         ]
+        least = report["most_frequent"][task]
+        accuracy = f"{least['accuracy']:.2f}"
+        lines.append(f"| the most frequent label | | {accuracy} | {accuracy} | {least['f1']:.2f} | | |")
         others = [name for name in rows if name != PLAIN and PLAIN in rows]
         tested = [welch(rows[name]["test_accuracy"], rows[PLAIN]["test_accuracy"]) for name in others]
         p_of = dict(zip(others, holm(tested), strict=True))
@@ -192,6 +210,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         scores = [rows[f"MAT, drop-branch {rate}"]["test_accuracy"] for rate in rates]
         for rate, values in zip(rates, scores, strict=True):
             axes.plot([rate] * len(values), values, ".", color="C0", alpha=0.5)
+        axes.axhline(report["most_frequent"][task]["accuracy"], color="C3", linestyle=":", label="most frequent label")
         axes.plot(rates, list(map(statistics.mean, scores)), "o-", color="C0", label="MAT, mean")
         axes.set(title=TASKS[task]["title"], xlabel="drop-branch", ylabel="accuracy on the test set, %")
         axes.legend(fontsize="small")
@@ -206,13 +225,14 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "understanding")
     args = parser.parse_args()
+    data = Path(os.environ.get("HF_DEEPWIDE_DATA", "."))
     if not args.report:
-        write_text(Path(os.environ.get("HF_DEEPWIDE_DATA", ".")), args.runs / "text")
+        write_text(data, args.runs / "text")
         train(pretraining(args.runs), "masked-lm")
         for task in args.tasks:
             for system in SYSTEMS:
                 train(fine_tuning(args.runs, task, system), "classification")
-    report = gather(args.runs, list(TASKS))
+    report = gather(args.runs, list(TASKS), data)
     if not report["tasks"]:
         raise UserError(f"{args.runs} has no finished run of fine-tuning")
     write_report(args.output, report, table)

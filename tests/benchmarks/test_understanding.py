@@ -1,5 +1,6 @@
 """The report of `benchmarks/understanding.py`: what it reads, and what it makes of runs."""
 
+import gzip
 import json
 import statistics
 from pathlib import Path
@@ -34,11 +35,20 @@ def test_compares_finished_runs_with_plain_fine_tuning(tmp_path):
     better, same = ([value + add for value in PLAIN] for add in (10, 0.1))
     for system, accuracy in zip(list(understanding.SYSTEMS)[:3], (PLAIN, better, same), strict=True):
         write_run(tmp_path, "mrpc", system, accuracy)
-    report = understanding.gather(tmp_path, list(understanding.TASKS))
+    for split, labels in (("train", "110"), ("test", "10111")):
+        file = tmp_path / understanding.TASKS["mrpc"]["data"][split]
+        file.parent.mkdir(exist_ok=True)
+        with gzip.open(file, "wt", encoding="utf-8") as lines:
+            lines.write("Quality\t#1 String\n" + "".join(f"{label}\ta\n" for label in labels))
+    report = understanding.gather(tmp_path, list(understanding.TASKS), tmp_path)
     assert list(report["tasks"]) == ["mrpc"]
     small, large = (ttest_ind(ours, PLAIN, equal_var=False).pvalue for ours in (better, same))
     assert 2 * small < 0.0001
     rows = [line.split(" | ") for line in understanding.table(report).splitlines() if " M |" in line]
+    (least,) = (line for line in understanding.table(report).splitlines() if "most frequent" in line)
+    precision, recall = 4 / 5, 4 / 4
+    f1 = 100 * 2 * precision * recall / (precision + recall)
+    assert least == f"| the most frequent label | | 80.00 | 80.00 | {f1:.2f} | | |"
     assert [row[2] for row in rows] == ["70.00", "80.00", "70.10"]
     assert rows[1][3] == f"80.00 ± {statistics.stdev(better):.2f}"
     assert [row[-1].strip(" |") for row in rows] == ["", "< 0.0001", f"{max(large, 2 * small):.4f}"]
