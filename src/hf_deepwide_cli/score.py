@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     settings = EvaluationArguments.from_options(max_tokens=args.max_tokens, precision=args.precision)
     device, files = device_of(args.device), [Path(args.source), Path(args.target)]
     if args.output is not None:
-        check_output(Path(args.output), inputs=files, overwrite=args.overwrite)
+        check_output(Path(args.output), inputs=files, overwrite=args.overwrite, option="--overwrite")
     sources, targets = (list(read_lines(file)) for file in files)
     check_parallel(targets, sources, (args.target, args.source))  # before a model is loaded
     model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)

@@ -13,7 +13,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_deepwide.errors import UserError
-from hf_deepwide.models.modeling_vanilla_transformer import LayerCombination
+from hf_deepwide.models.layer_combination import LayerCombination
 
 SIZES = {
     "vocab_size": 60,

@@ -395,5 +395,5 @@ class TranslationCollator:
         return batch
 
     def _pad(self, lists: list[list[int]], value: int) -> torch.Tensor:
-        width = -(-max(map(len, lists)) // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        width = round_up(max(map(len, lists)), self.pad_to_multiple_of)
         return torch.tensor([[*ids, *[value] * (width - len(ids))] for ids in lists])

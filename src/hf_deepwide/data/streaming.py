@@ -99,12 +99,12 @@ class StreamBatches(torch.utils.data.IterableDataset):
         size = self.buffer_size
         if window == 0:
             size = int(np.random.default_rng([self.seed, self.epoch]).integers(size - size // 2, size + 1))
-        return -(-size // self.batch_multiple) * self.batch_multiple
+        return round_up(size, self.batch_multiple)
 
     def _batches(self, buffer: list[dict], window: int) -> Iterator[list[dict]]:
         multiple = self.batch_multiple
         rest = len(buffer) % multiple
-        if rest and -(-len(self._sampler(buffer, 1)) // multiple) * multiple > len(buffer):
+        if rest and round_up(len(self._sampler(buffer, 1)), multiple) > len(buffer):
             logger.info("left out %d pairs at the end of the stream, which do not make %d batches", rest, multiple)
             buffer = buffer[: len(buffer) - rest]
         if not buffer:

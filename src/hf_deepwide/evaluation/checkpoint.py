@@ -47,11 +47,11 @@ def load_any_translator(
     return model.to(device_of(device)), tokenizer
 
 
-def device_of(name: str | None, option: str = "--device") -> torch.device:
+def device_of(name: str | None) -> torch.device:
     """The device of that name; None: a GPU where there is one.
 
     Raises:
-        UserError: there is no such device here; the message begins with `option`.
+        UserError: there is no such device here; the message names the option `--device`.
     """
     if name is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -59,5 +59,5 @@ def device_of(name: str | None, option: str = "--device") -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
-        raise UserError(f"{option} {name}: {one_line(error)}") from error
+        raise UserError(f"--device {name}: {one_line(error)}") from error
     return torch.device(name)

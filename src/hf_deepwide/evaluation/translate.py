@@ -76,7 +76,7 @@ class EvaluationArguments:
     )
     precision: str = field(
         default="float32",
-        metadata={"help": "float32 (no autocast), bfloat16 or float16.", "choices": list(_AUTOCAST)},
+        metadata={"help": "float32 (no autocast), bfloat16 or float16."},
     )
     metrics: list[str] = field(
         default_factory=lambda: list(METRICS), metadata={"help": f"Which of {', '.join(ALL_METRICS)} to compute."}

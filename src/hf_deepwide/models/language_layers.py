@@ -30,16 +30,15 @@ def of_language(table: torch.Tensor, languages: Languages) -> torch.Tensor:
 class LanguageLayerNorm(nn.Module):
     """A LayerNorm whose scale and bias are those of the language (LALN)."""
 
-    def __init__(self, width: int, languages: int, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, languages: int) -> None:
         super().__init__()
-        self.eps = eps
         self.language_scale = nn.Parameter(torch.ones(languages, width))
         self.language_bias = nn.Parameter(torch.zeros(languages, width))
 
     def forward(self, x: torch.Tensor, languages: Languages = None) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""
         scale, bias = (of_language(table, languages)[:, None] for table in (self.language_scale, self.language_bias))
-        return torch.addcmul(bias, nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps), scale)
+        return torch.addcmul(bias, nn.functional.layer_norm(x, x.shape[-1:]), scale)
 
 
 class LanguageTransform(nn.Module):

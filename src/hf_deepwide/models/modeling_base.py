@@ -108,11 +108,11 @@ class DeepWideModel(DeepWidePreTrainedModel):
         )
 
 
-def with_parameter(parent: Callable[..., Any], method: Callable[..., Any], name: str) -> inspect.Signature:
-    """The parent's signature, and before its `**kwargs` the keyword `name` of the method that overrides it."""
+def with_posteriors(parent: Callable[..., Any], method: Callable[..., Any]) -> inspect.Signature:
+    """The parent's signature, and before its `**kwargs` the keyword `posteriors` of the method that overrides it."""
     signature = inspect.signature(parent)
     *parameters, kwargs = signature.parameters.values()
-    return signature.replace(parameters=[*parameters, inspect.signature(method).parameters[name], kwargs])
+    return signature.replace(parameters=[*parameters, inspect.signature(method).parameters["posteriors"], kwargs])
 
 
 class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin):

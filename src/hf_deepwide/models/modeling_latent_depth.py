@@ -35,7 +35,7 @@ from .configuration_latent_depth import LatentDepthConfig
 from .layer_selection import LayerSelection, sharing_error, target_depth_error
 from .layers import remove_norms
 from .loss import token_count
-from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_parameter
+from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_posteriors
 from .pretrained_model import DeepWidePreTrainedModel
 from .running_means import RunningMeans
 from .stacks import Decoder, Encoder, Stack
@@ -262,4 +262,4 @@ class LatentDepthForConditionalGeneration(LatentDepthLoss, DeepWideForConditiona
         return super().forward(*args, posteriors=posteriors, **kwargs)
 
     # `generate` and `Trainer` read in the signature which inputs the model takes.
-    forward.__signature__ = with_parameter(DeepWideForConditionalGeneration.forward, forward, "posteriors")
+    forward.__signature__ = with_posteriors(DeepWideForConditionalGeneration.forward, forward)

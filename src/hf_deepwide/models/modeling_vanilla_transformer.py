@@ -58,7 +58,6 @@ from .language_layers import (
 )
 from .layer_aggregation import AGGREGATIONS, EMRouting
 from .layer_combination import COMBINATIONS, LayerNormEach, LayerSum, TransparentAttention
-from .layer_combination import LayerCombination as LayerCombination
 from .layer_selection import check_posteriors
 from .layers import DecoderLayer, EncoderLayer
 from .luna import (
@@ -71,7 +70,7 @@ from .luna import (
     split_memory,
 )
 from .merged_attention import MeanOfValues, MergedAttentionDecoderLayer
-from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_parameter
+from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_posteriors
 from .pretrained_model import DeepWidePreTrainedModel
 from .residuals import (
     BottomToTopDecoderLayer,
@@ -466,7 +465,7 @@ class VanillaTransformerForConditionalGeneration(
         return super().forward(*args, posteriors=posteriors, **kwargs)
 
     # `generate` and `Trainer` read in the signature which inputs the model takes.
-    forward.__signature__ = with_parameter(DeepWideForConditionalGeneration.forward, forward, "posteriors")
+    forward.__signature__ = with_posteriors(DeepWideForConditionalGeneration.forward, forward)
 
     @torch.no_grad()
     def training_logs(self) -> dict[str, float]:

@@ -45,7 +45,7 @@ def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, An
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that have a part in the results."""
+    """The versions of Python and of the packages that have a part in the results."""
     packages = ("hf_deepwide", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 

@@ -161,7 +161,8 @@ class BatchSplitter:
 
     def _take(self, parts: list[Inputs]) -> Inputs:
         """Remove the next part, not larger than the largest batch is by now."""
-        part, *parts[:1] = split(parts[0], self.largest.tokens)
+        part, *rest = split(parts[0], self.largest.tokens)
+        parts[:1] = rest
         return part
 
     def _tried(self, compute: Callable[[], Any], part: Inputs) -> Any:

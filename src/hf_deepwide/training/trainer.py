@@ -31,10 +31,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProgressCallb
 from transformers.trainer_callback import ExportableState, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data.batches import TokenBatchSampler
+from ..data.batches import TokenBatchSampler, round_up
 from ..data.sampling import copies_by_temperature
 from ..data.streaming import EndlessStream, StreamBatches
-from ..models.loss import token_count
+from ..models.loss import cross_entropy
 from ..models.pretrained_model import DeepWidePreTrainedModel
 from ..progress import shows_bars
 from .arguments import TranslationTrainingArguments
@@ -226,14 +226,8 @@ class TokenBatchTrainer(Trainer):
     def _loss_from_logits(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Of `outputs.logits` [sentences, target, vocabulary] and `labels` [sentences, target]."""
-        total = nn.functional.cross_entropy(
-            outputs["logits"].flatten(0, 1).float(),
-            labels.flatten(),
-            label_smoothing=self.label_smoothing,
-            reduction="sum",
-        )
-        return total / token_count(labels, num_items_in_batch)
+        """The loss of `outputs.logits` [sentences, target, vocabulary] against `labels` [sentences, target]."""
+        return cross_entropy(outputs["logits"], labels, self.label_smoothing, num_items_in_batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the mean loss since the last log and what belongs to it, or the metrics of an evaluation as they are."""
@@ -252,7 +246,7 @@ class TokenBatchTrainer(Trainer):
             super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """0: the parent's estimate walks through all parameters in every step and knows nothing of the decoder."""
+        """Count nothing: the parent's estimate walks through all parameters in every step and omits the decoder."""
         return 0
 
     # Evaluation
@@ -456,7 +450,7 @@ class TokenBatchTrainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         longest = max(max(dataset["source_length"][:]), max(dataset["target_length"][:]))
         multiple = self.data_collator.pad_to_multiple_of
-        max_tokens = max(self.args.max_tokens, -(-longest // multiple) * multiple)  # no pair may be left out
+        max_tokens = max(self.args.max_tokens, round_up(longest, multiple))  # no pair may be left out
         sampler = self._sampler(dataset, max_tokens, shuffle=False, batch_multiple=self.args.world_size)
         # Each evaluation makes a loader of its own, of which nothing may stay behind: neither workers that persist,
         # nor, as `accelerator.prepare` keeps it, the loader.
