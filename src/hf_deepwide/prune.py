@@ -22,8 +22,9 @@ from .loading import check_names
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
-from .models.language_pairs import keep_languages, pairs_of_posterior
+from .models.language_pairs import pairs_of_posterior
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .models.saved_fields import keep_fields
 from .vanilla_form import SHARED, own_fields, tie
 
 SELECTIONS = ("hard", "soft", "tempered")
@@ -82,7 +83,7 @@ def prune(
     depths = {f"{stack}_layers": len(layers) for stack, layers in kept.items()}
     joined: dict[str, Any] = {} if config.layer_norms else {"residual": "rezero", "normalize_before": False}
     pruned_config = VanillaTransformerConfig(**fields | depths | joined)
-    keep_languages(config, pruned_config)
+    keep_fields(config, pruned_config)
     if pairs := pairs_of_posterior(config, posterior):
         pruned_config.translation_pairs = pairs
     tensors = {}

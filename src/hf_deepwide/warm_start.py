@@ -26,7 +26,7 @@ from .models.branches import merge_scale
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_vanilla_transformer import USED_WITH, VanillaTransformerConfig
 from .models.joined_layers import Join
-from .models.language_pairs import keep_languages
+from .models.saved_fields import keep_fields
 from .vanilla_form import SHARED, Tensors, as_vanilla, load_base, name_of, own_fields, tie
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     name = name_of(model)
     base_config, tensors = as_vanilla(model)
     config = target_config(name, cls.config_class, base_config, config_overrides)
-    keep_languages(model.config, config)
+    keep_fields(model.config, config)
     reasons = losses(base_config, config)
     with torch.device("meta"):
         own = cls(config).state_dict().keys()

@@ -27,6 +27,7 @@ def folders(tmp_path_factory):
     torch.manual_seed(1)
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(vocab_size=len(tokenizer), **SIZES))
     model.generation_config.update(num_beams=3, length_penalty=0.7, early_stopping=True, max_length=30)
+    model.config.max_length_factor, model.config.max_length_offset = 0.5, 6
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     export_ctranslate2(folder / "model", folder / "exported")
@@ -59,7 +60,10 @@ def test_the_commands_search_as_the_model_was_saved_to(folders, tmp_path, monkey
         words = ("--source", tmp_path / "source", "--reference", tmp_path / "out0", "--output", report)
         call(monkeypatch, "evaluate", "--model", folder, *words)
         (scores,) = json.loads(report.read_text())["systems"].values()
-        assert scores["search"] == {"num_beams": 3, "length_penalty": 0.7, "early_stopping": True}
+        assert scores["search"] == {
+            **{"num_beams": 3, "length_penalty": 0.7, "early_stopping": True},
+            **{"max_length_factor": 0.5, "max_length_offset": 6},
+        }
         assert scores["chrf"] == pytest.approx(100)
     assert made[0] == made[1]
 

@@ -14,6 +14,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.translate import EvaluationArguments, generate_beams, generate_ids, translate
 from hf_deepwide.models.pipeline_translation import TranslationPipeline
 from hf_deepwide.models.plain_text import sorted_batches
+from hf_deepwide.models.saved_fields import LIMITS
 
 QUICK = EvaluationArguments(num_beams=3, max_length_factor=1.0, max_length_offset=4)
 
@@ -185,8 +186,17 @@ def test_length_limit_is_linear_in_the_source_and_within_the_model(model, tokeni
     with torch.no_grad():
         model.final_logits_bias[0, [1, 2]] = -1e9  # a model that never ends
     args = EvaluationArguments(num_beams=2, max_length_factor=factor, max_length_offset=offset)
-    rows = generate_ids(model, tokenizer, ["w1 w2 w3", "w1 " * 12], args)  # 4 and 13 tokens, rounded up to 8 and 16
-    assert [len(row) for row in rows] == expected
+    texts = ["w1 w2 w3", "w1 " * 12]  # 4 and 13 tokens, rounded up to 8 and 16
+    assert [len(row) for row in generate_ids(model, tokenizer, texts, args)] == expected
+    for name in LIMITS:  # as a run saves them
+        setattr(model.config, name, getattr(args, name))
+    pipe = TranslationPipeline(model=model, tokenizer=tokenizer)
+    for given in (texts, texts[::-1]):
+        found = [result["translation_token_ids"] for result in pipe(given, return_tensors=True)]
+        assert [len(ids) - 1 for ids in found] == (expected if given is texts else expected[::-1])
+    assert [len(pipe(text, return_tensors=True)[0]["translation_token_ids"]) - 1 for text in texts] == expected
+    (shorter,) = pipe([texts[0]], return_tensors=True, max_new_tokens=4)
+    assert len(shorter["translation_token_ids"]) == 5
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

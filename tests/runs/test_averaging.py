@@ -167,6 +167,16 @@ def test_an_input_is_never_the_output_of_an_average(tmp_path):
     assert (two / "model.safetensors").read_bytes() == before
 
 
+def test_the_same_weights_in_two_folders_are_pointed_out(tmp_path, caplog):
+    one, two = (checkpoint(tmp_path / name, w=torch.ones(3)) for name in ("one", "two"))
+    three = checkpoint(tmp_path / "three", w=torch.zeros(3))
+    average_checkpoints([one, three], tmp_path / "mean")
+    assert "same weights" not in caplog.text
+    average_checkpoints([one, two], tmp_path / "mean")
+    assert "two and " in caplog.text
+    assert "hold the same weights, which count twice" in caplog.text
+
+
 def test_refuses_to_average_nothing(tmp_path):
     with pytest.raises(UserError, match="no checkpoints"):
         average_checkpoints([], tmp_path / "mean")

@@ -15,9 +15,9 @@ from ..analysis.inside import Inside, look_inside
 from ..errors import UserError, one_line
 from ..evaluation.checkpoint import device_of, load_translator
 from ..evaluation.engine import Engine, is_engine
-from ..evaluation.translate import EvaluationArguments, as_line, generate_beams, length_limit
+from ..evaluation.translate import EvaluationArguments, as_line, generate_beams
 from ..models.language_pairs import Choice, Languages
-from ..models.plain_text import Source, encode_sources, source_limit
+from ..models.plain_text import Source, encode_sources, length_limit, source_limit
 from ..models.word_tokenizer import SPACE, WordTokenizer
 
 WARM_UP = "1"

@@ -17,6 +17,7 @@ from ..generation_fields import check_fields
 from ..loading import load_tokenizer
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import MOST_TOKENS, source_limit
+from ..models.saved_fields import LIMITS
 
 LIMIT = 1024  # tokens of a source that CTranslate2 reads unless it is told otherwise
 
@@ -69,6 +70,10 @@ class Engine:
             check_fields(fields)
         settings = GenerationConfig.from_dict(fields)
         settings.early_stopping = True
+        for (
+            name
+        ) in LIMITS:  # `from_dict` leaves out what is not Transformers', if the fields come from a model's config
+            setattr(settings, name, fields.get(name))
         return settings
 
     def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,11 +21,12 @@ from ..models.plain_text import (
     check_text,
     describe,
     encode_sources,
+    length_limit,
     padded_behind_end,
-    positions,
     sorted_batches,
     source_limit,
 )
+from ..models.saved_fields import LIMITS
 from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
 from .engine import Engine
@@ -37,9 +37,8 @@ logger = logging.getLogger(__name__)
 
 _AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LINE_ENDS = {ord(end): " " for end in "\n\r"}  # what ends a line of a file
-SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a model's generation config says of searching
+SEARCH = ("num_beams", "length_penalty", "early_stopping", *LIMITS)  # what a model's configs say of searching
 _TURN = threading.RLock()  # for one thread at a time: a model's generation config is another one meanwhile
-_LENGTH_STEP = 8  # source lengths are rounded up to this before the length limit is computed
 
 RANGES = {
     "num_beams": Range(1, 1000),
@@ -120,13 +119,15 @@ class EvaluationArguments:
 
 
 def own_search(model: PreTrainedModel | Engine, **asked: Any) -> EvaluationArguments:
-    """How the model's generation config searches, as `pipeline` does; what it leaves open is as in a recipe.
+    """How the model's configs say that it searches, as `pipeline` does; what it leaves open is as in a recipe.
 
     Args:
         model: the model.
         asked: fields that are to be otherwise; None is as the model has it.
     """
     own = {name: getattr(model.generation_config, name, None) for name in SEARCH}
+    if not isinstance(model, Engine):
+        own |= {name: getattr(model.config, name, None) for name in LIMITS}
     if own["early_stopping"] is not None:
         own["early_stopping"] = own["early_stopping"] is True  # "never" keeps searching, too
     fields = own | {name: value for name, value in asked.items() if value is not None}
@@ -365,13 +366,6 @@ def _encode(languages: Languages, choice: Choice, sources: Sequence[str], limit:
             len(too_long), len(encoded), limit, lines,
         )  # fmt: skip
     return encoded
-
-
-def length_limit(config: Any, source_length: int, args: EvaluationArguments) -> int:
-    """Most tokens a translation may have; of the rounded length, so that many sentences share a limit."""
-    rounded = math.ceil(source_length / _LENGTH_STEP) * _LENGTH_STEP
-    limit = math.ceil(args.max_length_factor * rounded) + args.max_length_offset
-    return min(limit, positions(config) or limit)
 
 
 def _strip_padding(row: list[int], pad_id: int) -> list[int]:

@@ -24,6 +24,7 @@ from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, quote
 from ..models.language_pairs import Languages
 from ..models.plain_text import source_limit
+from ..models.saved_fields import LIMITS
 from .opening import open_model, require
 from .shown_languages import packages, shown_languages
 
@@ -86,8 +87,10 @@ def export_ctranslate2(
         tokenizer = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
         tokenizer.model_max_length = source_limit(opened.model.config, tokenizer)
         tokenizer.save_pretrained(draft)
-        settings = opened.model.generation_config.to_json_string()  # how it searches, for `hf-deepwide translate`
-        (draft / GENERATION_CONFIG_NAME).write_text(settings, encoding="utf-8")
+        search = copy.deepcopy(opened.model.generation_config)  # for `hf-deepwide translate`
+        for name in LIMITS:
+            setattr(search, name, getattr(opened.model.config, name, None))
+        (draft / GENERATION_CONFIG_NAME).write_text(search.to_json_string(), encoding="utf-8")
         (draft / "README.md").write_text(readme(opened.model, opened.tokenizer), encoding="utf-8")
     logger.info("%s: in float32 its scores differ from the model's by up to %.2g", target, difference)
     return str(target)

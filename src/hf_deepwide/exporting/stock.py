@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 from ..errors import UserError, quote
 from ..families import FAMILIES
 from ..models.configuration_base import DeepWideConfig
-from ..models.language_pairs import FIELDS
+from ..models.saved_fields import FIELDS
 from ..prune import is_prunable, prune
 from ..vanilla_form import COPIED, ENCODER, FOREIGN, SHARED, Tensors, as_vanilla
 

@@ -18,7 +18,6 @@ of models:
 - none: one pair, which the config may name as `source_lang` and `target_lang`.
 """
 
-import copy
 import difflib
 import re
 import threading
@@ -32,7 +31,6 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 SIDES = ("source", "target")
-FIELDS = ("translation_pairs", "source_lang", "target_lang")  # of a config, beside those of its class
 TARGET_CODE = ("forced_bos_token_id", "decoder_start_token_id")  # how the target language reaches `generate`
 TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
 CODE = re.compile(r"[A-Za-z]\w*")  # other tokens that a tokenizer was given, such as <bt>, are no languages
@@ -224,13 +222,6 @@ def pair_settings(config: Any, source_lang: str | None = None, target_lang: str 
     """
     pairs = _pairs(config)
     return _only(pairs, source_lang, target_lang, "the model was not trained on the language pair") if pairs else {}
-
-
-def keep_languages(old: Any, new: Any) -> None:
-    """Let a config name the languages that another config names."""
-    for name in FIELDS:
-        if (value := getattr(old, name, None)) is not None:
-            setattr(new, name, copy.deepcopy(value))
 
 
 def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]:

@@ -25,11 +25,13 @@ from .plain_text import (
     check_text,
     describe,
     encode_sources,
+    length_limit,
     padded_behind_end,
     positions,
     sorted_batches,
     source_limit,
 )
+from .saved_fields import LIMITS
 
 logger = logging.get_logger(__name__)
 
@@ -61,8 +63,9 @@ class TranslationPipeline(Pipeline):
             batches of up to 64 texts and 2,048 tokens. The results are in the order of the texts. Datasets and
             generators are read one text after another unless `batch_size` is given.
         generate_kwargs: anything `model.generate` takes, such as `num_beams=5`. The default, unless the model's
-            generation config says otherwise, is 4 beams and at most 256 new tokens. There are never more tokens than
-            the model has positions for.
+            generation config says otherwise, is 4 beams and at most 256 new tokens. A model that a recipe has trained
+            has the limit with which it was scored: `max_length_factor` times the tokens of the source (the longest
+            one of a batch), and `max_length_offset` more. There are never more tokens than the model has positions.
 
     The model is put into evaluation mode. Special tokens in a text (`</s>`) are text as any other. The translation of
     an empty text is empty.
@@ -167,9 +170,11 @@ class TranslationPipeline(Pipeline):
         sources = self._encode(texts, **{**self._preprocess_params, **preprocess})
         lengths = [source["input_ids"].shape[1] for source in sources]
         results: list[list[dict[str, Any]]] = [[] for _ in texts]
-        for batch in sorted_batches(lengths, BATCH_TOKENS, BATCH_TEXTS):
+        settings = {**self._forward_params, **forward}
+        limits = [self._length_limit(settings, length) for length in lengths]
+        for batch in sorted_batches(lengths, BATCH_TOKENS, BATCH_TEXTS, None if None in limits else limits):
             inputs = join([sources[i] for i in batch], self.tokenizer.pad_token_id)
-            outputs = self.forward(inputs, **{**self._forward_params, **forward})
+            outputs = self.forward(inputs, **settings)
             for place, i in enumerate(batch):
                 output = {name: tensor[place : place + 1] for name, tensor in outputs.items()}
                 results[i] = self.postprocess(output, **{**self._postprocess_params, **postprocess})
@@ -226,7 +231,12 @@ class TranslationPipeline(Pipeline):
         if choice.posterior is not None:
             ids = inputs["input_ids"]
             settings.setdefault("posteriors", torch.full((len(ids),), choice.posterior, device=ids.device))
-        settings.update(self._default_settings(settings))
+        limit = self._length_limit(settings, int(inputs["attention_mask"].sum(1).max()))
+        if limit is not None:
+            settings["max_length"] = limit + 1  # with the token that the decoder starts from
+        else:
+            settings.update(self._default_length(settings))
+        settings.update(self._default_beams(settings))
         output = self.model.generate(**inputs, **settings)
         ids = getattr(output, "sequences", output)  # [batch * num_return_sequences, target]
         said = {**self.model.generation_config.to_dict(), **given_config(settings), **settings}
@@ -270,16 +280,33 @@ class TranslationPipeline(Pipeline):
         text = (ids != self.tokenizer.pad_token_id).nonzero()
         return ids[: int(text[-1]) + 1] if len(text) else ids[:1]
 
-    def _default_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Beams and length limit, where neither `settings` nor a generation config says anything of them.
+    def _said(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """What the model's generation config says, in its place that of the call, and before both the call itself."""
+        return {**self.model.generation_config.to_diff_dict(), **given_config(settings), **settings}
+
+    def _default_beams(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The number of beams, where neither `settings` nor a generation config says anything of them."""
+        said = self._said(settings)
+        return {} if "num_beams" in said or said.keys() & WITHOUT_BEAMS else {"num_beams": NUM_BEAMS}
+
+    def _length_limit(self, settings: dict[str, Any], source_length: int) -> int | None:
+        """Most tokens of the translation of such a source, as the model was scored; None where the call sets another.
+
+        It is also None of a model whose config does not say how it was scored.
+        """
+        config, asked = self.model.config, {**given_config(settings), **settings}
+        is_set = any(asked.get(name) is not None for name in LENGTHS)
+        if is_set or self.model.generation_config.max_new_tokens is not None:
+            return None
+        is_known = all(getattr(config, name, None) is not None for name in LIMITS)
+        return length_limit(config, source_length, config) if is_known else None
+
+    def _default_length(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The length limit, where neither `settings` nor a generation config says anything of it.
 
         A length that the model has no positions for is lowered to what the model has.
         """
-        own = self.model.generation_config.to_diff_dict()
-        said = {**own, **given_config(settings), **settings}
-        defaults: dict[str, Any] = {}
-        if "num_beams" not in said and not said.keys() & WITHOUT_BEAMS:
-            defaults["num_beams"] = NUM_BEAMS
+        said, defaults = self._said(settings), {}
         longest = positions(self.model.config)
         if all(said.get(name) is None for name in LENGTHS):
             defaults["max_new_tokens"] = min(MAX_NEW_TOKENS, longest or MAX_NEW_TOKENS)

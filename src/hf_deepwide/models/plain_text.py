@@ -20,6 +20,7 @@ from .language_pairs import Choice, Languages, control_ids, speaking
 
 MOST_CHARACTERS = 100_000  # of one text that is translated: encoding takes a tenth of a second
 MOST_TOKENS = 10_000  # of one source, for a model and a tokenizer without a limit: attention is quadratic
+LENGTH_STEP = 8
 SHOWN = 60  # characters of a text or value in a message
 PROBE = "x"
 
@@ -137,6 +138,19 @@ def encode_sources(languages: Languages, choice: Choice, texts: Sequence[str], l
 def positions(config: Any) -> int | None:
     """Most tokens of a source or a translation that a model has positions for; None without a limit."""
     return getattr(config, "max_position_embeddings", None)
+
+
+def length_limit(config: Any, source_length: int, search: Any) -> int:
+    """Most tokens that a translation may have.
+
+    Args:
+        config: of the model; None: positions are no limit.
+        source_length: tokens of the source; rounded up, so that many sentences share a limit.
+        search: has `max_length_factor`, so many tokens for each of the source, and `max_length_offset`, so many more.
+    """
+    rounded = math.ceil(source_length / LENGTH_STEP) * LENGTH_STEP
+    limit = math.ceil(search.max_length_factor * rounded) + search.max_length_offset
+    return min(limit, positions(config) or limit)
 
 
 def source_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:

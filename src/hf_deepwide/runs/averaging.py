@@ -1,5 +1,6 @@
 """The mean of several checkpoints' weights: what a run has learnt, with less of the last steps' noise."""
 
+import filecmp
 import json
 import logging
 import shutil
@@ -16,6 +17,7 @@ from ..checkpoint_files import CONFIG, read_fields
 from ..durable import check_output, is_empty_folder, is_same, saving, whole_files, whole_folder
 from ..errors import UserError, one_line, quote
 from ..loading import is_finite
+from ..models.saved_fields import LIMITS
 from ..training.checkpoints import WEIGHTS
 from ..training.checksums import read_checksums
 from .recipe import read_mark
@@ -53,7 +55,7 @@ VOCABULARY = [name for name in SIDE_FILES if not name.endswith(("config.json", "
 # others decide what a model computes.
 FREE = {
     *("transformers_version", "dtype", "torch_dtype", "_name_or_path", "architectures", "auto_map"),
-    *("custom_pipelines", "use_cache"),
+    *("custom_pipelines", "use_cache", *LIMITS),
     *("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "hidden_dropout_prob"),
     *("attention_probs_dropout_prob", "layer_drop", "layerdrop", "encoder_layerdrop", "decoder_layerdrop"),
     *("drop_branch", "ffn_drop_branch", "drop_granularity", "drop_unit"),
@@ -84,8 +86,13 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     for number, folder in enumerate(folders):
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"{folder}: there is no {WEIGHTS}, so there is nothing to average")
-        if any(is_same(folder, other) for other in folders[:number]):
-            raise UserError(f"{folder} is given twice, and would count twice in the mean; give each checkpoint once")
+        for other in folders[:number]:
+            if is_same(folder, other):
+                raise UserError(
+                    f"{folder} is given twice, and would count twice in the mean; give each checkpoint once"
+                )
+            if filecmp.cmp(folder / WEIGHTS, other / WEIGHTS, shallow=False):
+                logger.warning("%s and %s hold the same weights, which count twice in the mean", folder, other)
     output = Path(output)
     check_output(output, inputs=folders, overwrite=True)
     _check_configs(folders)

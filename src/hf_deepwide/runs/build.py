@@ -25,6 +25,7 @@ from ..loading import load_config, load_model, load_tokenizer
 from ..models.configuration_base import DeepWideConfig
 from ..models.language_pairs import language_ids
 from ..models.plain_text import positions
+from ..models.saved_fields import LIMITS
 from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
 from .recipe import Recipe, config_class
@@ -72,22 +73,35 @@ def build_model(
     model.config.source_lang = recipe.data.source_lang if one_pair else None
     model.config.target_lang = recipe.data.target_lang if one_pair else None
     model.generation_config.update(
-        **beam_search(recipe),
         # Nothing longer was trained on, and the model has no positions for more.
         max_length=min(recipe.data.max_length, positions(model.config) or recipe.data.max_length),
         **codes,
     )
+    set_search(model, recipe)
     return model.float()
 
 
-def beam_search(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe's section evaluation says of the generation config."""
-    evaluation, beams = recipe.evaluation, recipe.evaluation.num_beams
-    return {
-        "num_beams": beams,
-        "length_penalty": evaluation.length_penalty if beams > 1 else None,
-        "early_stopping": evaluation.early_stopping if beams > 1 else None,
+def set_search(model: PreTrainedModel, recipe: Recipe) -> bool:
+    """Have a model search as the recipe's section evaluation says; True if it searched in another way before.
+
+    `generate` goes by the generation config. It would forget the limits of length, so the config has these, and the
+    translation pipeline and `translate` go by them.
+    """
+    evaluation, beams = recipe.evaluation, recipe.evaluation.num_beams > 1
+    own = {
+        "num_beams": evaluation.num_beams,
+        "length_penalty": evaluation.length_penalty if beams else None,
+        "early_stopping": evaluation.early_stopping if beams else None,
     }
+    changed = False
+    for config, fields in (
+        (model.generation_config, own),
+        (model.config, {name: getattr(evaluation, name) for name in LIMITS}),
+    ):
+        for name, value in fields.items():
+            changed |= getattr(config, name, None) != value
+            setattr(config, name, value)
+    return changed
 
 
 def check_memory(config: PreTrainedConfig, source: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ..data.batches import encode
 from ..data.corpora import load_parallel, load_whole
@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..training.arguments import TranslationTrainingArguments
 from ..training.translation import TranslationTrainer
-from .build import beam_search, build_model, new_rows
+from .build import build_model, new_rows, set_search
 from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
 from .run_folder import TRANSLATIONS
@@ -180,11 +180,11 @@ class Translation(Task):
 
     def write(self, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
         """Write how the model generates, the translations and the model card."""
-        recipe, config = self.recipe, model.generation_config
+        recipe = self.recipe
         # The model translates as it was scored, also where the section evaluation has changed after training.
-        if any(getattr(config, name) != value for name, value in beam_search(recipe).items()):
-            config.update(**beam_search(recipe))
-            write_whole(folder / GENERATION_CONFIG_NAME, config.to_json_string())
+        if set_search(model, recipe):
+            write_whole(folder / GENERATION_CONFIG_NAME, model.generation_config.to_json_string())
+            write_whole(folder / CONFIG_NAME, model.config.to_json_string())
         for pair, lines in self.translations.items():
             name = TRANSLATIONS if recipe.data.pairs is None else f"translations.{pair}.txt"
             write_whole(folder / name, "".join(f"{line}\n" for line in lines))
