@@ -148,6 +148,13 @@ CONTRADICTIONS = {
         ["greater_is_better", "bleu"],
     ),
     "no evaluation in time": (["eval_delay=100"], ["eval_delay", "2 steps"]),
+    "an evaluation that is not saved": (
+        ["eval_strategy=steps", "save_strategy=steps", "eval_steps=3", "save_steps=2"],
+        ["eval_steps is 3", "save_steps 2"],
+    ),
+    "two rhythms": (
+        ["eval_strategy=no", "save_strategy=steps"], ["eval_strategy is no", "save_strategy steps", "both to epoch"],
+    ),
     "an evaluation of nothing": (
         ["eval_on_start=true", "eval_strategy=no", "load_best_model_at_end=false"], ["eval_on_start", "eval_strategy"],
     ),

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tiny_run import SCRIPT, run_script_here, tiny_recipe, tiny_values, write_recipe
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback, TrainerState
 
 from hf_deepwide.data import phrases
 from hf_deepwide.errors import UserError
@@ -377,6 +377,20 @@ def test_the_averaging_script(undisturbed, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run_script_here(script, *folders, "--output", str(tmp_path / "mean"))
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_removed_during_training_ends_the_run_in_one_line(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+
+    class Remover(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 6:
+                shutil.rmtree(run)
+
+    monkeypatch.setattr("hf_deepwide.runs.run.WarmUpFits", lambda _: Remover())
+    with pytest.raises(UserError, match=r"checkpoint-8 cannot be saved: the run's folder was removed, or moved away"):
+        run_recipe(tiny_recipe(run, max_steps=12))
+    assert not run.exists()
 
 
 def test_a_run_that_was_killed_as_training_ended_still_has_its_figures(tmp_path, monkeypatch):

@@ -21,7 +21,9 @@ from tiny_run import tiny_values
 from transformers import GenerationConfig, Trainer
 
 from hf_deepwide import lock
+from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.lock import LOCK, locked
 from hf_deepwide.runs import translation
 from hf_deepwide.runs.recipe import Recipe, check_recipe, read_mark
@@ -415,7 +417,8 @@ def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no
     assert json.loads((run / "results.json").read_text(encoding="utf-8")) == results
     assert results["train"] == earlier["train"]
     assert "bleu" not in results["test"]
-    assert results["test"]["chrf"] >= 0
+    references = load_parallel(again.data, "test")["target"][:]
+    assert results["test"]["chrf"] == score(list(read_lines(run / "translations.txt")), references)["chrf"]
     assert results["recipe"]["evaluation"]["num_beams"] == 2
     assert GenerationConfig.from_pretrained(run).num_beams == 2
     assert "num_beams: 2" in (run / "recipe.yaml").read_text(encoding="utf-8")
@@ -424,6 +427,19 @@ def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no
     assert read_mark(run) == read_mark(finished)
     with pytest.raises(UserError, match="holds a finished run"):
         run_recipe(again)
+
+
+def test_an_edited_card_is_kept_when_a_run_is_scored_again(corpus, finished, tmp_path, no_training, caplog):
+    run = copy_of(finished, tmp_path)
+    run_recipe(recipe(corpus, run, evaluation={"num_beams": 2}))
+    assert not list(run.glob("README.edited*")), "nobody has changed it"
+    edited = (run / "README.md").read_text(encoding="utf-8") + "Licence: MIT\n"
+    for number in (1, 2):
+        (run / "README.md").write_text(edited, encoding="utf-8")
+        run_recipe(recipe(corpus, run, evaluation={"num_beams": 2 + number}))
+        assert (run / f"README.edited-{number}.md").read_text(encoding="utf-8") == edited
+    assert "it is kept as README.edited-2.md" in caplog.text
+    assert "Licence: MIT" not in (run / "README.md").read_text(encoding="utf-8")
 
 
 def test_scoring_again_keeps_the_record_of_the_training(corpus, finished, tmp_path, monkeypatch, no_training):

@@ -5,6 +5,7 @@ may begin there, is in `run_folder.py`.
 """
 
 import copy
+import itertools
 import json
 import logging
 from dataclasses import replace
@@ -21,7 +22,7 @@ from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solv
 from ..analysis.learning_curves import plot_learning_curves
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..data.batches import check_lengths
-from ..durable import saving, whole_files, write_whole
+from ..durable import saving, sha256_of, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..models.plain_text import positions
 from ..training.arguments import TranslationTrainingArguments
@@ -32,6 +33,7 @@ from .averaging import average_checkpoints
 from .facts import machine, training_facts, versions
 from .recipe import RECIPE, Recipe
 from .run_folder import (
+    CARD,
     CURVES,
     GRADIENT_NORMS,
     JOINT_WEIGHTS,
@@ -222,9 +224,24 @@ def finish(
         plot_joint_weights(model, run / JOINT_WEIGHTS, name)
     if path_weights(model):
         plot_path_weights(model, run / PATH_WEIGHTS, name)
+    keep_edited_card(run)
     task.write(run, model, results)
+    results["card"] = sha256_of(run / CARD)
     write_whole(run / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     forget_interrupted(run)
+
+
+def keep_edited_card(run: Path) -> None:
+    """Put the card of a run that is scored again aside if somebody has changed it, a licence written into it, say."""
+    card, results = run / CARD, run / RESULTS
+    if not (card.is_file() and results.is_file()):
+        return
+    written = json.loads(results.read_text(encoding="utf-8")).get("card")  # older versions did not note it
+    if written is not None and sha256_of(card) != written:
+        places = (run / f"README.edited-{number}.md" for number in itertools.count(1))
+        kept = next(place for place in places if not place.exists())
+        card.replace(kept)
+        logger.warning("%s was changed since it was written; it is kept as %s", card, kept.name)
 
 
 def draw_history(history: list[dict], model: PreTrainedModel, run: Path, name: str) -> None:

@@ -208,8 +208,27 @@ class TranslationTrainingArguments(
         if self.save_total_limit is None:
             # the newest (to resume from, or all that are averaged) and the best
             self.save_total_limit = max(self.average_last, 1) + 1
+        self._check_saving()
         super().__post_init__()
         self._check()
+
+    def _check_saving(self) -> None:
+        """Before the parent does, whose message calls the keys by names that are none here."""
+        evaluated, saved = (getattr(each, "value", each) for each in (self.eval_strategy, self.save_strategy))
+        if not self.load_best_model_at_end or not {evaluated, saved} <= {"no", "steps", "epoch"}:
+            return
+        if evaluated != saved:
+            raise ValueError(
+                f"load_best_model_at_end needs each evaluation saved, but eval_strategy is {evaluated} and "
+                f"save_strategy {saved}; set both to steps, or both to epoch, or load_best_model_at_end: false"
+            )
+        evaluations = self.eval_steps or self.logging_steps
+        if evaluated == "steps" and evaluations != self.save_steps:
+            raise ValueError(
+                f"load_best_model_at_end needs each evaluation saved, but eval_steps is {evaluations} (where it is "
+                f"not set, logging_steps) and save_steps {self.save_steps}; set both to one number, or "
+                "load_best_model_at_end: false"
+            )
 
     def _check(self) -> None:
         self.check_faults()
@@ -224,12 +243,6 @@ class TranslationTrainingArguments(
             raise ValueError(
                 "save_total_limit 1 would keep the best checkpoint alone, and a run goes on from its newest; set it "
                 "to 2 or more, or leave it out"
-            )
-        if self.load_best_model_at_end and self.eval_strategy == "steps" and self.eval_steps != self.save_steps:
-            raise ValueError(
-                f"load_best_model_at_end needs each evaluation saved, but eval_steps is {self.eval_steps} (where it "
-                f"is not set, logging_steps) and save_steps {self.save_steps}; set both to one number, or "
-                "load_best_model_at_end: false"
             )
         metric = (self.metric_for_best_model or "loss").removeprefix("eval_")
         if metric not in ("loss", "bleu"):

@@ -1,5 +1,6 @@
 """Saving checkpoints so that each is on disk in full or not at all, whatever happens, and going on from them."""
 
+import errno
 import logging
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..checkpoint_files import MARK
 from ..data.arguments import Places
 from ..data.digest import data_digest
 from ..durable import STAGING, Writing, discard, publish, remove
@@ -96,6 +98,8 @@ class Saving:
         # 1. An empty draft.
         with self._together(final):
             if main:
+                if self.run_id is not None and not (run / MARK).is_file():  # nothing could go on from it
+                    raise FileNotFoundError(errno.ENOENT, "the run's folder was removed, or moved away")
                 discard(run / STAGING)
                 draft.mkdir(parents=True)
         # 2. The parent writes; it would look for the best checkpoint in the draft.
