@@ -14,7 +14,10 @@ first, if all systems are runs with the same tokenizer and validation set.
 
 Several test sets are compared together; --test_set chooses one of them, as the recipes call it.
 
-Runs are scored as their recipes say in the section evaluation, if these agree. All must have the same test set.
+Runs are scored as their recipes say in the section evaluation, if these agree. All must have the same test set. A
+warning says where runs were translated with different beams, or count as one system and are not runs of one recipe.
+
+With two or three runs of a system, believe Welch's test rather than the interval, which is too narrow then.
 """
 
 import argparse
@@ -55,6 +58,6 @@ def run(args: argparse.Namespace) -> None:
     compared = compare_runs(
         args.systems, args.reference, args.metrics, args.lowercase, args.tokenize, margins, args.test_set
     )
+    print(report(compared))
     if args.output:
         write_whole(Path(args.output), to_json(compared))
-    print(report(compared))

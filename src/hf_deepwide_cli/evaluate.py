@@ -10,8 +10,9 @@ A file of translations, one a line:
 
     hf-deepwide evaluate --hypotheses mat.de.txt --reference test_2016_flickr.de.gz
 
-Other systems against this system, by paired bootstrap resampling and approximate randomisation. Each system is a file
-of translations, or a checkpoint folder with --source:
+Other systems against this system, by paired bootstrap resampling and approximate randomisation. Where the two
+disagree, believe the randomisation: the bootstrap is lenient. Each system is a file of translations, or a checkpoint
+folder with --source:
 
     hf-deepwide evaluate --hypotheses vanilla.de.txt --reference test_2016_flickr.de.gz \
         --compare mat.de.txt runs/multi30k-deep --source test_2016_flickr.en.gz --metrics bleu chrf
@@ -43,6 +44,8 @@ Files are UTF-8 text, or compressed if their names end in .gz. Existing files ar
 """
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +100,17 @@ def boolean(word: str) -> bool:
     return values[word.lower()]
 
 
+def refuse_unused(given: dict[str, Any]) -> None:
+    """Refuse options of translating where nothing is translated."""
+    from hf_deepwide.errors import UserError
+    from hf_deepwide.evaluation.translate import SEARCH
+
+    translates = "model" in given or "pairs" in given or any(Path(name).is_dir() for name in given.get("compare", ()))
+    unused = [name for name in (*SEARCH, "max_tokens", "precision") if name in given]
+    if unused and not translates:
+        raise UserError(f"--{unused[0]} is about translating, and --hypotheses is translated already; leave it out")
+
+
 def run(args: argparse.Namespace) -> None:
     """Evaluate."""
     from dataclasses import fields
@@ -106,10 +120,12 @@ def run(args: argparse.Namespace) -> None:
 
     given = vars(args)
     own = {field.name for field in fields(Request)}
+    evaluation = EvaluationArguments.from_options(**{name: given[name] for name in given if name not in own})
+    refuse_unused(given)
     evaluate(
         Request(
             **{name: value for name, value in given.items() if name in own},
             own_search=[name for name in SEARCH if name not in given],
         ),
-        EvaluationArguments.from_options(**{name: value for name, value in given.items() if name not in own}),
+        evaluation,
     )

@@ -56,6 +56,9 @@ def split_overrides(parser: Parser, words: Sequence[str]) -> tuple[argparse.Name
         if not word.startswith("--") or parser.knows(word):
             own.append(word)
             continue
+        name = plain(word.partition("=")[0])
+        if difflib.get_close_matches(name, map(plain, parser._option_string_actions), cutoff=0.85):
+            parser.error(f"unrecognized arguments: {word}")  # a slip in an option of the command; keys are unlike them
         overrides.append(word)
         if "=" not in word and rest and not rest[0].startswith("--"):
             overrides.append(rest.pop(0))

@@ -78,6 +78,23 @@ def test_an_option_is_no_value_of_another_one():
         parse_overrides(["0.2"], "--field value")
 
 
+@pytest.mark.parametrize("words", [["x", "--repo-idd"], ["--repo-idd", "x"], ["x", "--repo_idd=3"]])
+def test_a_slip_in_an_option_of_a_command_is_no_override(words, capsys):
+    with pytest.raises(SystemExit):
+        split_overrides(parser_of("--repo-id"), words)
+    assert "did you mean --repo_id?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_value_is_not_taken_for_null(value):
+    """A shell makes it of a variable that is not set."""
+    with pytest.raises(
+        UserError, match=r"--training\.output_dir is empty; .* --training\.output_dir null to unset it"
+    ):
+        parse_overrides(["--training.output_dir", value])
+    assert parse_overrides(["--training.output_dir", "null"]) == [("training.output_dir", None)]
+
+
 def test_a_folder_does_not_hide_a_packaged_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("quickstart", "other"):

@@ -3,11 +3,12 @@
 import gzip
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, NllbTokenizer
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, NllbTokenizer
 from watched_generation import watch_generation
 from word_models import tiny_model, tiny_tokenizer
 
@@ -67,12 +68,16 @@ def test_a_checkpoint_decodes_the_fast_way(run, monkeypatch):
 
 
 def test_a_checkpoint_searches_as_its_generation_config_says(run):
-    config = GenerationConfig.from_pretrained("checkpoint")
-    config.update(num_beams=3, length_penalty=0.5, early_stopping=False)
-    config.save_pretrained("checkpoint")
     own = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": False}
-    short = ("--model", "checkpoint", "--source", "sources.txt", *SEARCH[2:], "--output", "scores.json", "--overwrite")
-    for given, changed in (((), {}), (("--num_beams", "2"), {"num_beams": 2})):
+    limits = {"max_length_factor": 1.5, "max_length_offset": 4}
+    GenerationConfig.from_pretrained("checkpoint", **own).save_pretrained("checkpoint")
+    config = AutoConfig.from_pretrained("checkpoint")
+    config.update(limits)
+    config.save_pretrained("checkpoint")
+    own |= limits
+    short = ("--model", "checkpoint", "--source", "sources.txt", "--output", "scores.json", "--overwrite")
+    longer = {"num_beams": 2, "max_length_offset": 9}
+    for given, changed in (((), {}), (("--num_beams", "2", "--max_length_offset", "9"), longer)):
         run(*short, *given)
         report = json.loads(Path("scores.json").read_text(encoding="utf-8"))
         assert report["systems"]["checkpoint"]["search"] == own | changed
@@ -125,10 +130,15 @@ def test_a_checkpoint_is_loaded_once_for_all_pairs(run, monkeypatch):
         return load_translator(name, *options)
 
     monkeypatch.setattr("hf_deepwide.evaluation.checkpoint.load_translator", load)
-    short = ("--source", "sources.txt", *SEARCH, "--metrics", "chrf", "--bootstrap_samples", "9", "--trials", "9")
-    run("--model", "checkpoint", "--compare", "other", *short, "--pairs", "a-b", "b-a", "--output", "both.json")
+    for language in "ab":
+        shutil.copy("sources.txt", f"{language}.source")
+        shutil.copy("references.txt.gz", f"{language}.target.gz")
+    short = (*SEARCH, "--metrics", "chrf", "--bootstrap_samples", "9", "--trials", "9")
+    files = ("--source", "{source_lang}.source", "--reference", "{target_lang}.target.gz")
+    pairs = ("--pairs", "a-b", "b-a")
+    run("--model", "checkpoint", "--compare", "other", *short, *files, *pairs, "--output", "both.json")
     assert loaded == ["checkpoint", "other"]
-    run("--model", "checkpoint", *short, "--output", "one.json")
+    run("--model", "checkpoint", "--source", "sources.txt", *short, "--output", "one.json")
     pairs = json.loads(Path("both.json").read_text(encoding="utf-8"))["pairs"]
     alone = json.loads(Path("one.json").read_text(encoding="utf-8"))["systems"]["checkpoint"]["chrf"]
     assert [pairs[pair]["systems"]["checkpoint"]["chrf"] for pair in ("a-b", "b-a")] == [alone, alone]
@@ -195,6 +205,7 @@ def test_a_users_mistake_is_one_line(run, capsys, words, message):
 
 
 MODEL = ["--model", "checkpoint", "--source", "sources.txt", *SEARCH]
+PAIRS = ["--pairs", "xx-better", "xx-worse", "--reference", "{target_lang}.gz"]
 
 
 @pytest.mark.parametrize(
@@ -210,11 +221,8 @@ MODEL = ["--model", "checkpoint", "--source", "sources.txt", *SEARCH]
         ([*MODEL, "--output", "checkpoint/config.json"], "checkpoint/config.json"),
         ([*MODEL, "--output", "new.txt", "--translations", "./new.txt"], "sources.txt"),
         ([*MODEL, "--output", "checkpoint"], "checkpoint/config.json"),
-        (["--hypotheses", "{pair}.txt", "--pairs", "xx-better", "xx-worse", "--output", "worse.txt"], "worse.txt"),
-        (
-            [*MODEL, "--pairs", "xx-worse", "xx-better", "--compare", "{target_lang}.txt", "--translations",
-             "{target_lang}.txt"], "worse.txt",
-        ),
+        (["--hypotheses", "{pair}.txt", *PAIRS, "--output", "worse.txt"], "worse.txt"),
+        ([*MODEL, *PAIRS, "--compare", "{target_lang}.txt", "--translations", "{target_lang}.txt"], "worse.txt"),
     ],
 )  # fmt: skip
 def test_overwrite_never_writes_over_what_is_read(run, capsys, words, harmed):
@@ -222,6 +230,7 @@ def test_overwrite_never_writes_over_what_is_read(run, capsys, words, harmed):
     Path("hard.txt").hardlink_to("sources.txt")
     for name in ("better", "worse"):
         Path(f"xx-{name}.txt").symlink_to(f"{name}.txt")
+        Path(f"{name}.gz").symlink_to("references.txt.gz")
     before = Path(harmed).read_bytes()
     with pytest.raises(SystemExit) as exit_:
         run(*words, "--overwrite")
@@ -229,6 +238,29 @@ def test_overwrite_never_writes_over_what_is_read(run, capsys, words, harmed):
     assert Path(harmed).read_bytes() == before
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
     assert not Path("new.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (
+            ["--hypotheses", "{pair}.txt"],
+            "--reference: references.txt.gz would be the text of several languages (b, w)",
+        ),
+        (["--hypotheses", "better.txt", "--reference", "{target_lang}.gz"], "--hypotheses: better.txt would be"),
+    ],
+)
+def test_one_text_is_not_of_several_languages(run, capsys, words, option):
+    with pytest.raises(SystemExit):
+        run(*words, "--pairs", "xx-b", "xx-w")
+    assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--num_beams", "--max_tokens"])
+def test_options_of_translating_are_for_checkpoints(run, capsys, option):
+    with pytest.raises(SystemExit):
+        run("--hypotheses", "better.txt", "--compare", "worse.txt", option, "3")
+    assert f"error: {option} is about translating" in capsys.readouterr().err
 
 
 def test_a_link_is_replaced_and_not_followed(run):

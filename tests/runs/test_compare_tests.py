@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from unittest.mock import Mock
 
 import pytest
 import sacrebleu
@@ -291,6 +292,45 @@ def test_no_run_counts_twice(runs, again):
     names = [str(runs / f"plain-{seed}") for seed in (1, 2, 3)]
     with pytest.raises(UserError, match="is named twice"):
         compare_runs(again.format(*names).split(), str(runs / "reference"))
+
+
+def test_copies_of_a_training_are_not_several_seeds(runs, with_recipes, caplog):
+    """As two systems they may be compared: a run can be translated in two ways."""
+    for folder, own in (("plain-1", "x"), ("plain-2", "x"), ("plain-3", "y"), ("wide-1", "x")):
+        (runs / folder / "run.json").write_text(json.dumps({"hf_deepwide": "0", "id": own}))
+    one, two, three, other = (str(runs / name) for name in ("plain-1", "plain-2", "plain-3", "wide-1"))
+    with pytest.raises(UserError, match=r"plain-1 and .*plain-2 hold one training"):
+        compare_runs([f"{one},{two}", other], metrics=["bleu"])
+    with_recipes("plain-1", training__seed=1)
+    with_recipes("plain-3", training__seed=2)
+    compare_runs([f"{one},{three}", other], metrics=["bleu"])
+    assert "count as" not in caplog.text
+    with_recipes("plain-3", training__seed=1)
+    compare_runs([f"{one},{three}", other], metrics=["bleu"])
+    assert "were trained with one seed" in caplog.text
+    with_recipes("plain-3", training__seed=2, model__d_model=64)
+    compare_runs([f"{one},{three}", other], metrics=["bleu"])
+    assert "count as one system, and differ in more than their seed: model.d_model: not set, now 64" in caplog.text
+
+
+def test_runs_that_were_translated_with_other_beams_are_pointed_out(runs, with_recipes, caplog):
+    names = [str(runs / "plain-1"), str(runs / "wide-1")]
+    compare_runs(names, metrics=["bleu"])
+    assert "translated with" not in caplog.text
+    with_recipes("wide-1", evaluation__num_beams=1)
+    compare_runs(names, metrics=["bleu"])
+    assert "were translated with different settings: num_beams 5 and 1" in caplog.text
+
+
+def test_a_table_is_shown_although_its_file_cannot_be_written(runs, capsys, monkeypatch):
+    monkeypatch.setattr("hf_deepwide.durable.write_whole", Mock(side_effect=UserError("no permission")))
+    words = ["compare", *systems(runs)[:2], "--reference", str(runs / "reference"), "--output", str(runs / "x.json")]
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", *words, "--metrics", "chrf"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr()
+    assert "chrf" in shown.out.lower()
+    assert "no permission" in shown.err
 
 
 def test_a_small_p_is_not_shown_as_zero():

@@ -132,6 +132,13 @@ def for_pair(request: Request, pair: str) -> Request:
     files["compare"] = [fill_in(system, pair, "--compare") for system in request.compare]
     if request.translations and len(request.pairs) > 1 and files["translations"] == request.translations:
         raise UserError("--translations: several pairs would write one file; put {pair} into its name")
+    for name, side in (("source", 0), ("reference", 1), ("hypotheses", 1)):
+        languages = sorted({other.split("-")[side] for other in request.pairs})
+        if files[name] and files[name] == getattr(request, name) and len(languages) > 1:
+            raise UserError(
+                f"--{name}: {files[name]} would be the text of several languages ({', '.join(languages)}); put "
+                f"{{{'source' if side == 0 else 'target'}_lang}} or {{pair}} into its name"
+            )
     return replace(request, **files, source_lang=source_lang, target_lang=target_lang, output=None)
 
 

@@ -11,10 +11,11 @@ from ..data.arguments import DataArguments, Split
 from ..data.corpora import load_whole, local_files, read_lines
 from ..errors import UserError, quote
 from ..evaluation.metrics import build_metrics
+from ..evaluation.translate import SEARCH
 from ..training.arguments import TranslationTrainingArguments
-from .averaging import vocabulary
-from .recipe import RECIPE, Recipe, load_recipe
-from .run_folder import RESULTS, TRANSLATIONS
+from .averaging import training_of, vocabulary
+from .recipe import NO_DIFFERENCE, RECIPE, Recipe, differences, load_recipe
+from .run_folder import RESULTS, SHOWN, TRANSLATIONS
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,48 @@ def check_distinct(systems: Sequence[str]) -> dict[str, list[Path]]:
     if twice := next((place for place in places if places.count(place) > 1), None):
         raise UserError(f"{twice} is named twice; each run counts once, in one system")
     return runs
+
+
+def check_seeds(runs: Mapping[str, Sequence[Path]], recipes: Mapping[Path, Recipe]) -> None:
+    """See that the runs of each system are trainings of one recipe that differ in their seed.
+
+    Raises:
+        UserError: two of them are copies of one training, which would count twice. Runs that differ in more than their
+            seed, or not even in that, are pointed out in the log.
+    """
+    for paths in runs.values():
+        trainings: dict[str, Path] = {}
+        for path in (path for path in paths if path.is_dir()):
+            training = training_of(path)
+            if training is not None and training in trainings:
+                raise UserError(
+                    f"{trainings[training]} and {path} hold one training; each training counts once in a system"
+                )
+            trainings[training or str(path)] = path
+        first, *others = [path for path in paths if path in recipes] or [None]
+        for other in others:
+            mine, theirs = recipes[first].values, recipes[other].values
+            apart = differences(mine, theirs, {*NO_DIFFERENCE, "seed"})
+            if apart:
+                logger.warning(
+                    "%s and %s count as one system, and differ in more than their seed: %s",
+                    first, other, "; ".join(apart[:SHOWN]),
+                )  # fmt: skip
+            elif mine["training"].get("seed") == theirs["training"].get("seed"):
+                logger.warning("%s and %s were trained with one seed; they count as two trainings", first, other)
+
+
+def warn_of_searches(recipes: Mapping[Path, Recipe]) -> None:
+    """Say in the log where two runs were translated with different settings, which change their scores, too."""
+    (first, ours), *others = [(path, recipe.evaluation) for path, recipe in recipes.items()] or [(None, None)]
+    for path, theirs in others:
+        apart = [
+            f"{field} {getattr(ours, field)} and {getattr(theirs, field)}"
+            for field in (*SEARCH, "precision")
+            if getattr(ours, field) != getattr(theirs, field)
+        ]
+        if apart:
+            logger.warning("%s and %s were translated with different settings: %s", first, path, ", ".join(apart))
 
 
 def inputs_of(systems: Sequence[str], reference: str | None) -> set[Path]:

@@ -13,11 +13,13 @@ from ..evaluation.significance import randomization
 from .comparable import (
     LOSSES,
     check_distinct,
+    check_seeds,
     recipes_of,
     references_of,
     scoring_of,
     translations_of,
     validation_losses,
+    warn_of_searches,
 )
 
 
@@ -86,6 +88,8 @@ def compare_runs(
     """
     runs = check_distinct(systems)
     recipes = recipes_of(runs)
+    check_seeds(runs, recipes)
+    warn_of_searches(recipes)
     scoring = scoring_of(recipes, metrics, lowercase, tokenize)
     build_metrics(scoring.metrics, **scoring.settings)
     tested = references_of(recipes, reference, test_set)

@@ -322,6 +322,8 @@ def parse_overrides(arguments: Sequence[str], form: str = "--section.key value")
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"{told} has no value; write {told} VALUE (a switch: {told} true)")
             value = rest.pop(0)
+        if not value.strip():  # YAML takes it for null, and a shell makes it of a variable that is not set
+            raise UserError(f"{told} is empty; give a value, {told} null to unset it, or {told} \"''\" for no text")
         if value.lstrip().startswith("#"):
             raise UserError(f"{told}: {quote(value)} begins a comment in YAML; quote it twice: {told} \"'{value}'\"")
         pairs.append((key, parse_yaml(value, told)))
