@@ -136,7 +136,7 @@ def _now() -> str:
 
 
 def _give_up() -> None:
-    """In a child that was forked: a worker that outlives this process must not keep the folder locked."""
+    """Release the lock in a child that was forked: a worker may outlive this process."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

@@ -140,7 +140,7 @@ def losses(base: VanillaTransformerConfig, config: DeepWideConfig) -> list[str]:
 
 
 def merge_losses(base: Any, config: Any) -> list[str]:
-    """Those reasons that lie in how branches are merged. A config names its branches, their merge and `join_ffn`."""
+    """The reasons that lie in how branches are merged. A config names its branches, their merge and `join_ffn`."""
     reasons = []
     for field, *_ in SUBLAYERS.values():
         have, want = getattr(base, field), getattr(config, field)

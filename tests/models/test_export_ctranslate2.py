@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ctranslate2
 import pytest
@@ -17,9 +18,12 @@ from transformers import AutoModelForSeq2SeqLM
 import hf_deepwide
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
-from hf_deepwide.exporting import ctranslate2_folder
+from hf_deepwide.exporting import ctranslate2_folder, ctranslate2_spec
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 from hf_deepwide.loading import load_model
+from hf_deepwide.models.configuration_base import accepted_values
+from hf_deepwide.models.configuration_vanilla_transformer import VanillaTransformerConfig
+from hf_deepwide.vanilla_form import JOINTS
 
 TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
 RAW = {"path_norm": False}
@@ -161,6 +165,16 @@ def test_what_the_engine_cannot_express_is_refused(case, tokenizer, tmp_path):
     assert "adapter" not in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("field", JOINTS)
+def test_no_way_to_join_layers_is_overlooked(field):
+    """Each field by which layers differ from a Transformer's keeps a model from the engine."""
+    config = VanillaTransformerConfig()
+    values = accepted_values(VanillaTransformerConfig.__dataclass_fields__[field].type) or (True,)
+    other = next(value for value in reversed(values) if value not in (getattr(config, field), None))
+    vars(config)[field] = other
+    assert list(ctranslate2_spec._inexpressible(SimpleNamespace(config=config)))
 
 
 def test_an_adapter_is_named(tokenizer, tmp_path):

@@ -294,7 +294,7 @@ class DataArguments(Places):
 
     @property
     def evaluated_pairs(self) -> list[str]:
-        """Those of the `pairs` that have a validation and a test set."""
+        """The pairs that have a validation and a test set."""
         trained_only = set(self.train_only_pairs)
         return [pair for pair in self.pairs or [] if pair not in trained_only]
 

@@ -15,7 +15,7 @@ from ..analysis.inside import Inside, look_inside
 from ..errors import UserError, one_line
 from ..evaluation.checkpoint import device_of, load_translator
 from ..evaluation.engine import Engine, is_engine
-from ..evaluation.translate import EvaluationArguments, as_line, generate_beams
+from ..evaluation.translate import as_line, generate_beams, own_search
 from ..models.language_pairs import Choice, Languages
 from ..models.plain_text import Source, encode_sources, length_limit, source_limit
 from ..models.word_tokenizer import SPACE, WordTokenizer
@@ -79,8 +79,8 @@ class System(ABC):
     limit: int  # most tokens of a source
 
     def translate(self, request: Request) -> Answer:
-        """By beam search."""
-        settings = EvaluationArguments(num_beams=request.beams)
+        """Translate by beam search, otherwise as the model was saved to search."""
+        settings = own_search(self.translator, num_beams=request.beams)
         languages = _languages(self, request)
         start = time.perf_counter()
         found = generate_beams(
@@ -184,7 +184,7 @@ class ExportedSystem(System):
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
         """Search again for this line, with the attention that the engine reports: by default, of one head."""
         choice, sources = self._encode(request)
-        ids, settings = sources[line].ids, EvaluationArguments(num_beams=request.beams)
+        ids, settings = sources[line].ids, own_search(self.translator, num_beams=request.beams)
         (result,) = self.translator.search(
             choice,
             [ids],

@@ -71,7 +71,7 @@ def group_means(
 def win_ratio(
     ours: Mapping[str, float], theirs: Mapping[str, float], of_groups: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """In per cent of each group's pairs: those where our score is higher; equal ones are not won.
+    """The share of each group's pairs where our score is higher, in per cent; equal ones are not won.
 
     Raises:
         UserError: a pair has no score of theirs, or one that is not finite.

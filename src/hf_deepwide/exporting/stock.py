@@ -14,9 +14,10 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 from ..errors import UserError, quote
 from ..families import FAMILIES
 from ..models.configuration_base import DeepWideConfig
+from ..models.configuration_vanilla_transformer import VanillaTransformerConfig
 from ..models.saved_fields import FIELDS
 from ..prune import is_prunable, prune
-from ..vanilla_form import COPIED, ENCODER, FOREIGN, SHARED, Tensors, as_vanilla
+from ..vanilla_form import COPIED, ENCODER, FOREIGN, JOINTS, SHARED, Tensors, as_vanilla
 
 STOCK = tuple(FOREIGN)
 RENAMED = (
@@ -84,9 +85,12 @@ def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
     if not FAMILIES[config.model_type].is_base:
         yield f"it is a {config.model_type}, and the class has plain layers alone"
         return
-    wanted = FOREIGN[model_type]._asdict() | {"attention_branches": 1, "ffn_branches": 1}
-    wanted |= {"residual": "add", "layer_aggregation": None, "encoder_solver": None, "max_relative_position": None}
-    wanted |= {"decoder_attention": "separate", "layer_form": "transformer", "language_aware": False}
+    wanted = FOREIGN[model_type]._asdict() | {
+        "attention_branches": 1,
+        "ffn_branches": 1,
+        "max_relative_position": None,
+    }
+    wanted |= {field: getattr(VanillaTransformerConfig, field) for field in JOINTS}
     if model_type == "m2m_100":  # without a place for the bias; it counts positions from behind the padding's id
         wanted |= {"lm_head_bias": False, "pad_token_id": 1}
     if model_type != "marian":

@@ -183,7 +183,7 @@ class References(NamedTuple):
     rows: list[int] | None = None
 
     def part(self, lines: list[str]) -> list[str]:
-        """Of lines that stand beside the references those that are compared."""
+        """The lines that are compared, of lines that stand beside the references."""
         return lines if self.rows is None else [lines[row] for row in self.rows]
 
 

@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean over runs; None of one run."""
+        """Standard error of the mean over runs; None of one run."""
         return standard_error(self.scores)
 
 

@@ -394,7 +394,7 @@ def some_of(changes: list[str]) -> str:
 
 
 def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
-    """What a run trains depends on this, too, which follows from how it is started, and where."""
+    """Settings of the launch and of the machine, which change what is trained as well."""
     return {
         "hf_deepwide": version("hf_deepwide"),
         "processes": args.world_size,

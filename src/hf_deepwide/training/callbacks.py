@@ -226,7 +226,7 @@ class TranslationProgress(ProgressCallback):
                 f"epoch {state.epoch:.1f}, loss {logs['loss']:.3f}, {logs['tokens_per_second']:,.0f} tokens/s"
             )
         if "eval_loss" in logs:
-            self.training_bar.write(of_evaluation(state, logs))
+            self.training_bar.write(evaluation_line(state, logs))
 
 
 class PlainProgress(TrainerCallback):
@@ -258,10 +258,10 @@ class PlainProgress(TrainerCallback):
             )
             tell(line)
         if "eval_loss" in logs:
-            tell(of_evaluation(state, logs))
+            tell(evaluation_line(state, logs))
 
 
-def of_evaluation(state: TrainerState, logs: dict[str, Any]) -> str:
+def evaluation_line(state: TrainerState, logs: dict[str, Any]) -> str:
     """An evaluation in one line."""
     bleu = f", BLEU {logs['eval_bleu']:.2f}" if "eval_bleu" in logs else ""
     return f"step {state.global_step}, epoch {state.epoch:.1f}: validation loss {logs['eval_loss']:.4f}{bleu}"

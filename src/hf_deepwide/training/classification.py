@@ -112,7 +112,7 @@ class ClassificationTrainer(Trainer):
             NonFiniteError: the loss is not finite; the optimizer has not seen its gradients.
         """
         loss = super().training_step(*args, **kwargs)
-        summed = self.accelerator.reduce(loss.float().reshape(1), "sum").item()  # a fault of one process is one of all
+        summed = self.accelerator.reduce(loss.float().reshape(1), "sum").item()  # a fault in one process stops all
         if not math.isfinite(summed):
             raise self._fault(self.state.global_step + 1, f"the training loss is {summed}")
         return loss

@@ -106,7 +106,7 @@ class DepthTraining:
         optimizer.add_param_group({"params": parameters, "lr": rate, "weight_decay": 0.0})
 
     def after_backward(self) -> None:
-        """In steps that are not theirs, posteriors get no gradient: not to clip by, nor to Adam. Measure the rest."""
+        """Drop the posteriors' gradients in steps that are not theirs, before clipping; measure the others."""
         trainer = self.trainer
         if (trainer.state.global_step + 1) % trainer.args.inner_steps:
             for parameter in self.posterior_parameters:

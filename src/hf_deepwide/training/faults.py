@@ -36,7 +36,7 @@ from ..models.word_tokenizer import WordTokenizer
 logger = logging.getLogger(__name__)
 
 FAULTS, FAULT = "faults", "fault.json"
-KEPT = 5  # faults that a run saves; of those that it leaves out after them only the log tells
+KEPT = 5  # faults that a run saves; later ones are only logged
 NAMED = 3  # parameters in a message
 LOWEST_SCALE = 1.0  # the loss is no longer scaled up, and its gradients still overflow
 REPLAYED = ("label_smoothing_factor", "bf16", "fp16", "attn_implementation")  # arguments that a replay needs

@@ -110,7 +110,7 @@ class Lora:
             is_new = torch.zeros(len(table), *(1 for _ in table.shape[1:]), dtype=torch.bool, device=table.device)
             is_new[list(self.new_rows)] = True
             table.requires_grad_()
-            # `is_new` is bound now, as the loop goes on; 0 times what is not finite would be none
+            # `is_new` is bound now, as the loop goes on. `where`, since 0 times an infinite gradient is NaN.
             table.register_hook(lambda gradient, is_new=is_new: gradient.where(is_new, 0.0))
         self.begun = True
         learns = sum(weight.numel() for name, weight in model.named_parameters() if ".lora_" in name)

@@ -129,7 +129,7 @@ class Saving:
 
     @contextmanager
     def _together(self, checkpoint: Path) -> Iterator[None]:
-        """Do a part of saving on all processes; a failure of one is one of all, in words."""
+        """Do a part of saving on all processes; if one of them fails, all raise the same `UserError`."""
         with Writing(checkpoint) as writing:
             yield
         failures = [each for each in gather_object([writing.why]) if each]
