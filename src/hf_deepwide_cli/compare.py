@@ -28,7 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="runs or files; several seeds joined by commas")
     parser.add_argument("--reference", help="file of references; default: the test set of the runs' recipe")
     parser.add_argument("--test_set", help="one of the test sets of the runs' recipes (default: all together)")
-    accepted = "of bleu, chrf, multi_bleu; for code: sentence_bleu4, valid_python, valid_python_line, valid_java"
+    accepted = (
+        "of bleu, chrf, multi_bleu, moses_bleu; for code: sentence_bleu4, valid_python, valid_python_line, valid_java"
+    )
     parser.add_argument("--metrics", nargs="+", help=f"{accepted} (default: the recipes', or bleu chrf)")
     parser.add_argument(
         "--lowercase",

@@ -82,8 +82,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--max_tokens", type=int, help="source tokens in a batch")
     option("--precision", help="float32, bfloat16 or float16")
     accepted = (
-        "of bleu, chrf, multi_bleu (default: all three); for code: sentence_bleu4, valid_python, valid_python_line, "
-        "valid_java"
+        "of bleu, chrf, multi_bleu, moses_bleu (default: the first three); for code: sentence_bleu4, valid_python, "
+        "valid_python_line, valid_java"
     )
     option("--metrics", nargs="+", help=accepted)
     option("--lowercase", type=boolean, nargs="?", const=True, help="score without regard to case")

@@ -35,6 +35,29 @@ def test_multi_bleu_is_the_formula_on_ascii_separated_tokens(seed):
     assert score(hypotheses, references)["multi_bleu"] == pytest.approx(naive_bleu(hypotheses, references), abs=1e-9)
 
 
+def test_moses_bleu_is_the_formula_on_the_tokens_of_moses():
+    """The tokens are written out. An abbreviation keeps its dot, by the rules of its language; & stays as it is."""
+    hypotheses = ["Der Hund, z.B. Bello, läuft.", "Haus & Hof sind schön!", 'Er sagt: "Nein".']
+    references = ["Der Hund, z.B. Bello, läuft schnell.", "Haus & Hof waren schön!", 'Er sagt: "Ja".']
+    tokens = [
+        ["Der Hund , z.B. Bello , läuft .", "Haus & Hof sind schön !", 'Er sagt : " Nein " .'],
+        ["Der Hund , z.B. Bello , läuft schnell .", "Haus & Hof waren schön !", 'Er sagt : " Ja " .'],
+    ]
+    found = score(hypotheses, references, metrics=["moses_bleu", "multi_bleu"], target_lang="deu_Latn")
+    assert found["moses_bleu"] == pytest.approx(naive_bleu(*tokens), abs=1e-9)
+    assert found["multi_bleu"] != pytest.approx(found["moses_bleu"], abs=1)
+    assert "tok:sacremoses-" in found["signature"]["moses_bleu"]
+    lowered = [[line.lower() for line in side] for side in tokens]
+    again = score(hypotheses, references, metrics=["moses_bleu"], target_lang="de", lowercase=True)
+    assert again["moses_bleu"] == pytest.approx(naive_bleu(*lowered), abs=1e-9)
+
+
+def test_moses_bleu_names_the_package_that_it_lacks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(UserError, match=r"hf_deepwide\[corpora\]"):
+        score(["a"], ["a"], metrics=["moses_bleu"])
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_lowercase_is_scoring_lowercased_text(seed):
     hypotheses, references = corpus(seed)

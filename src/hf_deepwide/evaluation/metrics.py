@@ -2,20 +2,24 @@
 
 Three numbers, because papers report three. `bleu` (Post 2018) and `chrf` (Popović 2015) want plain, detokenised text
 and carry a signature that says how they were computed. `multi_bleu` splits the text at its spaces and does nothing
-else. Compare it with a paper's "tokenised BLEU" only if both sides are tokenised as in that paper.
+else. Compare it with a paper's "tokenised BLEU" only if both sides are tokenised as in that paper. For plain text,
+`moses_bleu` first tokenises both sides by Moses' rules, as most papers did before training.
 """
 
 import re
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
+from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 
 from ..errors import UserError, one_line, quote
 from .code_metrics import CODE_METRICS, build_code_metric
 
 METRICS = ("bleu", "chrf", "multi_bleu")
-ALL_METRICS = (*METRICS, *CODE_METRICS)
+MOSES = "moses_bleu"
+ALL_METRICS = (*METRICS, MOSES, *CODE_METRICS)
 
 # Three-letter codes, as NLLB's zho_Hans, of the languages that sacreBLEU has tokenizers for by their two letters.
 _TWO_LETTERS = {"zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko"}
@@ -44,6 +48,39 @@ class MultiBLEU(BLEU):
         return super()._preprocess_segment(sent.translate(_KEEP_IN_TOKEN))
 
 
+class MosesTokenizer(BaseTokenizer):
+    """Moses' tokenizer.perl as sacremoses has it, without escapes, which change no score."""
+
+    def __init__(self, language: str) -> None:
+        try:
+            import sacremoses
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"metrics: {MOSES} needs the package {error.name}: pip install 'hf_deepwide[corpora]'"
+            ) from error
+        self._moses = sacremoses.MosesTokenizer(language or "en")
+
+    def signature(self) -> str:
+        """The package and its version."""
+        return f"sacremoses-{version('sacremoses')}"
+
+    def __call__(self, line: str) -> str:
+        """The tokens of a line, with spaces between them."""
+        return self._moses.tokenize(line, return_str=True, escape=False)
+
+
+class MosesBLEU(BLEU):
+    """BLEU on Moses' tokens of plain text, unsmoothed: what papers call tokenised BLEU.
+
+    A paper's own tokens can differ: fairseq's scripts for WMT also split at dashes (`-a`).
+    """
+
+    def __init__(self, language: str, lowercase: bool = False) -> None:
+        super().__init__(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")
+        self.tokenizer = MosesTokenizer(language)
+        self.tokenizer_signature = self.tokenizer.signature()
+
+
 def build_metrics(
     names: Sequence[str] = METRICS,
     *,
@@ -70,6 +107,8 @@ def build_metrics(
             metrics[name] = CHRF(lowercase=lowercase)
         elif name == "multi_bleu":
             metrics[name] = MultiBLEU(lowercase=lowercase)
+        elif name == MOSES:
+            metrics[name] = MosesBLEU(_TWO_LETTERS.get(language, language), lowercase)
         else:
             try:
                 metrics[name] = BLEU(

@@ -24,12 +24,13 @@ NAMES = {
     "bleu": "sacreBLEU",
     "chrf": "chrF",
     "multi_bleu": "multi-bleu",
+    "moses_bleu": "Moses-tokenised BLEU",
     "sentence_bleu4": "sentence BLEU-4",
     "valid_python": "valid Python, %",
     "valid_python_line": "valid lines of Python, %",
     "valid_java": "valid Java, %",
 }
-ON_HUB = {"bleu": "sacrebleu", "multi_bleu": "bleu"}
+ON_HUB = {"bleu": "sacrebleu", "multi_bleu": "bleu", "moses_bleu": "bleu"}
 PROGRAMMING = {"py": "python", "java": "java"}  # suffix of a corpus of code to the tag of its language
 
 
