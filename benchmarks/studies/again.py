@@ -9,17 +9,19 @@ their standard errors over seeds. The comparison goes to `--results`, where an i
 
 import argparse
 import math
+import statistics
 from pathlib import Path
 
 import torch
 from definition import Study, System, load_study
 from pages import TITLES, markdown, with_error
 from records import Record, read_records
-from selection import chosen_rows, mean_and_error, validation_loss
+from selection import chosen_rows, validation_loss
 from study import ROOT, Run, Workshop
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.evaluation.seeds import standard_error
 
 PAGE = "again.md"
 
@@ -88,9 +90,10 @@ def beside(study: Study, system: System, rows: dict[str, list[Record]]) -> str:
         }
         for name, runs in rows.items()
     ]
-    theirs, ours = (mean_and_error(list(map(validation_loss, runs))) for runs in rows.values())
-    error = math.hypot(*(each["standard_error"] or 0 for each in (theirs, ours)))
-    distance = ours["mean"] - theirs["mean"]
+    losses = [list(map(validation_loss, runs)) for runs in rows.values()]
+    theirs, ours = map(statistics.mean, losses)
+    error = math.hypot(*(standard_error(each) or 0 for each in losses))
+    distance = ours - theirs
     apart = f"The new mean loss is {distance:+.4f} away" + (
         f", {abs(distance) / error:.1f} standard errors of the difference" if error else ""
     )

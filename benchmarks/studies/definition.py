@@ -6,13 +6,14 @@
     search:     stages, one after the other; a stage tries its settings around the best of the stage before
     seeds:      the first is for the search; the winner is trained with the others, too
     close_seeds: more seeds of the baseline, and of a system within two standard errors of its validation loss
-    baseline:   the system that the others are compared with
-    systems:    name to {title, model, overrides, search, base, start, start_rate, prune}
+    baseline:   the system that the others are compared with; a system may have a `baseline` of its own
+    systems:    name to {title, model, overrides, search, base, start, start_rate, prune, baseline}
     metric:     the score of the table; default: bleu
     beside:     a second score, shown beside it; default: chrf
     summary:    the systems in the short table of README, if it has one
     cards:      the systems that model_cards/ shows, one a family
     corpus:     a description of the corpus, for the cards
+    costs:      true shows the time of an update and the peak of memory
     margin:     the largest difference in validation loss that does not matter, for the test of equivalence
     published:  {title, scores: {test set: score}}, which the scores of the only system are shown beside
 
@@ -55,6 +56,7 @@ class System:
     start: str | None = None
     start_rate: float = 1.0
     prune: bool = False
+    baseline: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,17 @@ class Study:
     cards: list[str] = field(default_factory=list)
     corpus: str = ""
     close_seeds: list[int] = field(default_factory=list)
+    costs: bool = False
     margin: float | None = None
     published: dict[str, Any] = field(default_factory=dict)
 
     def system(self, name: str) -> System:
         """A system by its name."""
         return next(system for system in self.systems if system.name == name)
+
+    def baseline_of(self, system: System) -> str | None:
+        """The name of what a system is compared with; the baseline of the study is compared with nothing."""
+        return None if system.name == self.baseline else system.baseline or self.baseline
 
     def stages(self, system: System) -> list[Stage]:
         """The search of a system."""
@@ -104,15 +111,17 @@ def load_study(path: Path) -> Study:
         study = Study(path.stem, recipe, systems=systems, search=stages, **common)
     except (KeyError, TypeError, AttributeError) as error:  # no such key, one too many, or not a mapping
         raise UserError(f"{path} is no study as definition.py describes it: {error}") from error
-    if study.baseline not in [system.name for system in study.systems]:
-        raise UserError(f"{path}: baseline: {study.baseline!r} is not among the systems")
+    names = [system.name for system in study.systems]
+    for baseline in (study.baseline, *(system.baseline for system in study.systems)):
+        if baseline is not None and baseline not in names:
+            raise UserError(f"{path}: baseline: {baseline!r} is not among the systems")
     for key, listed in (("summary", study.summary), ("cards", study.cards)):
-        if unknown := set(listed) - {system.name for system in study.systems}:
+        if unknown := set(listed) - set(names):
             raise UserError(f"{path}: {key}: {', '.join(sorted(unknown))} not among the systems")
     if study.cards and not study.corpus:
         raise UserError(f"{path}: cards: a card describes its corpus; give `corpus`, too")
     for number, system in enumerate(study.systems):
-        if system.start and system.start not in [earlier.name for earlier in study.systems[:number]]:
+        if system.start and system.start not in names[:number]:
             raise UserError(f"{path}: {system.name}: start: {system.start!r} is not a system before it")
         start: Setting = {}
         for stage in study.stages(system):

@@ -3,29 +3,28 @@
 import hashlib
 import itertools
 import json
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from definition import Study, recipe_of
-from records import PRUNED, Record, read_records, read_translations
-from selection import Rows, chosen_rows, mean_and_error, validation_loss
+from drawings import curve_of, plot_curves, plot_gradient_norms
+from records import GRADIENT_NORMS, PRUNED, Record, read_records, read_translations
+from selection import Rows, chosen_rows, validation_loss
 
-from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.seeds import equivalence, holm, welch
+from hf_deepwide.evaluation.seeds import equivalence, holm, standard_error, welch
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.runs.compare import p_value
 
-COMPARISON, TABLE = "comparison.json", "table.md"
-CLOSE = 0.3  # nats above the best loss that the enlarged part of a figure shows
+COMPARISON, TABLE, SEARCH = "comparison.json", "table.md", "search.md"
 TITLES = {
     "bleu": "sacreBLEU",
     "multi_bleu": "tokenised BLEU",
+    "moses_bleu": "Moses-tokenised BLEU",
     "chrf": "chrF",
     "sentence_bleu4": "sentence BLEU-4",
     "valid_python": "valid Python, %",
@@ -37,30 +36,55 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     """Compare, draw and write; returns the table, which also goes between the study's markers on `pages`."""
     records = read_records(results)
     rows = chosen_rows(study, records)
+    if records:
+        write_whole(results / SEARCH, search_table(study, records))
     if not rows:
         return ""
     compare(study, rows, results)
-    lost = diverged_in_full(records)
+    lost = [record for record in records if "diverged" in record]
     text = table(study, rows, results) + diverged_runs(study, lost)
     write_whole(results / TABLE, text)
     for page in pages:
         short = summary(study, rows, results)
         write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, text, short))
-    if any(_curve(record) for record in records):
+    if any(curve_of(record) for record in records):
         plot_curves(study, rows, results / "learning_curves.png", lost)
+    if any(GRADIENT_NORMS in record for record in records):
+        plot_gradient_norms(study, rows, results / "gradient_norms.png", lost)
     return text
 
 
-def diverged_in_full(records: Sequence[Record]) -> list[Record]:
-    """The runs of a search's last stage that diverged."""
-    return [record for record in records if "diverged" in record and not record["stage"]]
-
-
 def diverged_runs(study: Study, lost: Sequence[Record]) -> str:
-    """A line for each run in full that is in no row, since it diverged."""
-    return "".join(
-        f"\nDiverged: {study.system(record['system']).title}, {setting_in_words(record)}, seed {record['seed']}.\n"
-        for record in lost
+    """A line for each system with runs that diverged, in the search or in full."""
+    lines = []
+    for system in study.systems:
+        runs = [
+            f"{setting_in_words(record)}, seed {record['seed']}" + (f" ({record['stage']})" if record["stage"] else "")
+            for record in lost
+            if record["system"] == system.name
+        ]
+        if runs:
+            lines.append(f"\nDiverged: {system.title}: {'; '.join(runs)}.\n")
+    return "".join(lines)
+
+
+def search_table(study: Study, records: Sequence[Record]) -> str:
+    """All runs of a study, those of the search and those that diverged included."""
+    cells = [
+        {
+            "system": system.title,
+            "stage": record["stage"] or "in full",
+            "setting": setting_in_words(record),
+            "seed": str(record["seed"]),
+            "validation loss": "diverged" if "diverged" in record else f"{validation_loss(record):.3f}",
+            "updates": "" if "diverged" in record else updates([record]),
+        }
+        for system in study.systems
+        for record in records
+        if record["system"] == system.name
+    ]
+    return (
+        f"# All runs of {study.name}\n\nValidation loss in nats a token, smoothed as in training.\n\n{markdown(cells)}"
     )
 
 
@@ -90,7 +114,7 @@ def compare(study: Study, rows: Rows, results: Path) -> None:
     comparison = {}
     for name in rows:
         pair = paired_runs(study, rows, name)
-        if name == study.baseline or not pair["seeds"]:
+        if not pair["seeds"]:
             continue
         known = pair.items() <= kept.get(name, {}).items()
         if not all(run in translations for run in itertools.chain(*pair["runs"])):
@@ -126,13 +150,16 @@ def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
+def baseline_of(study: Study, name: str) -> str | None:
+    """What a row is compared with; a pruned model has the baseline of its system."""
+    return study.baseline_of(study.system(name.removeprefix(PRUNED)))
+
+
 def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
-    """The seeds that a system and the baseline share, and the names of their runs, the system's first."""
-    seeds = sorted(rows[name].keys() & rows.get(study.baseline, {}).keys())
-    return {
-        "seeds": seeds,
-        "runs": [[rows[system][seed]["run"] for seed in seeds] for system in (name, study.baseline)],
-    }
+    """The seeds that a system and its baseline share, and the names of their runs, the system's first."""
+    theirs = rows.get(baseline_of(study, name) or "", {})
+    seeds = sorted(rows[name].keys() & theirs.keys())
+    return {"seeds": seeds, "runs": [[runs[seed]["run"] for seed in seeds] for runs in (rows[name], theirs)]}
 
 
 def about(study: Study) -> str:
@@ -219,11 +246,9 @@ def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]
         runs = list(by_seed.values())
         pair, test = paired_runs(study, rows, name), comparison.get(name, {})
         difference = p = ""
-        if name != study.baseline and pair["seeds"]:
-            scores = [
-                [rows[system][seed]["test"][study.metric] for seed in pair["seeds"]]
-                for system in (name, study.baseline)
-            ]
+        if pair["seeds"]:
+            systems = rows[name], rows[str(baseline_of(study, name))]
+            scores = [[runs[seed]["test"][study.metric] for seed in pair["seeds"]] for runs in systems]
             difference = with_error([ours - theirs for ours, theirs in zip(*scores, strict=True)], sign="+")
             p = f"{test[study.metric]['p_randomization']:.4f}" if pair.items() <= test.items() else ""
         pruned = name.startswith(PRUNED)
@@ -252,24 +277,25 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
     comparison, scores, cells = load_comparison(results), TITLES[study.metric], {}
     p_columns = ["p (seeds)", "p (Holm)", *(["p (equal)"] if study.margin else [])]
     losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
-    others = [name for name in rows if name != study.baseline and not name.startswith(PRUNED)]
-    theirs = losses.get(study.baseline, [])
-    p_seeds = [welch(losses[name], theirs) for name in others]
-    p_equal = [equivalence(losses[name], theirs, study.margin) if study.margin else None for name in others]
+    against = {name: losses.get(baseline_of(study, name) or "", []) for name in rows if not name.startswith(PRUNED)}
+    others = [name for name, theirs in against.items() if theirs]
+    p_seeds = [welch(losses[name], against[name]) for name in others]
+    p_equal = [equivalence(losses[name], against[name], study.margin) if study.margin else None for name in others]
     tests = {name: p for name, *p in zip(others, p_seeds, holm(p_seeds), holm(p_equal), strict=True)}
     for name, by_seed in rows.items():
         runs, test = list(by_seed.values()), comparison.get(name, {})
         p = tests.get(name, [None] * 3)
         pruned = name.startswith(PRUNED)
-        known = paired_runs(study, rows, name).items() <= test.items() if name != study.baseline else False
+        known = paired_runs(study, rows, name).items() <= test.items()
         difference = ""
-        if name in others and theirs:
-            difference = f"{statistics.mean(losses[name]) - statistics.mean(theirs):+.3f}"
+        if name in others:
+            difference = f"{statistics.mean(losses[name]) - statistics.mean(against[name]):+.3f}"
         cells[name] = {
             "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
             "parameters": f"{statistics.mean(run['parameters'] for run in runs) / 1e6:.2f} M",
             "validation loss": "" if pruned else with_error(losses[name], digits=3),
             "not smoothed": "" if pruned else with_error([run["validation"]["nll"] for run in runs], digits=3),
+            **({"compared with": title_of_baseline(study, name)} if has_baselines(study) else {}),
             "difference": difference,
             **{column: p_value(value) for column, value in zip(p_columns, p, strict=False)},
             scores: with_error([run["test"][study.metric] for run in runs]),
@@ -282,8 +308,31 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
             "seeds": str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
             "updates": "" if pruned else updates(runs),
+            **(costs(runs, pruned) if study.costs else {}),
         }
     return cells
+
+
+def has_baselines(study: Study) -> bool:
+    """True if some system has a baseline of its own."""
+    return any(system.baseline for system in study.systems)
+
+
+def title_of_baseline(study: Study, name: str) -> str:
+    """The title of what a row is compared with."""
+    baseline = baseline_of(study, name)
+    return study.system(baseline).title if baseline else ""
+
+
+def costs(runs: list[Record], pruned: bool) -> dict[str, str]:
+    """Processor time of an update, which other processes on the machine do not change, and the peak of memory."""
+    train = [run["train"] for run in runs]
+    seconds = statistics.mean(60 * each["processor_minutes"] / each["steps"] for each in train)
+    peak = max(each["peak_memory_bytes"] for each in train) / 2**30
+    return {
+        "processor seconds an update": "" if pruned else f"{seconds:.2f}",
+        "peak memory, GiB": "" if pruned else f"{peak:.1f}",
+    }
 
 
 def setting_in_words(record: Record) -> str:
@@ -304,51 +353,5 @@ def layers_left(runs: list[Record]) -> str:
 
 def with_error(values: list[float], sign: str = "-", digits: int = 2) -> str:
     """Mean and standard error; `sign` is that of format specifications."""
-    value = mean_and_error(values)
-    error = "" if value["standard_error"] is None else f" ± {value['standard_error']:.{digits}f}"
-    return f"{value['mean']:{sign}.{digits}f}{error}"
-
-
-def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
-    """Validation loss against updates, a line a run; a system has a colour, and beyond ten of them a style of line.
-
-    The second panel shows the last third of the updates up to `CLOSE` above the best loss, where systems that end near
-    each other can be told apart. The line of a run that diverged ends in a cross.
-    """
-    figure, axes = new_figure(1, 2, (5.2, 4.5))
-    whole, end = axes[0]
-    looks = itertools.product(["-", "--", ":"], [f"C{number}" for number in range(10)])
-    for name, by_seed in rows.items():
-        if name.startswith(PRUNED):
-            continue
-        (style, colour), label = next(looks), study.system(name).title
-        for record in by_seed.values():
-            if curve := _curve(record):
-                for axis in (whole, end):
-                    axis.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1, label=label)
-                label = None
-    for record in lost:
-        if curve := _curve(record):
-            label = f"{study.system(record['system']).title}: diverged"
-            whole.plot(*zip(*curve, strict=True), color="0.5", linewidth=1, marker="x", markevery=[-1], label=label)
-    points = [point for line in end.lines for point in line.get_xydata() if math.isfinite(point[1])]
-    if points:
-        last, best = (choose(point[place] for point in points) for place, choose in enumerate((max, min)))
-        shown = [loss for update, loss in points if update >= last * 2 / 3 and loss <= best + CLOSE]
-        end.set_xlim(last * 2 / 3, last)
-        end.set_ylim(best - 0.05 * CLOSE, max(shown, default=best) + 0.05 * CLOSE)
-    end.set_visible(bool(points))
-    whole.set_ylabel("validation loss, nats a token")
-    end.set_title("the last third, enlarged", fontsize="small")
-    for axis in (whole, end):
-        axis.set_xlabel("updates")
-        axis.locator_params(axis="x", nbins=6)
-        axis.grid(alpha=0.3)
-    handles, labels = whole.get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize="x-small", loc="outside right center")
-    save(figure, path)
-
-
-def _curve(record: Record) -> list[list[float]]:
-    """Updates and validation loss; [] for a run of a version that did not keep them."""
-    return record["train"].get("validation_curve", [])
+    error = standard_error(values)
+    return f"{statistics.mean(values):{sign}.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

@@ -1,19 +1,24 @@
 """What is kept of a study's runs: a line a run in `runs.jsonl`, and the translations in `translations.jsonl.gz`.
 
 A record is the run's `results.json`, validation curve included, beside `run` (its name), `system`, `stage`, `setting`
-and `seed`; and `pruned`, the parameters, layers and scores of the model that pruning leaves.
+and `seed`; `pruned`, the parameters, layers and scores of the model that pruning leaves; and `gradient_norms`, by
+layer, at some moments of the training, where the recipe logs them.
 Translations are kept of the last stage, whose runs are the rows of the table.
 """
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_deepwide.analysis.gradient_norms import KEY
 from hf_deepwide.durable import whole_file, write_whole
 
 Record = dict[str, Any]
 RUNS, TRANSLATIONS = "runs.jsonl", "translations.jsonl.gz"
+GRADIENT_NORMS = "gradient_norms"
+MOMENTS = 6  # of which gradient norms are kept
 PRUNED = "pruned "  # before the name of a system or a run: the same model without the layers that it does not use
 
 
@@ -56,3 +61,14 @@ def write_translations(results: Path, translations: dict[str, list[str]]) -> Non
     ):
         for run, lines in translations.items():
             file.write((json.dumps({"run": run, "translations": lines}, ensure_ascii=False) + "\n").encode())
+
+
+def gradient_norms(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The gradient norms by layer that were logged, at a few moments from the first to the last, with three digits."""
+    logged = [entry for entry in history if KEY in entry]
+    places = sorted({round(number * (len(logged) - 1) / (MOMENTS - 1)) for number in range(MOMENTS)}) if logged else []
+    return [
+        {"step": logged[place]["step"]}
+        | {stack: [float(f"{norm:.3g}") for norm in norms] for stack, norms in logged[place][KEY].items()}
+        for place in places
+    ]

@@ -6,10 +6,11 @@ Validation loss chooses: the test set may not.
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from definition import Setting, Stage, Study, System, run_name
 from records import PRUNED, Record
+
+from hf_deepwide.evaluation.seeds import standard_error
 
 RATE = "training.learning_rate"
 Rows = dict[str, dict[int, Record]]  # system, or system pruned, to seed to record
@@ -111,10 +112,10 @@ def seeds_of(study: Study, system: System, records: Sequence[Record]) -> list[in
         runs = [tried(records, each, stage, seed).get(key_of(setting or {})) for seed in study.seeds]
         if setting is None or None in runs or any("diverged" in run for run in runs):
             return study.seeds
-        losses.append(mean_and_error([validation_loss(run) for run in runs]))
-    ours, theirs = losses
-    error = math.hypot(*(each["standard_error"] or 0 for each in losses))
-    close = system.name == study.baseline or abs(ours["mean"] - theirs["mean"]) <= 2 * error
+        losses.append([validation_loss(run) for run in runs])
+    ours, theirs = map(statistics.mean, losses)
+    error = math.hypot(*(standard_error(each) or 0 for each in losses))
+    close = system.name == study.baseline or abs(ours - theirs) <= 2 * error
     return [*study.seeds, *study.close_seeds] if close else study.seeds
 
 
@@ -135,9 +136,3 @@ def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
                         "run": f"{PRUNED}{record['run']}",
                     }
     return rows
-
-
-def mean_and_error(values: Sequence[float]) -> dict[str, Any]:
-    """The mean and its standard error, which a single value does not have."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return {"mean": statistics.mean(values), "standard_error": error, "values": list(values)}

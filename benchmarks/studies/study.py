@@ -30,7 +30,15 @@ import torch
 from cards import write_cards
 from definition import Setting, Stage, Study, System, load_study, recipe_of, run_name
 from pages import write_pages
-from records import PRUNED, Record, add_record, read_records, write_records
+from records import (
+    GRADIENT_NORMS,
+    PRUNED,
+    Record,
+    add_record,
+    gradient_norms,
+    read_records,
+    write_records,
+)
 from selection import best, key_of, seeds_of, settings_of, tried, winner, winners_run
 from transformers import AutoModelForSeq2SeqLM
 
@@ -65,6 +73,17 @@ class Run(NamedTuple):
     def name(self) -> str:
         """The name of the run's folder."""
         return run_name(self.system, self.stage, self.setting, self.seed)
+
+    @property
+    def fields(self) -> Record:
+        """What a record of the run begins with."""
+        return {
+            "run": self.name,
+            "system": self.system.name,
+            "stage": self.stage.name,
+            "setting": self.setting,
+            "seed": self.seed,
+        }
 
 
 class Workshop:
@@ -194,14 +213,7 @@ class Workshop:
             self._keep(diverged(run, recipe, error), {})
             return
         results = json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
-        record: Record = {
-            "run": recipe.name,
-            "system": run.system.name,
-            "stage": run.stage.name,
-            "setting": run.setting,
-            "seed": run.seed,
-            **results,
-        }
+        record: Record = run.fields | results | logged_norms(recipe)
         translations = {}
         if not run.stage.name:
             translations[recipe.name] = list(read_lines(recipe.output_dir / "translations.txt"))
@@ -236,16 +248,8 @@ class Workshop:
         encoded, model = task.encode(texts, tokenizer), load_model(task.auto, folder)
         results = earlier | task.score(task.trainer(model, args, tokenizer, encoded, texts), encoded, texts)
         (lines,) = task.translations.values()
-        record: Record = {
-            "run": run.name,
-            "system": system.name,
-            "stage": run.stage.name,
-            "setting": run.setting,
-            "seed": seed,
-            **results,
-            "recipe": recipe_of(self.study, system, run.stage, run.setting, seed, self.runs).values,
-        }
-        self._keep(record, {run.name: lines})
+        own = recipe_of(self.study, system, run.stage, run.setting, seed, self.runs)
+        self._keep(run.fields | results | {"recipe": own.values}, {run.name: lines})
 
     def _keep(self, record: Record, translations: dict[str, list[str]]) -> None:
         """Keep a record, in the place of an older one of the run, and write the pages anew."""
@@ -268,17 +272,15 @@ def diverged(run: Run, recipe: Recipe, error: NonFiniteError) -> Record:
     """The record of a run that diverged, or whose base did: its setting was tried, and no other has a larger loss."""
     history = load_history(recipe.output_dir) if checkpoints(recipe.output_dir) else []
     curve = [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry]
-    return {
-        "run": recipe.name,
-        "system": run.system.name,
-        "stage": run.stage.name,
-        "setting": run.setting,
-        "seed": run.seed,
-        "diverged": str(error),
-        "train": {"validation_curve": curve},
-        "recipe": recipe.values,
-        "machine": machine(),
-    }
+    lost = {"diverged": str(error), "train": {"validation_curve": curve}}
+    return run.fields | lost | logged_norms(recipe) | {"recipe": recipe.values, "machine": machine()}
+
+
+def logged_norms(recipe: Recipe) -> Record:
+    """The gradient norms in a run's log, where its recipe asks for them and it came to a checkpoint."""
+    if not recipe.values["training"].get("gradient_norms") or not checkpoints(recipe.output_dir):
+        return {}
+    return {GRADIENT_NORMS: gradient_norms(load_history(recipe.output_dir))}
 
 
 def train(recipe: Recipe, threads: int) -> None:

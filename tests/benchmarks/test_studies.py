@@ -15,6 +15,7 @@ from pathlib import Path
 import again
 import cards
 import definition
+import drawings
 import pages
 import pytest
 import records
@@ -32,6 +33,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.families import FAMILIES
+from hf_deepwide.runs.compare import p_value
 from hf_deepwide.runs.recipe import check_recipe, differences, load_recipe, packaged_recipes
 from hf_deepwide.runs.run import run_recipe
 
@@ -155,6 +157,7 @@ def test_translations_are_kept_with_their_run(small, tmp_path):
     [
         ({"baseline": "none"}, "baseline"),
         ({"sistems": {}}, "sistems"),
+        ({"systems": {"plain": {"title": "plain", "baseline": "other"}}}, "other"),
         ({"summary": ["plain", "fast"]}, "fast"),
         ({"cards": ["slow"], "corpus": "numbers"}, "slow"),
         ({"cards": ["plain"]}, "corpus"),
@@ -177,7 +180,9 @@ def test_a_wrong_study_is_refused(tmp_path, change, word):
 def test_the_committed_table_is_made_of_the_records(path):
     study, results = load_study(path), RESULTS / path.stem
     made = records.read_records(results)
-    rows, lost = selection.chosen_rows(study, made), pages.diverged_in_full(made)
+    rows, lost = selection.chosen_rows(study, made), [each for each in made if "diverged" in each]
+    if made:
+        assert (results / pages.SEARCH).read_text(encoding="utf-8") == pages.search_table(study, made)
     if not rows:  # only a search has been made so far
         assert not (results / pages.TABLE).exists()
         return
@@ -502,15 +507,81 @@ def test_a_run_that_diverges_is_kept_and_the_study_goes_on(small, tmp_path, monk
     assert selection.validation_loss(lost) == math.inf
     json.loads((tmp_path / "results" / records.RUNS).read_text().splitlines()[0], parse_constant=pytest.fail)
     assert [run.setting for run in workshop.missing(study.systems)] == [{"model.dropout": 0.4}]
-    assert pages.diverged_runs(study, [lost]) == "\nDiverged: plain, dropout 0.3, seed 1.\n"
+    assert pages.diverged_runs(study, [lost]) == "\nDiverged: plain: dropout 0.3, seed 1.\n"
     worse = {**found, "setting": {"model.dropout": 0.4}, "validation": {"loss": 9.0}}
     assert selection.chosen_rows(study, [lost, found, worse]) == {"plain": {1: found}}
     all_lost = [{**lost, "setting": setting} for setting in dropouts]
     assert selection.chosen_rows(study, all_lost) == {}
-    pages.plot_curves(
+    drawings.plot_curves(
         study, {}, tmp_path / "curves.png", [{**lost, "train": {"validation_curve": [[1, 2.0], [2, 3.0]]}}]
     )
     assert (tmp_path / "curves.png").is_file()
+
+
+def test_runs_that_diverge_in_the_search_are_shown(small, tmp_path):
+    """Here all rates of one system; the other has a row."""
+    (plain, wide), (short, full) = small.systems, small.search
+    rates = [{"training.learning_rate": rate} for rate in (0.0005, 0.001, 0.002)]
+    curve = {"steps": 9, "validation_curve": [[1, 2.0], [2, 9.0]]}
+    lost = [record(small, wide, short, rate, 1, 0.0, diverged="nan", train=curve) for rate in rates]
+    ended = [record(small, plain, short, rate, 1, 2.0 + number) for number, rate in enumerate(rates)]
+    settings = [rates[0] | setting for setting in full.settings]
+    below = [{"training.learning_rate": 0.00025}]
+    ended += [record(small, plain, short, rate, 1, 3.0) for rate in below]
+    ended += [record(small, plain, full, setting, 1, 2.0 + number) for number, setting in enumerate(settings)]
+    for each in (*lost, *ended):
+        records.add_record(tmp_path, each, {})
+    text = pages.write_pages(small, tmp_path)
+    assert "\nDiverged: wide: learning_rate 0.0005, seed 1 (short); learning_rate 0.001, seed 1 (short); " in text
+    search = (tmp_path / pages.SEARCH).read_text()
+    assert "| wide | short | learning_rate 0.002 | 1 | diverged |  |" in search
+    assert search.count("| plain | ") == len(ended)
+
+
+def test_a_system_can_have_a_baseline_of_its_own(made, small, tmp_path):
+    """Its difference and its test are those from that baseline."""
+    plain, wide = small.systems
+    third = dataclasses.replace(wide, name="third", title="third", baseline="wide")
+    study = dataclasses.replace(small, systems=[plain, wide, third], costs=True)
+    losses = {"plain": 2.0, "wide": 4.0, "third": 5.0}
+
+    def loss(run):
+        far = abs(run.setting["training.learning_rate"] - 0.001)
+        return losses[run.system.name] + 0.01 * run.seed + run.setting.get("model.dropout", 0) + far
+
+    made(loss, study)
+    ended = records.read_records(tmp_path / "results")
+    for each in ended:
+        each["train"] |= {"steps": 60, "processor_minutes": 2.0, "peak_memory_bytes": 3 * 2**29}
+    rows = selection.chosen_rows(study, ended)
+    cells = pages.table_cells(study, rows, tmp_path / "results")
+    assert {name: row["compared with"] for name, row in cells.items()} == {
+        "plain": "",
+        "wide": "plain",
+        "third": "wide",
+    }
+    assert {name: row["difference"] for name, row in cells.items()} == {
+        "plain": "",
+        "wide": "+2.000",
+        "third": "+1.000",
+    }
+    own = [[each["validation"]["loss"] for each in rows[name].values()] for name in ("third", "wide")]
+    assert cells["third"]["p (seeds)"] == p_value(ttest_ind(*own, equal_var=False).pvalue)
+    assert cells["third"]["processor seconds an update"] == "2.00"
+    assert cells["third"]["peak memory, GiB"] == "1.5"
+
+
+def test_gradient_norms_are_kept_at_a_few_moments(small, tmp_path):
+    history = [{"step": 1, "loss": 3.0, "gradient_norms": {"encoder": [1.23456, 2.0], "decoder": [3.0]}}]
+    history += [{"step": 10 * n, "gradient_norms": {"encoder": [n, n], "decoder": [n]}} for n in range(1, 30)]
+    kept = records.gradient_norms([*history, {"step": 300, "eval_loss": 1.0}])
+    assert [each["step"] for each in kept] == [1, 60, 120, 170, 230, 290]
+    assert kept[0] == {"step": 1, "encoder": [1.23, 2.0], "decoder": [3.0]}
+    assert records.gradient_norms(history[:1]) == kept[:1]
+    assert records.gradient_norms([]) == []
+    run, lost = {"system": "plain", "gradient_norms": kept}, {"system": "wide", "diverged": "", "gradient_norms": kept}
+    drawings.plot_gradient_norms(small, {"plain": {1: run}}, tmp_path / "norms.png", [lost])
+    assert (tmp_path / "norms.png").is_file()
 
 
 def test_a_run_whose_base_diverges_is_kept_as_diverged(small, tmp_path, monkeypatch):
@@ -632,6 +703,19 @@ def test_a_study_of_joints_compares_like_with_like(name):
         epochs = stage.overrides.get("training.num_train_epochs", study.overrides["training.num_train_epochs"])
         for setting in stage.settings:
             assert setting.get("training.warmup_steps", 0) < 220 * epochs, setting
+
+
+def test_joints_start_from_the_baseline_at_convergence():
+    """Its search has chosen the setting, so its runs can be copied."""
+    joints, converged = (load_study(FOLDER / f"multi30k_{name}.yaml") for name in ("trained_joints", "converged"))
+    vanilla = converged.system("vanilla")
+    chosen = selection.winner(converged, vanilla, records.read_records(RESULTS / converged.name))
+    recipes = [
+        recipe_of(study, system, study.stages(system)[-1], chosen, 2, Path("runs"))
+        for study, system in ((joints, joints.system("base")), (converged, vanilla))
+    ]
+    assert differences(*(recipe.values for recipe in recipes)) == []
+    assert joints.stages(joints.system("base"))[-1].settings == [chosen]
 
 
 LOG = """step 100 of 400, epoch 0.5: loss 5.100, 900 tokens/s, 0:01:00 left
