@@ -9,7 +9,7 @@ from transformers.generation import CompileConfig
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 NEW = 6
-SOME = ["vanilla", "mat-3", "mat-2-prenorm", "latent-decoder-hard", "lstm-two"]
+SOME = ["vanilla", "mat-3", "mat-2-prenorm", "latent-decoder-hard", "lstm-two", "vanilla-attention", "vanilla-hyper"]
 SPREAD = {"no_repeat_ngram_size": 1}  # random tied models repeat themselves; every step must matter
 CLOSE = {"atol": 2e-6, "rtol": 2e-6, "check_dtype": False}  # `generate` keeps logits in float32
 
@@ -82,6 +82,7 @@ def test_a_padded_beginning_is_continued_alike_with_every_cache(case):
     begun[0, :2] = model.config.pad_token_id
     more = {"decoder_input_ids": begun, "decoder_attention_mask": mask}
     more |= {"return_dict_in_generate": True, "output_logits": True}
+    more["bad_words_ids"] = [[model.config.pad_token_id]]  # no token is repeated, and the padded row has had this one
     expected = generate(model, **more)
     static = generate(model, **more, cache_implementation="static", disable_compile=True)
     assert torch.equal(static.sequences, expected.sequences)
@@ -338,7 +339,9 @@ def test_shapes_of_what_generate_returns(case, beams, use_cache):
     assert [layer.keys.shape for layer in slots] == [(*shape[:2], config.luna_length if is_luna else 7, shape[3])] * 3
 
 
-@pytest.mark.parametrize("case", ["mat-1", "mat-3", "latent-decoder-hard", "lstm-two"])
+@pytest.mark.parametrize(
+    "case", ["mat-1", "mat-3", "latent-decoder-hard", "lstm-two", "vanilla-attention", "vanilla-mhc"]
+)
 def test_generation_compiles_without_a_graph_break_or_a_recompilation(case):
     """The decoding step with a static cache, for two batches of one shape, as `generate` does on accelerators."""
     model = build(case)

@@ -12,10 +12,11 @@ the papers plot.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from ..analysis.gradient_norms import GradientNorms
 from ..analysis.layer_utilization import LayerUtilization
@@ -23,6 +24,9 @@ from ..errors import UserError
 from ..models.layer_selection import LayerSelection
 from ..models.pretrained_model import DeepWidePreTrainedModel
 from ..models.training_callback import TrainingStep
+
+if TYPE_CHECKING:
+    from .trainer import TokenBatchTrainer
 
 
 @dataclass
@@ -70,7 +74,7 @@ class DepthTraining:
         UserError: an argument is about posteriors, and the model has none.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: "TokenBatchTrainer") -> None:
         self.trainer = trainer
         self.find_posteriors()
         self.gradient_norms = GradientNorms() if trainer.args.gradient_norms else None

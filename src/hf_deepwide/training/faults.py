@@ -20,18 +20,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase
 
 from ..durable import Writing, discard, write_whole
 from ..errors import UserError, quote
 from ..models.word_tokenizer import WordTokenizer
+
+if TYPE_CHECKING:
+    from .trainer import TokenBatchTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +100,7 @@ class FaultGuard:
         trainer: the trainer, whose model, arguments and state it looks at.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: "TokenBatchTrainer") -> None:
         self.trainer = trainer
         self._batches: list[Batch] = []  # of the step under way
         self._steps = self._skipped = 0  # since the last log

@@ -15,16 +15,19 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
 from ..checkpoint_files import ADAPTER, WEIGHTS
 from ..errors import UserError, one_line, quote, some
+
+if TYPE_CHECKING:
+    from .trainer import TokenBatchTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class Lora:
         UserError: LoRA is asked for where weights are sharded, or where layers would get no gradient.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: "TokenBatchTrainer") -> None:
         self.trainer = trainer
         self.new_rows: Sequence[int] = ()  # tokens that the base did not have; whoever makes the model says so
         self.begun = False

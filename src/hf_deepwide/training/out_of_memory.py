@@ -15,7 +15,7 @@ for nothing else, so each process has to synchronize them once a step, however m
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
@@ -23,12 +23,15 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..errors import UserError, quote
 from .faults import generator_states, restore
 from .sharding import LAYER_DROP
+
+if TYPE_CHECKING:
+    from .trainer import TokenBatchTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class BatchSplitter:
         trainer: the trainer, whose model, arguments and state it looks at.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: "TokenBatchTrainer") -> None:
         self.trainer = trainer
 
     @property

@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, Trainer, set_seed
+from transformers import PreTrainedModel, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..checkpoint_files import MARK
@@ -31,6 +31,9 @@ from .checkpoints import (
 from .checksums import check_data, write_checksums
 from .preemption import Preemption
 
+if TYPE_CHECKING:
+    from .trainer import TokenBatchTrainer
+
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +45,7 @@ class Saving:
         preemption: knows whether a checkpoint is one that the recipe asks for.
     """
 
-    def __init__(self, trainer: Trainer, preemption: Preemption) -> None:
+    def __init__(self, trainer: "TokenBatchTrainer", preemption: Preemption) -> None:
         self.trainer, self.preemption = trainer, preemption
         self.draft_folder: str | None = None  # where a checkpoint is being written, and None else
         self.run_id: str | None = None  # of the run that the checkpoints belong to, if any; whoever runs it says so

@@ -11,13 +11,16 @@ whole model in `model.safetensors`, as every other checkpoint does.
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import Trainer
 
 from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .trainer import TokenBatchTrainer
 
 LAYER_DROP = ("layer_drop", "encoder_layerdrop", "decoder_layerdrop")  # ours, and as Marian and its like call it
 
@@ -32,7 +35,7 @@ class Sharding:
         UserError: a kind of sharding, or a model, with which this does not work.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: "TokenBatchTrainer") -> None:
         self.trainer, self.enabled = trainer, trainer.is_fsdp_enabled
         if not self.enabled:
             if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
