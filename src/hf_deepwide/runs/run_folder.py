@@ -42,6 +42,7 @@ from ..training.checkpoints import (
     INTERRUPTED,
     REGULAR,
     WEIGHTS,
+    best_checkpoint,
     check_weights,
     checkpoints,
     is_last,
@@ -346,13 +347,13 @@ class RunFolder:
             for checkpoint in chosen:
                 check_weights(checkpoint, read_id(run))
             return chosen, f"the mean of the checkpoints of steps {', '.join(_step(path) for path in chosen)}"
-        best = run / f"checkpoint-{state.best_global_step}"
-        if args.load_best_model_at_end and best in present:
+        best = best_checkpoint(run, state)
+        if args.load_best_model_at_end and best is not None:
             check_weights(best, read_id(run))
             metric = "BLEU" if args.metric_for_best_model.endswith("bleu") else "loss"
             return [best], f"the checkpoint of step {_step(best)}, the best in validation {metric}"
         if args.load_best_model_at_end:  # removed by hand, or step 0 of eval_on_start
-            logger.warning("there is no %s, which was the best; the last one takes its place", best.name)
+            logger.warning("the best checkpoint is not there any more; the last one takes its place")
         return present[-1:], f"the last checkpoint, of step {_step(present[-1])}"
 
     @contextmanager
