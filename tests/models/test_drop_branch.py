@@ -310,8 +310,10 @@ def test_evaluation_and_rate_zero_draw_nothing(monkeypatch):
         raise AssertionError("drew a random number")
 
     monkeypatch.setattr(torch, "rand", refuse)
-    layer = attention_layer(drop_branch=0.5, drop_unit="head").eval()
-    layer(inputs())
+    layer = attention_layer(drop_branch=0.5, drop_unit="head")
+    with pytest.raises(AssertionError, match="drew a random number"):
+        layer.train()(inputs())
+    layer.eval()(inputs())
     attention_layer(drop_branch=0.5, drop_granularity="sentence").eval()(inputs())
     feed_forward_layer(drop_branch=0.5, join_ffn=False).eval()(inputs())
     attention_layer(drop_branch=0.0)(inputs())
