@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 
 from .errors import UserError
 
+CARD = "README.md"  # the name under which the Hub shows a card
 UNNAMED = "REPOSITORY"
 LONGEST = 500  # characters of a foreign text
 # Renderers make links of these wherever they stand in plain text, whatever is escaped.

@@ -37,6 +37,7 @@ from transformers import (
 from transformers.utils import ADAPTER_CONFIG_NAME
 
 from . import card_text
+from .card_text import CARD
 from .data.tokenizer import check_tokenizer
 from .errors import UserError, one_line, quote
 from .exporting.shown_languages import Shown, shown_languages
@@ -52,7 +53,6 @@ from .space import MODEL, write_space
 
 logger = logging.getLogger(__name__)
 
-CARD = "README.md"
 LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
 OTHERS = "Other models of transformers need no code: upload them with push_to_hub"
 KINDS = {  # what a card calls a model, by its task

@@ -11,9 +11,10 @@ from pathlib import Path
 import yaml
 
 from . import card_text
+from .card_text import CARD
 
 MODEL = "model"  # the model's folder in a Space
-APP, REQUIREMENTS, CARD = "app.py", "requirements.txt", "README.md"
+APP, REQUIREMENTS = "app.py", "requirements.txt"
 GRADIO = "6.31.0"  # the version that is tested, see constraints.txt
 PACKAGE = Path(__file__).parent
 

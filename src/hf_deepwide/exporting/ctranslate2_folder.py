@@ -19,7 +19,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from ..card_text import literal
+from ..card_text import CARD, literal
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, quote
 from ..models.language_pairs import Languages
@@ -91,7 +91,7 @@ def export_ctranslate2(
         for name in LIMITS:
             setattr(search, name, getattr(opened.model.config, name, None))
         (draft / GENERATION_CONFIG_NAME).write_text(search.to_json_string(), encoding="utf-8")
-        (draft / "README.md").write_text(readme(opened.model, opened.tokenizer), encoding="utf-8")
+        (draft / CARD).write_text(readme(opened.model, opened.tokenizer), encoding="utf-8")
     logger.info("%s: in float32 its scores differ from the model's by up to %.2g", target, difference)
     return str(target)
 

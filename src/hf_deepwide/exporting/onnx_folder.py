@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from .. import checkpoint_files
+from ..card_text import CARD
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError
 from ..models.language_pairs import Languages
@@ -131,7 +132,7 @@ def export_onnx(
         cutting = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
         cutting.model_max_length = source_limit(plain.config, cutting)
         cutting.save_pretrained(draft)
-        (draft / "README.md").write_text(readme(plain, opened.tokenizer), encoding="utf-8")
+        (draft / CARD).write_text(readme(plain, opened.tokenizer), encoding="utf-8")
     logger.info("%s: its logits differ from the model's by up to %.2g", target, difference)
     return str(target)
 

@@ -11,7 +11,6 @@ from ..durable import write_whole
 from ..families import all_families
 from .model_card import is_on_hub, iso, portable
 from .recipe import Recipe
-from .run_folder import CARD
 from .yaml_values import to_yaml
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews' correlation"}
@@ -157,4 +156,4 @@ def _write(
             block=card_text.block,
             **shown,
         )
-    write_whole(folder / CARD, str(card))
+    write_whole(folder / card_text.CARD, str(card))

@@ -45,7 +45,7 @@ def write_model_card(
         results: what `results.json` holds.
         samples: a few test sentences as (source, translation, reference).
     """
-    path = run / "README.md"
+    path = run / card_text.CARD
     write_whole(path, str(_fill(recipe, results, run, samples)))
     return path
 

@@ -21,6 +21,7 @@ from ..analysis.joint_weights import joined_stacks, plot_joint_weights
 from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solver_gates, solver_gates
 from ..analysis.learning_curves import plot_learning_curves
 from ..analysis.path_weights import path_weights, plot_path_weights
+from ..card_text import CARD
 from ..data.batches import check_lengths
 from ..durable import saving, sha256_of, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
@@ -33,7 +34,6 @@ from .averaging import average_checkpoints
 from .facts import machine, training_facts, versions
 from .recipe import RECIPE, Recipe
 from .run_folder import (
-    CARD,
     CURVES,
     GRADIENT_NORMS,
     JOINT_WEIGHTS,

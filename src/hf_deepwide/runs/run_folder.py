@@ -32,6 +32,7 @@ from ..analysis.layer_joints import WEIGHTS as LAYER_WEIGHTS
 from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
 from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
+from ..card_text import CARD
 from ..checkpoint_files import MARK, RESULTS
 from ..durable import STAGING, Writing, discard, draft_of, is_same, remove, write_whole
 from ..errors import UserError
@@ -62,7 +63,6 @@ TRANSLATIONS, CURVES = "translations.txt", "plots/learning_curves.png"
 PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, JOINT_WEIGHTS, LAYER_WEIGHTS, SOLVER_GATES)
 # What `hf-deepwide plot` draws in a run unless another place is given.
 DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
-CARD = "README.md"
 NEW, RENEWED = ".new", ".renewed"
 # What the folder of a run may hold before its mark; an older version called drafts by a dot and their name.
 DRAFTS = (LOCK, *(name for file in (MARK, RECIPE) for name in (draft_of(Path(file)).name, f".{file}")))

@@ -12,6 +12,7 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
+from ..card_text import CARD
 from ..checkpoint_files import MARK, RESULTS
 from ..durable import remove, write_whole
 from ..errors import UserError
@@ -19,7 +20,7 @@ from ..lock import locked
 from ..training.checkpoints import newest_whole
 from .facts import versions
 from .recipe import RECIPE, Recipe, differences, read_mark
-from .run_folder import CARD, CURVES, NEW, RENEWED, RunFolder, discard_start, some_of
+from .run_folder import CURVES, NEW, RENEWED, RunFolder, discard_start, some_of
 from .yaml_values import to_yaml
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from typing import Literal
 from datasets import Dataset
 from tqdm import tqdm
 
+from ...card_text import CARD
 from ...durable import is_empty_folder, sha256_of, whole_file, whole_files
 from ...errors import UserError, one_line, quote
 from ...lock import locked
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 ENGLISH = ("en", "eng")
 NEARLY = 0.01  # of counts where steps leave rows out: papers round, and sacremoses cuts a few words in its own way
 CODES, VALID = "bpe.codes", "valid"
-CARD = "README.md"
 MOST = 1_000_000  # merges
 FEW = 8  # language pairs that are named one by one
 
