@@ -17,6 +17,7 @@ from transformers import (
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.families import FAMILIES
+from hf_deepwide.models.saved_fields import LIMITS
 from hf_deepwide.runs.averaging import FREE, average_checkpoints
 
 
@@ -138,7 +139,7 @@ def test_fields_that_concern_training_may_differ_in_a_mean():
     """Each exists in some config, so that a renamed field does not stay in the list."""
     configs = [MarianConfig, BartConfig, RobertaConfig, *(family.config for family in FAMILIES.values())]
     known = {name for config in configs for name in config().to_dict()}
-    assert FREE - known <= {"torch_dtype", "auto_map", "custom_pipelines", "layerdrop", "_name_or_path"}
+    assert FREE - known <= {"torch_dtype", "auto_map", "custom_pipelines", "layerdrop", "_name_or_path", *LIMITS}
 
 
 def test_models_of_other_languages_or_tokens_have_no_mean(tmp_path):
