@@ -6,25 +6,24 @@
     … --report                            train nothing; write the pages and cards of the runs that are there
     … --adopt runs/tiny-1 runs/tiny-2     score these finished runs on the study's test sets, and keep their records
 
-definition.py says what a study is. Each training is a process of `scripts/train_translation.py`; `--jobs` of them run
-at a time, each with its share of the cores. When a run ends, its record and its translations are added to
-benchmarks/results/STUDY. A run that has a record is not made again, on whatever machine it was made, and an
-interrupted run is resumed: give the same command. To repeat a study from the beginning, give `--results` an empty
-folder. A long study should run from a copy of the repository (`git worktree add ../study`), which nobody edits: all
-trainings take the code beside this file.
+definition.py says what a study is. Each training is a process of its own; `--jobs` of them run at a time, each with
+its share of the cores. When a run ends, its record and its translations are added to benchmarks/results/STUDY. A run
+that has a record is not made again, on whatever machine it was made, and an interrupted run is resumed: give the same
+command. To repeat a study from the beginning, give `--results` an empty folder. A long study should run from a copy of
+the repository (`git worktree add ../study`), which nobody edits: all trainings take the code beside this file.
 """
 
 import argparse
 import concurrent.futures
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # trainings
 
 import torch
 from cards import write_cards
@@ -40,11 +39,11 @@ from records import (
     write_records,
 )
 from selection import best, key_of, seeds_of, settings_of, tried, winner, winners_run
+from trainings import train
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.data.corpora import load_parallel, read_lines
-from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.scoring import score_sets
@@ -53,12 +52,10 @@ from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation
-from hf_deepwide.runs.yaml_values import to_yaml
 from hf_deepwide.training.checkpoints import checkpoints, load_history
 from hf_deepwide.training.faults import NonFiniteError
 
 ROOT = Path(__file__).parents[2]
-TRAIN = ROOT / "scripts" / "train_translation.py"
 
 
 class Run(NamedTuple):
@@ -208,7 +205,7 @@ class Workshop:
             for each in recipes:
                 # Two runs may start from the same one, which is made once.
                 with self._training.setdefault(each.name, threading.Lock()):
-                    train(each, self.threads)
+                    train(each.values, threads=self.threads)
         except NonFiniteError as error:
             self._keep(diverged(run, recipe, error), {})
             return
@@ -281,38 +278,6 @@ def logged_norms(recipe: Recipe) -> Record:
     if not recipe.values["training"].get("gradient_norms") or not checkpoints(recipe.output_dir):
         return {}
     return {GRADIENT_NORMS: gradient_norms(load_history(recipe.output_dir))}
-
-
-def train(recipe: Recipe, threads: int) -> None:
-    """Train and score in a process of its own, unless the same recipe was trained there before.
-
-    Raises:
-        NonFiniteError: a loss or a gradient was not finite, which is a result and not a mistake.
-        UserError: the training failed, or the folder holds a finished run of another recipe.
-    """
-    run = recipe.output_dir
-    finished = run / "results.json"
-    if finished.is_file():
-        earlier = json.loads(finished.read_text(encoding="utf-8"))["recipe"]
-        if changes := differences(earlier, recipe.values):
-            raise UserError(f"{run} holds another recipe ({'; '.join(changes)}); move it away, or give another --runs")
-        return
-    run.parent.mkdir(parents=True, exist_ok=True)
-    written, log = (run.parent / f"{run.name}.{suffix}" for suffix in ("yaml", "log"))
-    write_whole(written, to_yaml(recipe.values))
-    print(f"{time.strftime('%H:%M')} {run.name}: training, log in {log}", flush=True)
-    with log.open("a", encoding="utf-8") as file:
-        done = subprocess.run(
-            [sys.executable, TRAIN, written],
-            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT / "src")},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if done.returncode != 0:
-        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        kind = NonFiniteError if done.returncode == NonFiniteError.status else UserError
-        raise kind(f"{run.name} has failed: {' '.join(last)}")
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import statistics
+import sys
 import threading
 import time
 import types
@@ -22,6 +23,7 @@ import records
 import selection
 import study as command
 import torch
+import trainings
 import unfinished
 import yaml
 from definition import load_study, recipe_of, run_name
@@ -493,7 +495,7 @@ loss = recipe["model"]["dropout"]
 def test_a_run_that_diverges_is_kept_and_the_study_goes_on(small, tmp_path, monkeypatch):
     """One that fails for another reason is no result, and is made again."""
     (tmp_path / "train.py").write_text(DIVERGES)
-    monkeypatch.setattr(command, "TRAIN", tmp_path / "train.py")
+    monkeypatch.setattr(trainings, "COMMAND", (sys.executable, tmp_path / "train.py"))
     dropouts = [{"model.dropout": value} for value in (0.3, 0.1, 0.4)]
     study = dataclasses.replace(
         small, systems=small.systems[:1], search=[definition.Stage(dropouts)], seeds=[1], close_seeds=[]
@@ -586,7 +588,7 @@ def test_gradient_norms_are_kept_at_a_few_moments(small, tmp_path):
 
 def test_a_run_whose_base_diverges_is_kept_as_diverged(small, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(DIVERGES)
-    monkeypatch.setattr(command, "TRAIN", tmp_path / "train.py")
+    monkeypatch.setattr(trainings, "COMMAND", (sys.executable, tmp_path / "train.py"))
     plain, wide = small.systems
     wide = dataclasses.replace(wide, base=plain)
     study = dataclasses.replace(
@@ -624,10 +626,10 @@ def test_nothing_starts_from_a_run_that_diverged(small):
 def test_a_start_is_made_once_for_the_runs_that_need_it(small, tmp_path, monkeypatch):
     at_work, together, starts = threading.Lock(), [], []
 
-    def train(recipe, threads):
-        if recipe.name != "start":
+    def train(recipe, *, threads):
+        if recipe != "the start's":
             return
-        starts.append(recipe.name)
+        starts.append(recipe)
         together.append(not at_work.acquire(blocking=False))
         time.sleep(0.2)
         at_work.release()
@@ -635,7 +637,9 @@ def test_a_start_is_made_once_for_the_runs_that_need_it(small, tmp_path, monkeyp
     monkeypatch.setattr(command, "train", train)
     workshop = command.Workshop(small, tmp_path / "runs", tmp_path, 2)
     monkeypatch.setattr(workshop, "_start", lambda run, records: "start")
-    monkeypatch.setattr(workshop, "_recipe_of_record", lambda name: types.SimpleNamespace(name="start"))
+    monkeypatch.setattr(
+        workshop, "_recipe_of_record", lambda name: types.SimpleNamespace(name="start", values="the start's")
+    )
     runs = [command.Run(small.systems[0], small.search[0], {}, seed) for seed in (1, 2)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for made in [pool.submit(workshop._make, run) for run in runs]:
