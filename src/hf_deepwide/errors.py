@@ -4,11 +4,13 @@ import errno
 import struct
 import sys
 from collections.abc import Callable, Collection
+from importlib import import_module
 from types import TracebackType
+from typing import Any
 
 from .models.quoting import one_line, quote
 
-__all__ = ["UNREADABLE", "UserError", "one_line", "one_line_errors", "quote", "run_script", "some"]
+__all__ = ["UNREADABLE", "UserError", "need", "one_line", "one_line_errors", "quote", "run_script", "some"]
 
 # What libraries such as PyTorch raise for a file that they can make no sense of.
 UNREADABLE = (
@@ -42,6 +44,18 @@ class UserError(ValueError):
     """Something the user can mend: the message says what was wrong, where, what is accepted, and what to do."""
 
     status = 2  # the exit status of a script that ends with it
+
+
+def need(package: str, extra: str, what: str) -> Any:
+    """Import what only an optional part of this package brings: `what` needs it.
+
+    Raises:
+        UserError: it cannot be imported; the message says what to install.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise UserError(f"{what} needs {package}: pip install 'hf_deepwide[{extra}]' ({one_line(error)})") from error
 
 
 def some(names: Collection[str]) -> str:

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import importlib.util
 import re
 import shutil
 import socket
@@ -213,10 +212,7 @@ def test_the_page_is_served_by_this_machine_alone(folder):
 
 
 def test_a_missing_extra_is_one_line(folder, monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "gradio" else find(name, *rest)
-    )
+    monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.setattr(sys, "argv", ["hf-deepwide", "demo", str(folder)])
     with pytest.raises(SystemExit):
         main()

@@ -33,7 +33,7 @@ from datasets import (
 from datasets.exceptions import DatasetsError
 from tqdm import tqdm
 
-from ..errors import UserError, one_line, quote
+from ..errors import UserError, need, one_line, quote
 from ..models.quoting import QUOTED
 from ..progress import bars_where_shown, shows_bars
 from ..reading import check_file, what_is
@@ -434,10 +434,8 @@ def _stream(args: DataArguments, split: Split) -> IterableDataset:
 
 
 def _phrases(args: DataArguments, split: Split) -> Dataset:
-    try:
-        from .phrases import build_phrases
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"data.format 'phrases' needs the package {error.name}: pip install 'hf_deepwide[phrases]'"
-        ) from error
+    for package in ("babel", "num2words"):
+        need(package, "phrases", "data.format 'phrases'")
+    from .phrases import build_phrases
+
     return build_phrases(args.source_lang, args.target_lang, train_size=args.train_size, seed=args.seed)[split]

@@ -1,7 +1,6 @@
 """The page: a text goes in, the translations of all systems stand side by side, and pictures show what they did."""
 
 import html
-import importlib.util
 import inspect
 import logging
 import os
@@ -9,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ..errors import UserError, one_line
+from ..errors import UserError, need, one_line
 from ..evaluation import translate
 from .pictures import pictures
 from .systems import Answer, Request, System, language_choices, load_systems, start_languages
@@ -181,11 +180,7 @@ def _gradio() -> ModuleType:
         UserError: it is not installed.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported, and later
-    if importlib.util.find_spec("gradio") is None:
-        raise UserError("the demo needs Gradio: pip install 'hf_deepwide[demo]'")
-    import gradio
-
-    return gradio
+    return need("gradio", "demo", "the demo")
 
 
 class _OwnPolicy:

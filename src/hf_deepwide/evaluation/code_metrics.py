@@ -9,13 +9,12 @@ import html
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
 from sacrebleu.metrics.base import Metric, Score, Signature
 
-from ..errors import UserError
+from ..errors import need
 
 CODE_METRICS = ("sentence_bleu4", "valid_python", "valid_python_line", "valid_java")
 INDENT = "\t"
@@ -80,7 +79,7 @@ class SentenceBLEU4(MeanOverSentences):
     """
 
     def __init__(self, lowercase: bool = False) -> None:
-        bleu = _module("nltk.translate.bleu_score", "nltk")
+        bleu = need("nltk.translate.bleu_score", "code", "the metric sentence_bleu4")
         super().__init__("sentence_bleu4", lowercase, tok="none", smooth="method4", nltk=version("nltk"))
         self._bleu, self._smooth = bleu.sentence_bleu, bleu.SmoothingFunction().method4
 
@@ -116,7 +115,7 @@ def build_code_metric(name: str, lowercase: bool) -> Metric:
         return ValidCode(name, is_python, lowercase, parser="ast")
     if name == "valid_python_line":
         return ValidCode(name, is_python_line, lowercase, parser="ast")
-    java = _module("javalang", "javalang")
+    java = need("javalang", "code", "the metric valid_java")
 
     def is_java(text: str) -> bool:
         """Whether a text begins with a member of a class: MAT's evaluation reads no further."""
@@ -181,10 +180,3 @@ def _parses(code: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a NUL character
         return False
     return True
-
-
-def _module(name: str, package: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UserError(f"metrics: {package} is not installed; pip install 'hf_deepwide[code]'") from error

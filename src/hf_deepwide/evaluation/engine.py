@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..checkpoint_files import CTRANSLATE2
-from ..errors import UserError, one_line
+from ..errors import UserError, need, one_line
 from ..exporting.ctranslate2_folder import engine_options
 from ..generation_fields import check_fields
 from ..loading import load_tokenizer
@@ -42,12 +42,7 @@ class Engine:
 
     def __init__(self, folder: str | os.PathLike, device: torch.device | None = None) -> None:
         self.folder = Path(folder)
-        try:
-            import ctranslate2
-        except ImportError as error:
-            raise UserError(
-                f"{folder} is a model of CTranslate2's: pip install 'hf_deepwide[ctranslate2]' ({one_line(error)})"
-            ) from error
+        ctranslate2 = need("ctranslate2", "ctranslate2", f"{folder}, a model of CTranslate2's,")
         self.tokenizer = load_tokenizer(self.folder)
         limit = source_limit(SimpleNamespace(), self.tokenizer)
         self.limit = LIMIT if limit == MOST_TOKENS else limit  # the engine's files name none

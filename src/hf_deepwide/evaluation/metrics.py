@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 
-from ..errors import UserError, one_line, quote
+from ..errors import UserError, need, one_line, quote
 from .code_metrics import CODE_METRICS, build_code_metric
 
 METRICS = ("bleu", "chrf", "multi_bleu")
@@ -52,13 +52,7 @@ class MosesTokenizer(BaseTokenizer):
     """Moses' tokenizer.perl as sacremoses has it, without escapes, which change no score."""
 
     def __init__(self, language: str) -> None:
-        try:
-            import sacremoses
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"metrics: {MOSES} needs the package {error.name}: pip install 'hf_deepwide[corpora]'"
-            ) from error
-        self._moses = sacremoses.MosesTokenizer(language or "en")
+        self._moses = need("sacremoses", "corpora", f"the metric {MOSES}").MosesTokenizer(language or "en")
 
     def signature(self) -> str:
         """The package and its version."""

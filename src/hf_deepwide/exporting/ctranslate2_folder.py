@@ -21,11 +21,11 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..card_text import CARD, literal
 from ..durable import check_output, saving, whole_folder
-from ..errors import UserError, quote
+from ..errors import UserError, need, quote
 from ..models.language_pairs import Languages
 from ..models.plain_text import source_limit
 from ..models.saved_fields import LIMITS
-from .opening import open_model, require
+from .opening import open_model
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def export_ctranslate2(
     """
     if quantization not in QUANTIZATIONS:
         raise UserError(f"quantization is {quote(quantization)}; accepted: {', '.join(QUANTIZATIONS)}")
-    require("ctranslate2", "ctranslate2")
+    need("ctranslate2", "ctranslate2", "an export to CTranslate2")
     target = Path(folder)
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)

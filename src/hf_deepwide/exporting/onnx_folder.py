@@ -26,10 +26,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from .. import checkpoint_files
 from ..card_text import CARD
 from ..durable import check_output, saving, whole_folder
-from ..errors import UserError
+from ..errors import UserError, need
 from ..models.language_pairs import Languages
 from ..models.plain_text import source_limit
-from .opening import open_model, require
+from .opening import open_model
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,8 @@ def export_onnx(
             loading a model can raise.
         RuntimeError: the graphs compute something else; nothing is left in `folder` then.
     """
-    require("onnx", "onnx", "onnxscript", "onnxruntime")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        need(package, "onnx", "an export to ONNX, on Python 3.11 or newer,")
     target = Path(folder)
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)

@@ -1,6 +1,5 @@
 """What is exported: a model of ours that needs no posterior, or that becomes one, with its tokenizer."""
 
-import importlib.util
 import os
 from typing import NamedTuple
 
@@ -71,16 +70,3 @@ def open_model(
         )
     check_tokenizer(tokenizer, loaded.config)
     return Exported(loaded, tokenizer)
-
-
-def require(extra: str, *packages: str) -> None:
-    """See that the packages of an optional part of this package are installed.
-
-    Raises:
-        UserError: one is not; the message says what to install.
-    """
-    if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
-        where = " on Python 3.11 or newer" if "onnxruntime" in missing else ""  # the extra lacks it on 3.10
-        raise UserError(
-            f"this export needs {', '.join(missing)}; install it{where} by: pip install 'hf_deepwide[{extra}]'"
-        )

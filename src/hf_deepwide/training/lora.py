@@ -24,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint_files import ADAPTER, WEIGHTS
-from ..errors import UserError, one_line, quote, some
+from ..errors import UserError, need, one_line, quote, some
 
 if TYPE_CHECKING:
     from .trainer import TokenBatchTrainer
@@ -83,11 +83,10 @@ class Lora:
         args, model = self.trainer.args, self.trainer.model
         if not args.lora_r or self.begun:
             return
-        try:
-            from peft import LoraConfig, inject_adapter_in_model
-            from peft.tuners.lora import Linear, LoraLayer
-        except ImportError as error:
-            raise UserError("training.lora_r: peft is not installed; pip install 'hf_deepwide[lora]'") from error
+        need("peft", "lora", "training.lora_r")
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import Linear, LoraLayer
+
         config = LoraConfig(
             task_type="SEQ_2_SEQ_LM",
             r=args.lora_r,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...errors import UserError
+from ...errors import need
 
 Row = tuple[str, ...]
 Change = Callable[[Row], Row | None]  # None: the row is left out
@@ -29,10 +29,7 @@ def _keep(told: str, stays: Callable[[Row], bool]) -> Step:
 
 def _of_moses(kind: str, languages: Sequence[str], **options: bool) -> list[Any]:
     """A class of sacremoses, made for each language."""
-    try:
-        import sacremoses
-    except ModuleNotFoundError as error:
-        raise UserError(f"tokenising needs the package {error.name}: pip install 'hf_deepwide[corpora]'") from error
+    sacremoses = need("sacremoses", "corpora", "Moses' tokenisation")
     return [getattr(sacremoses, kind)(language, **options) for language in languages]
 
 
