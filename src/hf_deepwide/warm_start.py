@@ -115,7 +115,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         fresh = cls(config)
         for module in fresh.modules():
             if isinstance(module, Join):
-                module.initialise_plainly()
+                module.initialise_plainly(config)
         tensors |= {key: tensor for key, tensor in fresh.state_dict().items() if key in lacking}
     result = cls.from_pretrained(None, config=config, state_dict=tie(tensors, config), dtype=model.dtype)
     result.generation_config = copy.deepcopy(model.generation_config)

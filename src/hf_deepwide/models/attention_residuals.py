@@ -63,7 +63,7 @@ class DepthAttention(Join):
         self.room = (config.decoder_layers * joints - 1) // each + 2  # those behind a decoder, which decodes stepwise
         self.depth_query = nn.Parameter(torch.zeros(config.d_model))
 
-    def initialise(self) -> None:
+    def initialise(self, config: VanillaTransformerConfig) -> None:
         """Weigh all sources alike."""
         init.zeros_(self.depth_query)
 

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
@@ -53,16 +54,15 @@ class SimplexWeights(nn.Module):
         super().__init__()
         self.simplex_weight = nn.Parameter(torch.empty(size))
 
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Draw the weights of a new model: uniform numbers, divided by their sum."""
+        drawn = torch.rand(self.simplex_weight.shape)
+        init.copy_(self.simplex_weight, drawn / drawn.sum())
+
     def forward(self) -> torch.Tensor:
         """The weights, `[size]`."""
         weight = self.simplex_weight
         return weight + (nearest_on_simplex(weight) - weight).detach()
-
-    @torch.no_grad()
-    def initial_weights(self) -> torch.Tensor:
-        """Draw the weights of a new model: uniform numbers, divided by their sum."""
-        drawn = torch.rand(self.simplex_weight.shape)
-        return drawn / drawn.sum()
 
     @torch.no_grad()
     def project(self) -> None:

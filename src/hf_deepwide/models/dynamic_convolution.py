@@ -52,10 +52,14 @@ class KernelPrediction(nn.Linear):
     def __init__(self, features: int, heads: int, width: int) -> None:
         super().__init__(features, heads * width, bias=False)
 
-    def initialise(self) -> None:
-        """Start uniform within 1/sqrt(D)."""
-        bound = getattr(self, "gain", 1) / math.sqrt(self.in_features)
-        init.uniform_(self.weight, -bound, bound)
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start uniform within 1/sqrt(D), or from N(0, init_std^2)."""
+        gain = getattr(self, "gain", 1)
+        if config.init_std is None:
+            bound = gain / math.sqrt(self.in_features)
+            init.uniform_(self.weight, -bound, bound)
+        else:
+            init.normal_(self.weight, std=gain * config.init_std)
 
 
 class DynamicConvolution(nn.Module):

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
+from .configuration_base import DeepWideConfig
 from .dropout import Dropout
 
 SHORTER = "it is a translation that has become too long: lower `max_new_tokens` or `max_length`"
@@ -68,6 +70,10 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.length, self.dim, self.kind = length, dim, kind
         self.register_buffer("table", self.build(), persistent=False)
+
+    def initialise(self, config: DeepWideConfig) -> None:
+        """Build the table, which no checkpoint holds."""
+        init.copy_(self.table, self.build())
 
     def build(self) -> torch.Tensor:
         """The table `[length, D]`, computed in float64."""

@@ -61,14 +61,14 @@ SOURCE_SLOTS = 2  # of a cell of the decoder, in the cache of the source
 class Convolution(nn.Conv1d):
     """A convolution over time, of positions that are padded already: `[B, T + K - 1, C]` to `[B, T, out]`."""
 
-    def initialise(self, std: float | None) -> None:
-        """Start as in tensor2tensor, or from N(0, std)."""
-        if std is None:
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start as in tensor2tensor, or from N(0, init_std^2)."""
+        if config.init_std is None:
             outputs = 1 if self.groups > 1 else self.out_channels
             bound = math.sqrt(6 / (self.kernel_size[0] * (self.in_channels + outputs)))
             init.uniform_(self.weight, -bound, bound)
         else:
-            init.normal_(self.weight, std=std)
+            init.normal_(self.weight, std=config.init_std)
         if self.bias is not None:
             init.zeros_(self.bias)
 

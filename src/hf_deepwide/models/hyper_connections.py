@@ -74,7 +74,7 @@ class HyperConnection(StreamConnection):
             self.alpha_scale = nn.Parameter(torch.zeros(1))
             self.beta_scale = nn.Parameter(torch.zeros(1))
 
-    def initialise(self) -> None:
+    def initialise(self, config: VanillaTransformerConfig) -> None:
         """Read the home stream, keep all streams, write to all alike, and let nothing depend on the position."""
         alpha = torch.eye(self.streams, self.streams + 1).roll(1, 1)
         alpha[self.home, 0] = 1
@@ -120,12 +120,12 @@ class ManifoldHyperConnection(StreamConnection):
         self.coefficient_bias = nn.Parameter(torch.zeros(count))
         self.coefficient_scale = nn.Parameter(torch.zeros(3))
 
-    def initialise(self) -> None:
+    def initialise(self, config: VanillaTransformerConfig) -> None:
         """Read the mean of all streams, nearly keep them, and write to all alike; phi, which is small, parts them."""
         init.normal_(self.coefficient_map, std=0.02)
         self._initialise_rest(torch.full((self.streams,), -math.log(self.streams - 1)))
 
-    def initialise_plainly(self) -> None:
+    def initialise_plainly(self, config: VanillaTransformerConfig) -> None:
         """Let nothing depend on the position, and read mostly the home stream: with equal ones none could part."""
         init.zeros_(self.coefficient_map)
         read = torch.full((self.streams,), -3.0)

@@ -22,14 +22,13 @@ class Join(nn.Module):
         """`number` counts the joints of a stack from 0, and each of the stack's layers has so many `joints`."""
         super().__init__()
 
-    @torch.no_grad()
-    def initialise(self) -> None:
+    def initialise(self, config: VanillaTransformerConfig) -> None:
         """Fill the weights of a new model."""
         raise NotImplementedError
 
-    def initialise_plainly(self) -> None:
+    def initialise_plainly(self, config: VanillaTransformerConfig) -> None:
         """Fill the weights so that a trained stack of residual connections keeps its function, up to rounding."""
-        self.initialise()
+        self.initialise(config)
 
     def decoding_step(self, autocast: bool) -> Any:
         """What computes the same for one token of each row, in a call of `generate` that is under autocast or not."""

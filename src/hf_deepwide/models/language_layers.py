@@ -7,12 +7,14 @@ l is the language of the sentence's pair: in the paper and its code (zero, `tran
 both stacks. Shapes: B batch, T time, D model width, N languages.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
@@ -35,6 +37,11 @@ class LanguageLayerNorm(nn.Module):
         self.language_scale = nn.Parameter(torch.ones(languages, width))
         self.language_bias = nn.Parameter(torch.zeros(languages, width))
 
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start as a plain LayerNorm does, in every language."""
+        init.ones_(self.language_scale)
+        init.zeros_(self.language_bias)
+
     def forward(self, x: torch.Tensor, languages: Languages = None) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""
         scale, bias = (of_language(table, languages)[:, None] for table in (self.language_scale, self.language_bias))
@@ -47,6 +54,14 @@ class LanguageTransform(nn.Module):
     def __init__(self, width: int, languages: int) -> None:
         super().__init__()
         self.language_matrices = nn.Parameter(torch.empty(languages, width, width))
+
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start as projections do: Xavier, each matrix by itself, or N(0, init_std)."""
+        if config.init_std is None:
+            bound = math.sqrt(3 / config.d_model)
+            init.uniform_(self.language_matrices, -bound, bound)
+        else:
+            init.normal_(self.language_matrices, std=config.init_std)
 
     def forward(self, x: torch.Tensor, languages: Languages = None) -> torch.Tensor:
         """`[B, S, D]` to `[B, S, D]`."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -133,6 +134,11 @@ class EMRouting(nn.Module):
         )
         self.capsule_bias = nn.Parameter(torch.zeros(self.capsules))
         self.capsule_cost = nn.Parameter(torch.zeros(self.capsules))
+
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Let no capsule be preferred."""
+        init.zeros_(self.capsule_bias)
+        init.zeros_(self.capsule_cost)
 
     def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
         """Pass y_l `[B, T, D]` on; behind the last layer, route the terms of `history` and it."""

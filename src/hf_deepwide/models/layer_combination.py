@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
@@ -38,6 +39,10 @@ class LayerSum(nn.Module):
         super().__init__()
         self.layers = layers
         self.combination_weights = nn.Parameter(self.initial_weights())
+
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Fill the weights of a new model."""
+        init.copy_(self.combination_weights, self.initial_weights())
 
     def initial_weights(self) -> torch.Tensor:
         """W `[L + 1, L + 1]` as training starts."""
@@ -139,10 +144,10 @@ class TransparentAttention(nn.Module):
         self.mixture_logits = nn.Parameter(torch.zeros(layers + 1, config.decoder_layers))
         self.dropout = Dropout(config.dropout)
 
-    @property
-    def bound(self) -> float:
-        """First weights are uniform within this bound, as in the authors' toolkit."""
-        return math.sqrt(2 / sum(self.mixture_logits.shape))
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start uniform within sqrt(2 / (L + 1 + M)), as in the authors' toolkit."""
+        bound = math.sqrt(2 / sum(self.mixture_logits.shape))
+        init.uniform_(self.mixture_logits, -bound, bound)
 
     def weights(self) -> torch.Tensor:
         """What decoder layer j reads of y_k, `[L + 1, M]`; each column adds up to 1."""

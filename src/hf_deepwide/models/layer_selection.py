@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import logsigmoid
+from transformers import initialization as init
 from transformers.utils import logging
 
 from .configuration_latent_depth import LatentDepthConfig
@@ -92,6 +93,10 @@ class LayerSelection(nn.Module):
         self.layer_logits = nn.Parameter(torch.full(shape, float(config.layer_selection_init)))
         self.training_step = 0  # optimizer steps made so far
         self.noise: torch.Tensor | None = None  # of the last sample
+
+    def initialise(self, config: LatentDepthConfig) -> None:
+        """Let all layers be as likely as the config says."""
+        init.constant_(self.layer_logits, config.layer_selection_init)
 
     def forward(
         self, posterior_ids: torch.Tensor | None, batch_size: int, may_skip: bool = True

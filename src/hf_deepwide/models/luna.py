@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -80,6 +81,10 @@ class PackedEmbeddings(nn.Module):
         self.positions = None if kind == "learned" else SinusoidalPositions(*size, kind)
         self.layer_norm = nn.LayerNorm(config.d_model) if config.layernorm_embedding else None
         self.dropout = Dropout(config.dropout)
+
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start as embeddings do: N(0, 1/D), or N(0, init_std^2)."""
+        init.normal_(self.packed_embeddings, std=config.d_model**-0.5 if config.init_std is None else config.init_std)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """P for each sentence of the embeddings `[B, S, D]`, `[B, l, D]`."""

@@ -47,6 +47,13 @@ class GateNorm(nn.LayerNorm):
     def __init__(self, dim: int) -> None:
         super().__init__(3 * dim, EPS)
 
+    def initialise(self, config: DepthwiseLSTMConfig) -> None:
+        """Start as LayerNorms do, but for the forget gate, whose bias the config gives."""
+        init.ones_(self.weight)
+        bias = torch.zeros_like(self.bias)
+        bias.view(3, -1)[1] = config.forget_bias_init
+        init.copy_(self.bias, bias)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise all three at once; in any dtype statistics are float32, as `nn.LayerNorm` has them."""
         x = x.unflatten(-1, (3, -1))
@@ -256,16 +263,6 @@ class DepthwiseLSTMPreTrainedModel(DeepWidePreTrainedModel):
 
     config_class = DepthwiseLSTMConfig
     _no_split_modules = ["DepthwiseLSTMEncoderLayer", "DepthwiseLSTMDecoderLayer"]
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """As everywhere; norms of gates are LayerNorms, too, which Transformers tells by their class's name."""
-        super()._init_weights(module)
-        if isinstance(module, GateNorm):
-            init.ones_(module.weight)
-            start = torch.zeros_like(module.bias)
-            start.view(3, -1)[1] = self.config.forget_bias_init
-            init.copy_(module.bias, start)
 
 
 class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):

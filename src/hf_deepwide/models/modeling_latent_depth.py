@@ -24,9 +24,7 @@ are those of the vanilla pre-norm Transformer.
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationMixin
-from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import logging
@@ -49,13 +47,6 @@ class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
 
     config_class = LatentDepthConfig
     no_weight_decay = ("layer_logits",)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LayerSelection):
-            init.constant_(module.layer_logits, self.config.layer_selection_init)
-        else:
-            super()._init_weights(module)
 
     @property
     def layer_selections(self) -> dict[str, LayerSelection]:

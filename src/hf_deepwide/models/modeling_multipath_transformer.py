@@ -89,6 +89,12 @@ class PathSum(nn.Module):
             self.beta = nn.Parameter(torch.ones(1))
         self.dropout = Dropout(config.dropout)
 
+    def initialise(self, config: MultiPathConfig) -> None:
+        """Alpha as the config says, beta 1 (section 3.3)."""
+        if self.alpha is not None:
+            init.constant_(self.alpha, config.initial_path_weight)
+            init.ones_(self.beta)
+
     def forward(
         self, residual: torch.Tensor, inner: torch.Tensor, project: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
@@ -173,14 +179,6 @@ class MultiPathPreTrainedModel(DeepWidePreTrainedModel):
     config_class = MultiPathConfig
     _no_split_modules = ["MultiPathEncoderLayer", "DecoderLayer"]
     no_weight_decay = ("alpha", "beta")
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """As everywhere; alpha as the config says, beta 1 (section 3.3)."""
-        super()._init_weights(module)
-        if isinstance(module, PathSum) and module.alpha is not None:
-            init.constant_(module.alpha, module.initial_weight)
-            init.ones_(module.beta)
 
 
 class MultiPathEncoder(MultiPathPreTrainedModel, Encoder):

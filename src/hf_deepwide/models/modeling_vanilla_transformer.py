@@ -40,8 +40,8 @@ from .attention_residuals import AttentionResidualDecoderLayer, AttentionResidua
 from .branched_attention import SimplexWeights, WeightedDecoderLayer, WeightedEncoderLayer, largest_weights
 from .branches import fans, no_gradient
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .dynamic_convolution import DynamicConvolution, KernelPrediction, convolve
-from .evolved_layers import Convolution, EvolvedDecoderLayer, EvolvedEncoderLayer
+from .dynamic_convolution import DynamicConvolution, convolve
+from .evolved_layers import EvolvedDecoderLayer, EvolvedEncoderLayer
 from .hyper_connections import (
     HyperDecoderLayer,
     HyperEncoderLayer,
@@ -53,10 +53,9 @@ from .language_layers import (
     LanguageAwareDecoderLayer,
     LanguageAwareEncoderLayer,
     LanguageAwareMergedLayer,
-    LanguageLayerNorm,
     LanguageTransform,
 )
-from .layer_aggregation import AGGREGATIONS, EMRouting
+from .layer_aggregation import AGGREGATIONS
 from .layer_combination import COMBINATIONS, LayerNormEach, LayerSum, TransparentAttention
 from .layer_selection import check_posteriors
 from .layers import DecoderLayer, EncoderLayer
@@ -77,7 +76,6 @@ from .residuals import (
     BottomToTopEncoderLayer,
     DeepNormDecoderLayer,
     DeepNormEncoderLayer,
-    ReZero,
     ReZeroDecoderLayer,
     ReZeroEncoderLayer,
     SelfDependentDecoderLayer,
@@ -143,43 +141,10 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As everywhere; ReZero starts as the identity, sums of layers and kernels as they say, a gate by Xavier."""
+        """As everywhere, or so that the model starts Lipschitz-constrained (Xu et al. 2020)."""
         super()._init_weights(module)
         if self.config.initialization == "lipschitz":
             self._constrain(module)
-        if isinstance(module, KernelPrediction) and self.config.init_std is None:
-            module.initialise()
-        if isinstance(module, ReZero):
-            init.zeros_(module.residual_weight)
-        elif isinstance(module, LayerSum):
-            init.copy_(module.combination_weights, module.initial_weights())
-        elif isinstance(module, TransparentAttention):
-            init.uniform_(module.mixture_logits, -module.bound, module.bound)
-        elif isinstance(module, EMRouting):
-            init.zeros_(module.capsule_bias)
-            init.zeros_(module.capsule_cost)
-        elif isinstance(module, LanguageLayerNorm):
-            init.ones_(module.language_scale)
-            init.zeros_(module.language_bias)
-        elif isinstance(module, LanguageTransform):
-            bound, std = math.sqrt(3 / self.config.d_model), self.config.init_std
-            if std is None:
-                init.uniform_(module.language_matrices, -bound, bound)
-            else:
-                init.normal_(module.language_matrices, std=std)
-        elif isinstance(module, SolverGate):
-            bound = math.sqrt(6 / (len(module.solver_weight) + 1))
-            init.uniform_(module.solver_weight, -bound, bound)
-            init.zeros_(module.solver_bias)
-        elif isinstance(module, SimplexWeights):
-            init.copy_(module.simplex_weight, module.initial_weights())
-        elif isinstance(module, PackedEmbeddings) and self.config.initialization != "lipschitz":
-            std = self.config.init_std
-            init.normal_(module.packed_embeddings, std=self.config.d_model**-0.5 if std is None else std)
-        elif isinstance(module, Join):
-            module.initialise()
-        elif isinstance(module, Convolution):
-            module.initialise(self.config.init_std)
 
     def _constrain(self, module: nn.Module) -> None:
         """Draw first weights so that a sub-layer hardly shrinks what a residual connection adds to it.

@@ -13,8 +13,6 @@ from transformers import initialization as init
 
 from .branches import fans
 from .configuration_base import DeepWideConfig
-from .embeddings import SinusoidalPositions
-from .relative_positions import RelativeKeys
 
 
 class DeepWidePreTrainedModel(PreTrainedModel):
@@ -44,10 +42,12 @@ class DeepWidePreTrainedModel(PreTrainedModel):
 
         Embeddings N(0, 1/D), padding row 0; projections Xavier-uniform, each branch by its own fan-in and fan-out,
         q, k and v as one fused [3D, D] matrix; biases 0. A way of joining sub-layers may make some projections start
-        smaller (`gain`).
+        smaller (`gain`). A module that has weights of another kind fills them itself (`initialise`).
         """
         std = self.config.init_std
-        if isinstance(module, nn.Embedding):
+        if hasattr(module, "initialise"):
+            module.initialise(self.config)
+        elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.d_model**-0.5 if std is None else std)
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
@@ -62,14 +62,6 @@ class DeepWidePreTrainedModel(PreTrainedModel):
                 return
             bound = gain * math.sqrt(6 / sum(fans(module)))
             init.uniform_(module.weight, -bound, bound)
-        elif isinstance(module, RelativeKeys):
-            if std is None:
-                bound = math.sqrt(6 / (module.vectors + module.weight.shape[1]))
-                init.uniform_(module.weight, -bound, bound)
-            else:
-                init.normal_(module.weight, std=std)
-        elif isinstance(module, SinusoidalPositions):
-            init.copy_(module.table, module.build())
         elif isinstance(module, nn.LayerNorm):
             super()._init_weights(module)
 

@@ -8,10 +8,14 @@ a decoder no key stands behind its query, so it has k + 1 vectors, and an encode
 Shapes: B batch, T queries, S keys, N branches, H head width.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
+from transformers import initialization as init
+
+from .configuration_base import DeepWideConfig
 
 
 class RelativeKeys(nn.Module):
@@ -23,6 +27,14 @@ class RelativeKeys(nn.Module):
         self.branches, self.most, self.is_causal = branches, most, is_causal
         self.vectors = most + 1 if is_causal else 2 * most + 1
         self.weight = nn.Parameter(torch.empty(branches * self.vectors, head_dim))  # a of each branch, stacked
+
+    def initialise(self, config: DeepWideConfig) -> None:
+        """Fill the weights of a new model: Xavier, each branch by itself, or N(0, init_std)."""
+        if config.init_std is None:
+            bound = math.sqrt(6 / (self.vectors + self.weight.shape[1]))
+            init.uniform_(self.weight, -bound, bound)
+        else:
+            init.normal_(self.weight, std=config.init_std)
 
     def table(self) -> torch.Tensor:
         """The vectors, `[N, H, vectors]`; a decoder's begin at the query's own position and go back."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from .branches import branch_input, mark
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -32,6 +33,10 @@ class ReZero:
         super().__init__(config, *args)
         remove_norms(self)
         self.residual_weight = nn.Parameter(torch.zeros(1))
+
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start as the identity."""
+        init.zeros_(self.residual_weight)
 
     def residual(
         self,

@@ -9,11 +9,14 @@ F(x). Then the residual is in it, and y grows twofold or threefold in each layer
 as in the paper, F is what a layer adds. Shapes: B batch, S time, D model width.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
+from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers import EncoderLayer
 
 
@@ -24,6 +27,12 @@ class SolverGate(nn.Module):
         super().__init__()
         self.solver_weight = nn.Parameter(torch.zeros(2 * width))
         self.solver_bias = nn.Parameter(torch.zeros(1))
+
+    def initialise(self, config: VanillaTransformerConfig) -> None:
+        """Start as a projection to one feature does: Xavier, and no bias."""
+        bound = math.sqrt(6 / (len(self.solver_weight) + 1))
+        init.uniform_(self.solver_weight, -bound, bound)
+        init.zeros_(self.solver_bias)
 
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Two `[B, S, D]` to g `[B, S, 1]`, in float32 at least."""
