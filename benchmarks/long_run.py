@@ -23,8 +23,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.analysis.figures import new_figure, save
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.durable import write_whole
 from hf_deepwide.runs.build import build_model

@@ -23,8 +23,9 @@ from reports import write_report
 from torch.utils.data import DataLoader
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import TranslationCollator, encode
+from hf_deepwide.data.batches import TranslationCollator
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.streaming import EndlessStream, StreamBatches
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.runs.facts import machine
@@ -132,8 +133,8 @@ def main() -> None:
             pairs = write_corpus(folder, mib, seed=1)
             size = sum((folder / f"train.{lang}").stat().st_size for lang in LANGUAGES) / 2**20
             with get_context("spawn").Pool(1) as process:
-                told = process.apply(read, (folder, pairs, args.max_tokens, args.buffer))
-        runs.append({"corpus_mib": round(size, 1), "pairs": pairs, **told})
+                measured = process.apply(read, (folder, pairs, args.max_tokens, args.buffer))
+        runs.append({"corpus_mib": round(size, 1), "pairs": pairs, **measured})
         print(table({"runs": runs[-1:], "settings": vars(args)}).splitlines()[-1], flush=True)
     report = {
         "machine": machine(),

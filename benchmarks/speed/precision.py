@@ -25,8 +25,8 @@ from tasks import Training
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide import VanillaTransformerConfig
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.facts import machine

@@ -40,8 +40,8 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.runs.recipe import load_recipe

@@ -97,9 +97,9 @@ def _message(error: BaseException) -> str | None:
         return str(error)
     if not isinstance(error, OSError) or error.errno not in _MENDABLE:
         return None
-    told = _MENDABLE[error.errno]
+    reason = _MENDABLE[error.errno]
     path = error.filename2 or error.filename  # of a renaming, the name that is taken, not that of the draft
-    return f"{one_line(path)}: {told}" if path else told
+    return f"{one_line(path)}: {reason}" if path else reason
 
 
 def _end(message: str, error: BaseException) -> None:

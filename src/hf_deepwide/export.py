@@ -303,18 +303,18 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily | None]
         )
     if not path.is_file():
         raise UserError(f"share: {source} holds no model: there is no {path}")
-    model_type, told = str(model_type_of(path)), f"share: {source} cannot be loaded"
+    model_type, prefix = str(model_type_of(path)), f"share: {source} cannot be loaded"
     family = all_families().get(model_type)
     if family is None:
         if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
-            return load_model(AutoModelForSeq2SeqLM, source, told), None
+            return load_model(AutoModelForSeq2SeqLM, source, prefix), None
         raise UserError(
             f"share: {path}: model_type is {quote(model_type)}; accepted: {', '.join(all_families())}, and "
             f"translation models of transformers. {OTHERS}"
         )
     named = fields_of(path).get("architectures") or [None]
     cls = next((cls for cls in family.tasks if cls.__name__ in named), next(iter(family.tasks)))
-    return load_model(cls, source, told), family
+    return load_model(cls, source, prefix), family
 
 
 def _check_origin(tokenizer: Any) -> None:

@@ -68,18 +68,18 @@ class _NoFolder(OSError):
     """Neither a folder nor a name that the Hub could know."""
 
 
-def load_config(where: str | os.PathLike, told: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_config(where: str | os.PathLike, prefix: str | None = None, trust_remote_code: bool = False) -> Any:
     """The config of a checkpoint: a folder or a Hub id.
 
     Args:
         where: the folder or Hub id.
-        told: how messages begin; None: "WHERE cannot be loaded".
+        prefix: how messages begin; None: "WHERE cannot be loaded".
         trust_remote_code: run code that comes with the checkpoint.
 
     Raises:
         UserError: there is none, it is damaged, or it is of a model type that is not known; an adapter has none.
     """
-    with _Telling(where, told) as name:
+    with _Telling(where, prefix) as name:
         checkpoint_files.check_model(name)
         fields = checkpoint_files.fields_of(name, checkpoint_files.CONFIG)
         if fields is None and checkpoint_files.find(name, checkpoint_files.ADAPTER_CONFIG) is not None:
@@ -94,7 +94,7 @@ def load_config(where: str | os.PathLike, told: str | None = None, trust_remote_
 def load_model(
     auto: type[Any],
     where: str | os.PathLike,
-    told: str | None = None,
+    prefix: str | None = None,
     *,
     may_lack: May | None = None,
     accept_unexpected: May | None = None,
@@ -106,7 +106,7 @@ def load_model(
 
     Args:
         auto: an Auto class, or a model class.
-        where, told, trust_remote_code: as for `load_config`.
+        where, prefix, trust_remote_code: as for `load_config`.
         may_lack: says of the loaded config whether weights may be missing, and then start at random, with a warning.
         accept_unexpected: says of the loaded config whether weights that it does not ask for may be left out, with a
             warning.
@@ -119,7 +119,7 @@ def load_model(
             that the model does not have.
     """
     options = {"use_safetensors": True, "trust_remote_code": trust_remote_code, **options}
-    with _Telling(where, told, weights=True) as name:
+    with _Telling(where, prefix, weights=True) as name:
         if (adapter := checkpoint_files.fields_of(name, checkpoint_files.ADAPTER_CONFIG)) is not None:
             return _load_adapted(auto, name, adapter, trust_remote_code, options)
         checkpoint_files.check_config(
@@ -199,14 +199,14 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def load_tokenizer(
-    where: str | os.PathLike, told: str | None = None, trust_remote_code: bool = False
+    where: str | os.PathLike, prefix: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint; arguments as for `load_config`.
 
     Raises:
         UserError: there is none, or its files are damaged.
     """
-    with _Telling(where, told) as name:
+    with _Telling(where, prefix) as name:
         folder = Path(name)
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
             raise OSError("the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)")
@@ -244,9 +244,9 @@ class _Telling:
     # What Transformers, huggingface_hub, PEFT and torch raise for files they can make no sense of.
     FAILURES = (*UNREADABLE, ImportError, SafetensorError, StrictDataclassError)
 
-    def __init__(self, where: str | os.PathLike, told: str | None, weights: bool = False) -> None:
+    def __init__(self, where: str | os.PathLike, prefix: str | None, weights: bool = False) -> None:
         self.name, self.weights = os.fspath(where), weights
-        self.told = told or f"{self.name} cannot be loaded"
+        self.prefix = prefix or f"{self.name} cannot be loaded"
 
     def __enter__(self) -> str:
         self.hub = ExitStack()
@@ -272,7 +272,7 @@ class _Telling:
         if error is None or isinstance(error, UserError):
             return
         if isinstance(error, SafetensorError):
-            raise UserError(f"{self.told}: its weights are damaged ({one_line(error)})") from error
+            raise UserError(f"{self.prefix}: its weights are damaged ({one_line(error)})") from error
         # The library `tokenizers` raises a plain `Exception`, or a panic of Rust's, which is none of Python's kinds.
         if isinstance(error, self.FAILURES) or type(error) is Exception or type(error).__name__ == "PanicException":
             reason = one_line(error) or type(error).__name__
@@ -280,7 +280,7 @@ class _Telling:
                 reason = f"Transformers makes no sense of its files ({type(error).__name__}: {reason})"
             if not Path(self.name).exists() and not isinstance(error, _NoFolder):
                 reason = f"there is no such folder, and from the Hub: {reason}"
-            raise UserError(f"{self.told}: {reason}") from error
+            raise UserError(f"{self.prefix}: {reason}") from error
 
 
 def _load_adapted(

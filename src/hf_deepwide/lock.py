@@ -111,8 +111,8 @@ def _read(descriptor: int) -> dict[str, Any] | None:
     except ValueError:
         return None
     kinds = {"host": str, "pid": int, "started": str}
-    told = isinstance(holder, dict) and all(isinstance(holder.get(key), kind) for key, kind in kinds.items())
-    return holder if told and (holder["host"] + holder["started"]).isprintable() else None
+    is_whole = isinstance(holder, dict) and all(isinstance(holder.get(key), kind) for key, kind in kinds.items())
+    return holder if is_whole and (holder["host"] + holder["started"]).isprintable() else None
 
 
 def _is_alive(holder: dict[str, Any]) -> bool:

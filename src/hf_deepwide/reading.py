@@ -27,43 +27,43 @@ def what_is(path: Path) -> str | None:
     return next((name for holds, name in _KINDS if holds(mode)), "a file")
 
 
-def check_file(path: Path, told: str) -> None:
+def check_file(path: Path, label: str) -> None:
     """Refuse what is no file that can be read to its end.
 
     Args:
         path: the file.
-        told: how messages call it, such as "recipe".
+        label: how messages call it, such as "recipe".
 
     Raises:
         UserError: there is nothing, or a folder, a named pipe, a socket or a device.
     """
     found = what_is(path)
     if found is None:
-        raise UserError(f"there is no {told} {one_line(path)}")
+        raise UserError(f"there is no {label} {one_line(path)}")
     if found != "a file":
-        wanted = "give the name of a file" if told == "file" else f"a {told} is a file"
+        wanted = "give the name of a file" if label == "file" else f"a {label} is a file"
         raise UserError(f"{one_line(path)} is {found}; {wanted}")
 
 
-def read_text(path: Path, told: str, most: int) -> str:
+def read_text(path: Path, label: str, most: int) -> str:
     """Read a UTF-8 text file of at most so many bytes, without its byte order mark.
 
     Raises:
         UserError: it is no file (`check_file`), larger, or not UTF-8.
     """
-    check_file(path, told)
+    check_file(path, label)
     with open(path, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise UserError(f"{one_line(path)}: a {told} has at most {most:,} bytes, and this file has more")
+        raise UserError(f"{one_line(path)}: a {label} has at most {most:,} bytes, and this file has more")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{one_line(path)} is no {told}: byte {error.start + 1} is not UTF-8 text") from error
+        raise UserError(f"{one_line(path)} is no {label}: byte {error.start + 1} is not UTF-8 text") from error
 
 
-def home_expanded(path: str | Path, told: str) -> Path:
-    """Replace `~` and `~name` at the start of a path by the home folder; `told` opens the message.
+def home_expanded(path: str | Path, label: str) -> Path:
+    """Replace `~` and `~name` at the start of a path by the home folder; `label` opens the message.
 
     Raises:
         UserError: nobody of this name has a home folder.
@@ -71,4 +71,4 @@ def home_expanded(path: str | Path, told: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UserError(f"{told}: {one_line(path)}: nobody of this name has a home folder") from error
+        raise UserError(f"{label}: {one_line(path)}: nobody of this name has a home folder") from error

@@ -81,9 +81,9 @@ def load_base(base: Any) -> PreTrainedModel:
         UserError: nothing can be loaded, or what is there cannot be a base.
     """
     if isinstance(base, str | os.PathLike):
-        told = f"cannot start from {quote(str(base))}"
-        _check_config(repr(str(base)), load_config(base, told))
-        return load_model(AutoModelForSeq2SeqLM, base, told, dtype="auto")
+        prefix = f"cannot start from {quote(str(base))}"
+        _check_config(repr(str(base)), load_config(base, prefix))
+        return load_model(AutoModelForSeq2SeqLM, base, prefix, dtype="auto")
     if not isinstance(base, PreTrainedModel):
         raise UserError(
             f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "

@@ -15,6 +15,7 @@ import difflib
 import logging
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -173,14 +174,9 @@ def target_config(
         UserError: an override is unknown, invalid, or would change the base's shapes or function.
     """
     known, start = own_fields(config_class), start_of(config_class)
-    fields = {field: getattr(base, field) for field in own_fields(DeepWideConfig)}
-    if base.attention_branches == base.ffn_branches == 1 and not (base.drop_branch or base.ffn_drop_branch):
-        fields = {field: value for field, value in fields.items() if field not in BRANCHING}
+    fields = inherited(base, own_fields(DeepWideConfig))
     for field, value in overrides.items():
-        if field not in known:
-            nearest = difflib.get_close_matches(field, known, n=1)
-            instead = f"the nearest is {nearest[0]!r}" if nearest else f"`help({config_class.__name__})` lists all"
-            raise UserError(f"{config_class.__name__} has no field {quote(field)}; {instead}")
+        check_field(config_class, field, known)
         free = field in start.free or value in start.neutral.get(field, ()) or _is_free(field, base)
         if hasattr(base, field) and value != getattr(base, field) and not free:
             have = getattr(base, field)
@@ -196,6 +192,35 @@ def target_config(
                 f"which must be pre-norm ({error}); train a base with `normalize_before=True`"
             ) from error
         raise UserError(str(error)) from error
+    check_copies(name, base, config)
+    return config
+
+
+def inherited(base: Any, fields: Iterable[str]) -> dict[str, Any]:
+    """The base's values of these fields, without those of branches if it has a single branch and drops none."""
+    plain = base.attention_branches == base.ffn_branches == 1 and not (base.drop_branch or base.ffn_drop_branch)
+    return {field: getattr(base, field) for field in fields if not (plain and field in BRANCHING)}
+
+
+def check_field(config_class: type, field: str, known: Iterable[str]) -> None:
+    """See that an override names a field.
+
+    Raises:
+        UserError: it does not; the message names the nearest.
+    """
+    known = list(known)
+    if field not in known:
+        nearest = difflib.get_close_matches(field, known, n=1)
+        instead = f"the nearest is {nearest[0]!r}" if nearest else f"`help({config_class.__name__})` lists all"
+        raise UserError(f"{config_class.__name__} has no field {quote(field)}; {instead}")
+
+
+def check_copies(name: str, base: Any, config: Any) -> None:
+    """See that each branch of the base becomes equally many branches.
+
+    Raises:
+        UserError: a number of branches is no multiple of the base's.
+    """
     for field, *_ in SUBLAYERS.values():
         have, want = getattr(base, field), getattr(config, field)
         if want % have:
@@ -203,7 +228,6 @@ def target_config(
                 f"`{field}` cannot be {want}: {name} has {have}, and each is copied equally often; give a multiple "
                 f"of {have}"
             )
-    return config
 
 
 def _reason(field: str) -> str:

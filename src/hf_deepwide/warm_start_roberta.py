@@ -25,7 +25,7 @@ from .errors import UserError, one_line, quote
 from .loading import load_config, load_model
 from .models.configuration_mat_roberta import MATRobertaConfig
 from .vanilla_form import Tensors, name_of
-from .warm_start import BRANCHING, copy_branches, merge_losses
+from .warm_start import BRANCHING, check_copies, check_field, copy_branches, inherited, merge_losses
 
 logger = logging.get_logger(__name__)
 
@@ -107,14 +107,14 @@ def _load(base: Any) -> PreTrainedModel:
             )
         _check(name_of(base), base.config)
         return base
-    told = f"cannot start from {quote(str(base))}"
-    config = load_config(base, told)
+    prefix = f"cannot start from {quote(str(base))}"
+    config = load_config(base, prefix)
     _check(repr(str(base)), config)
     names = getattr(config, "architectures", None) or []
     auto = next((auto for end, auto in HEADS.items() if any(str(name).endswith(end) for name in names)), AutoModel)
     # published models come with a pooler, which no head of theirs reads
     plain: dict[str, Any] = {"add_pooling_layer": False} if auto is AutoModel and config.model_type in ROBERTA else {}
-    return load_model(auto, base, told, accept_unexpected=lambda _: True, dtype="auto", **plain)
+    return load_model(auto, base, prefix, accept_unexpected=lambda _: True, dtype="auto", **plain)
 
 
 def _check(name: str, config: PreTrainedConfig) -> None:
@@ -186,12 +186,9 @@ def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
 def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MATRobertaConfig:
     """The result's config: the base's fields, the family's defaults if the base has one branch, and overrides."""
     known = {field.name for field in dataclasses.fields(MATRobertaConfig)} | {*LABELS}
-    fields = {key: getattr(base, key) for key in known if hasattr(base, key) and key != "num_labels"}
-    if base.attention_branches == base.ffn_branches == 1 and not (base.drop_branch or base.ffn_drop_branch):
-        fields = {key: value for key, value in fields.items() if key not in BRANCHING}
+    fields = inherited(base, [key for key in known if hasattr(base, key) and key != "num_labels"])
     for key, value in overrides.items():
-        if key not in known:
-            raise UserError(f"MATRobertaConfig has no field {quote(key)}")
+        check_field(MATRobertaConfig, key, known)
         unties = key == "tie_word_embeddings" and value is False  # the copy of the matrix is then trained on its own
         free = key in FREE or unties or (key == "join_ffn" and base.ffn_branches == 1)
         if not free and value != getattr(base, key):
@@ -206,13 +203,7 @@ def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MAT
         config = MATRobertaConfig(**{**fields, **overrides})
     except ValueError as error:
         raise UserError(str(error)) from error
-    for field in ("attention_branches", "ffn_branches"):
-        have, want = getattr(base, field), getattr(config, field)
-        if want % have:
-            raise UserError(
-                f"`{field}` cannot be {want}: {name} has {have}, and each is copied equally often; give a multiple "
-                f"of {have}"
-            )
+    check_copies(name, base, config)
     return config
 
 

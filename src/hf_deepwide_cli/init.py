@@ -48,8 +48,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
         raise UserError(f"--family {quote(args.family)}; accepted: {', '.join(FAMILIES)}")
     base = load_base(args.base)
     tolerance = ROUNDED_TOLERANCE if base.dtype.itemsize < 4 else TOLERANCE
-    told = f"{args.base}: no tokenizer could be loaded (--no_tokenizer does without)"
-    tokenizer = None if args.no_tokenizer else load_tokenizer(args.base, told)
+    prefix = f"{args.base}: no tokenizer could be loaded (--no_tokenizer does without)"
+    tokenizer = None if args.no_tokenizer else load_tokenizer(args.base, prefix)
     model = FAMILIES[args.family].lm.from_base(base, **dict(parse_overrides(overrides, "--field value")))
     preserves = preserves_function(model.config, as_vanilla(base)[0])
     with whole_folder(args.output) as draft:

@@ -10,8 +10,9 @@ from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 from transformers import MBartTokenizer
 
-from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator, encode
+from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator
 from hf_deepwide.data.corpora import DataArguments
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.streaming import StreamBatches
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts

@@ -9,8 +9,8 @@ from datasets import Dataset
 
 from hf_deepwide.data import encoded_cache
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.digest import data_digest
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import add_tags
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.models.plain_text import TextEncoder

@@ -12,8 +12,9 @@ from transformers import (
 )
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import TranslationCollator, encode
+from hf_deepwide.data.batches import TranslationCollator
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import set_codes
 from hf_deepwide.errors import UserError
 from hf_deepwide.models.language_pairs import set_languages

@@ -7,8 +7,9 @@ import pytest
 from datasets import Dataset, IterableDataset
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator, encode
+from hf_deepwide.data.batches import TokenBatchSampler, TranslationCollator
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import add_tags, translation_pairs
 from hf_deepwide.data.sampling import Repeats, copies_by_temperature
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts

@@ -13,8 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_deepwide import MATConfig, MATForConditionalGeneration, add_languages, share
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import TranslationCollator, encode
+from hf_deepwide.data.batches import TranslationCollator
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import set_codes
 from hf_deepwide.data.new_languages import add_codes
 from hf_deepwide.data.tokenizer import TokenizerArguments

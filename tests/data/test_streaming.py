@@ -13,8 +13,8 @@ from tiny_run import tiny_values
 from torch.utils.data import DataLoader
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.streaming import EndlessStream, StreamBatches
 from hf_deepwide.errors import UserError

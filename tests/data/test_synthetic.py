@@ -8,9 +8,10 @@ import pytest
 from datasets import Dataset
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import TokenBatchSampler, encode
+from hf_deepwide.data.batches import TokenBatchSampler
 from hf_deepwide.data.bpe_dropout import BPEDropout
 from hf_deepwide.data.corpora import load_parallel, local_files
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import add_tags, synthetic_tag_id
 from hf_deepwide.data.sampling import copies_by_rate
 from hf_deepwide.data.tokenizer import TokenizerArguments, load_or_train, train_tokenizer

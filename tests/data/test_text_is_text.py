@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import encode
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import add_tags
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.models.language_pairs import control_ids, language_ids

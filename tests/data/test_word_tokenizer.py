@@ -10,9 +10,10 @@ import pytest
 from transformers import AutoTokenizer, BartConfig
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import TranslationCollator, encode
+from hf_deepwide.data.batches import TranslationCollator
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoded_cache import tokenizer_content
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
 from hf_deepwide.data.word_vocabulary import train_word_tokenizer
 from hf_deepwide.errors import UserError

@@ -23,8 +23,8 @@ from tiny_run import counted_updates, hold_out_few, leave_figures_blank, tiny_co
 from torch.distributed.tensor import DTensor
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.errors import UserError
 from hf_deepwide.models import layer_selection
 from hf_deepwide.models.dropout import Dropout

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from transformers.trainer_callback import CallbackHandler
 
 from hf_deepwide.data import phrases
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.recipe import Recipe, check_recipe

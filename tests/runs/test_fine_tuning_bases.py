@@ -21,8 +21,8 @@ from transformers import (
     pipeline,
 )
 
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import check_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.families import FAMILIES

@@ -15,8 +15,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_deepwide import prune
 from hf_deepwide.data import phrases
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score

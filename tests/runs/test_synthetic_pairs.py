@@ -12,8 +12,8 @@ from tiny_run import counted_updates, tiny_values
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import hf_deepwide_cli
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import add_tags
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.data.tokenizer import TokenizerArguments, load_or_train, training_texts

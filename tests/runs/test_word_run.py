@@ -94,7 +94,7 @@ def test_demo_shows_the_words_of_each_side(trained):
     run, _ = trained
     _, tokenizer = load_translator(str(run))
     both = tokenizer("loop nothing", text_target=INDENTED["if"])
-    assert words(tokenizer, both["input_ids"], of_source=True) == ["loop", "<unk>", "</s>"]
+    assert words(tokenizer, both["input_ids"], is_source=True) == ["loop", "<unk>", "</s>"]
     assert words(tokenizer, both["labels"]) == [" ", " ", " ", " ", "if", " ", "x", ":", "</s>"]
 
 

@@ -5,7 +5,7 @@ import torch
 from tiny_run import tiny_corpus, tiny_trainer
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import check_lengths
+from hf_deepwide.data.encoding import check_lengths
 from hf_deepwide.errors import UserError
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.translation import TranslationTrainer

@@ -12,8 +12,8 @@ from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from hf_deepwide.data.arguments import DataArguments
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.evaluation.translate import EvaluationArguments
 
 

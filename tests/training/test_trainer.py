@@ -26,8 +26,8 @@ from transformers import (
 )
 from watched_generation import watch_generation
 
-from hf_deepwide.data.batches import encode
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score

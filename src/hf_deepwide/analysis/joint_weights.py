@@ -81,10 +81,10 @@ def joint_weights(model: PreTrainedModel, **inputs: torch.Tensor) -> dict[str, t
         for handle in handles:
             handle.remove()
     tables = {stack: [seen[join] for join in joins] for stack, joins in stacks.items()}
-    return {stack: torch.stack(_of_one_length(rows)) for stack, rows in tables.items()}
+    return {stack: torch.stack(_to_one_length(rows)) for stack, rows in tables.items()}
 
 
-def _of_one_length(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+def _to_one_length(rows: list[torch.Tensor]) -> list[torch.Tensor]:
     """Vectors filled up with not-a-number to the longest; matrices have one shape."""
     if rows[0].dim() > 1:
         return rows

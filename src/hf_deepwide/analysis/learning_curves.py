@@ -49,14 +49,14 @@ def plot_runs(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:
         }
         for label, history in histories.items()
     }
-    panels = [(key, name) for key, name in PANELS if any(of_run[key] for of_run in curves.values())]
+    panels = [(key, name) for key, name in PANELS if any(curve[key] for curve in curves.values())]
     if not panels:
         raise ValueError("nothing was logged in any of the runs")
     figure, axes = new_figure(1, len(panels), (4.2, 3.2))
     colors = colormaps["tab10"].colors
     for axis, (key, name) in zip(axes[0], panels, strict=True):
-        for index, (label, of_run) in enumerate(curves.items()):
-            points = [(step, value if math.isfinite(value) else math.nan) for step, value in of_run[key]]
+        for index, (label, curve) in enumerate(curves.items()):
+            points = [(step, value if math.isfinite(value) else math.nan) for step, value in curve[key]]
             if points:
                 marker = "." if key.startswith("eval_") else None
                 color = colors[index % len(colors)]

@@ -348,8 +348,8 @@ def fill_in(text: str | None, pair: str, where: str) -> str | None:
 def where_paths_start() -> str:
     """The end of each message about a file that was not found."""
     variable = os.environ.get(ROOT_VARIABLE)
-    told = "not set"
+    root = "not set"
     if variable:
         found = what_is(Path(variable).expanduser())
-        told = quote(variable) if found == "a folder" else f"{quote(variable)}, which is {found or 'nowhere'}"
-    return f"Relative paths start at data.root, else at ${ROOT_VARIABLE} ({told}), else in the working directory"
+        root = quote(variable) if found == "a folder" else f"{quote(variable)}, which is {found or 'nowhere'}"
+    return f"Relative paths start at data.root, else at ${ROOT_VARIABLE} ({root}), else in the working directory"

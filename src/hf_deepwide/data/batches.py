@@ -1,4 +1,4 @@
-"""Batches by tokens: encode pairs, put pairs of similar length together, pad.
+"""Batches by tokens: put pairs of similar length together, pad.
 
 Shape legend: [sentences, source] and [sentences, target], lengths in tokens with `</s>`.
 
@@ -10,197 +10,18 @@ import heapq
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import added_codes, language_codes, speaking, targets_of_pairs
-from ..models.plain_text import TextEncoder
-from ..progress import bars_where_shown
-from .arguments import DataArguments
-from .encoded_cache import kept_or_made
-from .languages import synthetic_tag_id, translation_pairs
 from .sampling import Repeats
 
 logger = logging.getLogger(__name__)
 
 BatchBy = Literal["padded", "real"]
-ENCODED = Features(
-    {
-        "input_ids": List(Value("int32")),
-        "labels": List(Value("int32")),
-        "source_length": Value("int32"),
-        "target_length": Value("int32"),
-    }
-)
-
-
-def encode(
-    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, args: DataArguments, filter: bool
-) -> Dataset | IterableDataset:
-    """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
-
-    Special tokens in a text (`</s>`) are text as any other.
-    A tokenizer with language codes of its own marks each side with the codes of its pair. With several language pairs
-    of any other, sources begin with their tags where `args` puts the tags there. The columns `pair` and, where they
-    are used, `decoder_start` (a token id) and `posterior` (an index) are added. Sources of synthetic pairs begin with
-    their tag, and the column `synthetic` stays.
-
-    `filter` (for training) leaves out pairs that exceed `args.max_length` or `args.max_length_ratio`; the log counts
-    them by reason. Without `filter` every pair stays, whatever its length; the log warns of long pairs.
-
-    Raises:
-        UserError: no pair is left.
-    """
-
-    settings: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
-    languages: list[tuple[str | None, str | None]] = [(None, None)]  # those that the tokenizer was told already
-    if args.pairs is not None and language_codes(tokenizer) is not None:
-        settings, languages = targets_of_pairs(tokenizer, args.language_pairs), [*args.language_pairs]
-    elif args.source_lang in added_codes(tokenizer):  # which it could not be told for good
-        languages = [(args.source_lang, None)]
-    of_pairs = {"pair": list(range(len(settings)))} if settings else {}  # column: what it is of each pair
-    for column, key in (("decoder_start", "decoder_start_token_id"), ("posterior", "posterior")):
-        if any(key in of_pair for of_pair in settings):
-            of_pairs[column] = [of_pair[key] for of_pair in settings]
-    mixed = isinstance(dataset, Dataset) and "synthetic" in dataset.column_names
-    features = Features({**ENCODED, **dict.fromkeys([*of_pairs, *(["synthetic"] if mixed else [])], Value("int32"))})
-
-    tags = [tokenizer.get_vocab()[of_pair["tag"]] if "tag" in of_pair else None for of_pair in settings]
-    kinds = [None, synthetic_tag_id(tokenizer, args)] if mixed else []
-    encoders = []
-    for pair in languages:
-        with speaking(tokenizer, *pair):
-            source = TextEncoder(tokenizer)
-            encoders.append((source, TextEncoder(tokenizer, target=True, never=source.never)))
-    sources, targets = encoders[0]  # bodies are the same in all languages
-
-    def tokenize(rows: dict) -> dict:
-        pairs = rows["pair"] if settings else []
-        tag_ids = [tags[pair] for pair in pairs] if settings else [None] * len(rows["source"])
-        if mixed:
-            tag_ids = [kinds[kind] for kind in rows["synthetic"]]
-        of_rows = [encoders[pair] for pair in pairs] if len(encoders) > 1 else [encoders[0]] * len(rows["source"])
-        with speaking(tokenizer, *languages[0]):
-            bodies = sources.bodies(rows["source"]), targets.bodies(rows["target"])
-        source = [encoders[0].frame(*of) for encoders, *of in zip(of_rows, bodies[0], tag_ids, strict=True)]
-        target = [encoders[1].frame(body) for encoders, body in zip(of_rows, bodies[1], strict=True)]
-        return {
-            "input_ids": source,
-            "labels": target,
-            "source_length": [len(ids) for ids in source],
-            "target_length": [len(ids) for ids in target],
-            **{column: [values[pair] for pair in pairs] for column, values in of_pairs.items()},
-            **({"synthetic": rows["synthetic"]} if mixed else {}),
-        }
-
-    keep = LengthFilter(args)
-    if isinstance(dataset, IterableDataset):
-        stream = dataset.map(tokenize, batched=True, remove_columns=["source", "target"], features=features)
-        return stream.filter(keep, with_indices=True) if filter else stream
-
-    def encode_all() -> Dataset:
-        with bars_where_shown():
-            return dataset.map(
-                tokenize, batched=True, remove_columns=dataset.column_names, features=features, desc="encode"
-            )
-
-    sides = {
-        name: [side.prefix, side.suffix, sorted(side.never), side.splits]
-        for name, side in (("source", sources), ("target", targets))
-    }
-    frames = [[side.prefix, side.suffix] for both in encoders[1:] for side in both]
-    settings_used = {
-        **sides,
-        **({"frames": frames} if frames else {}),
-        "tags": tags,
-        "columns": of_pairs,
-        **({"kinds": kinds} if mixed else {}),
-    }
-    encoded = kept_or_made(dataset, tokenizer, settings_used, encode_all)
-    lengths = list(zip(encoded["source_length"][:], encoded["target_length"][:], strict=True))
-    if not filter:
-        long = sum(max(pair) > args.max_length for pair in lengths)
-        if long:
-            logger.warning("%d pairs are longer than max_length %d; they are kept", long, args.max_length)
-        return encoded
-    kept = [row for row, (source, target) in enumerate(lengths) if keep.accepts(source, target)]
-    keep.log()
-    if not kept:
-        raise UserError(f"none of the {len(encoded)} training pairs passes the length filters: {keep}")
-    return encoded if len(kept) == len(encoded) else encoded.select(kept)
-
-
-def check_lengths(
-    encoded: Dataset | IterableDataset, split: str, config: Any, args: Any, pad_to_multiple_of: int = 1
-) -> None:
-    """See that a model takes the longest sentence with its padding; of a stream, the longest that `args` lets through.
-
-    Raises:
-        UserError: it has fewer positions.
-    """
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is None:
-        return
-    longest = args.max_length
-    if isinstance(encoded, Dataset):
-        longest = max(max(encoded["source_length"][:]), max(encoded["target_length"][:]))
-    width = round_up(longest, pad_to_multiple_of)
-    if width > positions:
-        padded = f", {width} when padded to training.pad_to_multiple_of {pad_to_multiple_of}" * (width > longest)
-        lower = "lower data.max_length" if split == "train" else f"split the long sentences of the {split} set"
-        if longest <= positions:
-            lower += ", or set training.pad_to_multiple_of: 1"
-        raise UserError(
-            f"a {split} sentence can have {longest} tokens{padded}, and the model takes {positions}: raise "
-            f"model.max_position_embeddings, or {lower}"
-        )
-
-
-class LengthFilter:
-    """Accepts pairs by their lengths in tokens (`</s>` included) and counts what it refuses, by reason."""
-
-    def __init__(self, args: DataArguments) -> None:
-        self.max_length = args.max_length
-        self.max_length_ratio = args.max_length_ratio
-        self.kept = 0
-        self.too_long = 0
-        self.ratio = 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.kept} pairs kept, {self.too_long} longer than max_length {self.max_length} and "
-            f"{self.ratio} beyond max_length_ratio {self.max_length_ratio} left out"
-        )
-
-    def accepts(self, source: int, target: int) -> bool:
-        """True if a pair of these lengths stays; counts it either way."""
-        if max(source, target) > self.max_length:
-            self.too_long += 1
-            return False
-        if self.max_length_ratio is not None and max(source, target) > self.max_length_ratio * min(source, target):
-            self.ratio += 1
-            return False
-        self.kept += 1
-        return True
-
-    def __call__(self, row: dict, index: int) -> bool:
-        """`accepts` for `IterableDataset.filter`; counts each pass on its own, and logs as it goes."""
-        if index == 0:
-            self.kept = self.too_long = self.ratio = 0
-        stays = self.accepts(row["source_length"], row["target_length"])
-        refused = self.too_long + self.ratio
-        if not stays and refused & (refused - 1) == 0:  # 1, 2, 4, 8, …
-            self.log()
-        return stays
-
-    def log(self) -> None:
-        """Say in the log how many pairs were kept and left out."""
-        logger.info("length filters: %s", self)
 
 
 class TokenBatchSampler:

@@ -75,34 +75,34 @@ def finish(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def read_codes(path: Path, told: str = "tokenizer.codes") -> list[tuple[str, str]]:
+def read_codes(path: Path, prefix: str = "tokenizer.codes") -> list[tuple[str, str]]:
     """The merges in a file of subword-nmt or fastBPE, most frequent first.
 
     Each line is a merge. A file of fastBPE has no first line with a version, and counts behind the merges.
 
     Args:
         path: the file.
-        told: how messages begin.
+        prefix: how messages begin.
 
     Raises:
         UserError: there is no such file, or a line is not a merge.
     """
     if not path.is_file():
-        raise UserError(f"{told}: there is no file {path}")
+        raise UserError(f"{prefix}: there is no file {path}")
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             lines = file.read().removesuffix("\n").split("\n")  # other ends of lines can be pieces
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{told}: {path} cannot be read ({one_line(error)})") from error
+        raise UserError(f"{prefix}: {path} cannot be read ({one_line(error)})") from error
     counted = COUNTED.fullmatch(lines[0]) is not None
     if not counted and lines[0] != VERSION:
-        raise UserError(f"{told}: {path} does not begin with {VERSION!r}, as a file of subword-nmt does")
+        raise UserError(f"{prefix}: {path} does not begin with {VERSION!r}, as a file of subword-nmt does")
     merges = []
     for number, line in enumerate(lines[0 if counted else 1 :], start=1 if counted else 2):
         pair = line.split(" ")[: 2 if COUNTED.fullmatch(line) and counted else None]
         if len(pair) != 2 or not all(pair):
             raise UserError(
-                f"{told}: {path}, line {number}: {quote(line)} is no merge; accepted: two pieces and a space"
+                f"{prefix}: {path}, line {number}: {quote(line)} is no merge; accepted: two pieces and a space"
             )
         merges.append((pair[0], pair[1]))
     return merges

@@ -119,34 +119,34 @@ def encode_rows(
 
 def _read(args: ClassificationArguments, split: Split) -> Dataset:
     place = args.location(split)
-    told = f"data.{split} {quote(place)}"
-    rows = _load(args, place, told)
+    prefix = f"data.{split} {quote(place)}"
+    rows = _load(args, place, prefix)
     columns = {"text": args.sentence1, "pair": args.sentence2, "label": args.label}
     for role, column in columns.items():
         if column is not None and column not in rows.column_names:
             key = {"text": "sentence1", "pair": "sentence2", "label": "label"}[role]
             have = ", ".join(rows.column_names)
             raise UserError(
-                f"{told}: data.{key}: there is no column {quote(column)}; the columns are {one_line(have)}"
+                f"{prefix}: data.{key}: there is no column {quote(column)}; the columns are {one_line(have)}"
             )
     if rows.num_rows == 0:
-        raise UserError(f"{told}: there are no rows")
+        raise UserError(f"{prefix}: there are no rows")
     named = getattr(rows.features[args.label], "names", None)
     taken = {role: [_text(value) for value in rows[column][:]] for role, column in columns.items() if column}
     if named:  # `datasets` keeps numbers beside the names of classes
         taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label][:]]
     for role in ("text", "label"):
         if "" in taken[role]:
-            raise UserError(f"{told}, row {taken[role].index('') + 1}: the column {quote(columns[role])} is empty")
+            raise UserError(f"{prefix}, row {taken[role].index('') + 1}: the column {quote(columns[role])} is empty")
     return Dataset.from_dict(taken)
 
 
-def _load(args: ClassificationArguments, place: str, told: str) -> Dataset:
+def _load(args: ClassificationArguments, place: str, prefix: str) -> Dataset:
     """The rows of a split as they are, with all columns."""
     try:
         file = "" if args.format == "datasets" else os.fspath(find_file(args.resolve(place)))
     except UserError as error:
-        raise UserError(f"{told} could not be loaded: {error}") from error
+        raise UserError(f"{prefix} could not be loaded: {error}") from error
     try:
         if args.format == "datasets":
             return load_dataset(str(args.name), args.config, split=place)
@@ -158,7 +158,7 @@ def _load(args: ClassificationArguments, place: str, told: str) -> Dataset:
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
         # `datasets` says only that something went wrong, and keeps what it was as the cause
         reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
-        raise UserError(f"{told} could not be loaded: {one_line(reason)}") from error
+        raise UserError(f"{prefix} could not be loaded: {one_line(reason)}") from error
 
 
 def _text(value: Any) -> str:

@@ -128,15 +128,15 @@ def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -
     names = args.posterior_names
     settings = {}
     for pair, (source_lang, target_lang) in zip(args.pairs, args.language_pairs, strict=True):
-        tag, of_pair = tag_of(target_lang), {}
+        tag, pair_settings = tag_of(target_lang), {}
         if args.language_tag != "none" and tag not in tokenizer.get_vocab():
             raise UserError(f"data.language_tag: the tokenizer has no token {tag} for the pair {pair}")
         if args.language_tag == "source":
-            of_pair["tag"] = tag
+            pair_settings["tag"] = tag
         elif args.language_tag == "decoder":
-            of_pair["decoder_start_token_id"] = tokenizer.convert_tokens_to_ids(tag)
+            pair_settings["decoder_start_token_id"] = tokenizer.convert_tokens_to_ids(tag)
         if names:
             name = {"source": source_lang, "target": target_lang, "pair": pair}[args.posteriors]
-            of_pair["posterior"] = names.index(name)
-        settings[pair] = of_pair
+            pair_settings["posterior"] = names.index(name)
+        settings[pair] = pair_settings
     return settings

@@ -251,8 +251,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
         "vocab_size": config.vocab_size,
         "decoder_vocab_size": getattr(config, "decoder_vocab_size", None),
     }
-    of_targets = getattr(tokenizer, "target_encoder", None)  # Marian's, where targets have a vocabulary of their own
-    entries = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(of_targets or tokenizer)}
+    # Marian's tokenizer can have a vocabulary of its own for targets.
+    target_vocabulary = getattr(tokenizer, "target_encoder", None)
+    entries = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(target_vocabulary or tokenizer)}
     if isinstance(tokenizer, WordTokenizer):
         entries["decoder_vocab_size"] = tokenizer.target_vocab_size
         # A config without the field has one matrix for both sides.

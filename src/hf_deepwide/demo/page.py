@@ -161,8 +161,8 @@ def show_beams(answer: Answer) -> str:
 
 def show_problem(error: BaseException) -> str:
     """An error in one line of HTML."""
-    told = one_line(error) or type(error).__name__
-    return f'<p class="problem" role="alert">{html.escape(told)}</p>'
+    message = one_line(error) or type(error).__name__
+    return f'<p class="problem" role="alert">{html.escape(message)}</p>'
 
 
 def show_inside(system: System, request: Request, answer: Answer, line: int, layer: int | None) -> str:

@@ -26,13 +26,13 @@ def pictures(model: Any, seen: Seen | None, layer: int | None) -> str:
         seen: what was seen; None where the system does not show it.
         layer: the decoder layer whose attention is drawn; None or a layer that did not run: the last that ran.
     """
-    drawn = [*_of_attention(seen, layer), *_of_architecture(model, seen)]
+    drawn = [*_attention_figures(seen, layer), *_architecture_figures(model, seen)]
     if not drawn:
         return "<p>This system does not show what it does inside.</p>"
     return "".join(_embed(figure, caption) for figure, caption in drawn)
 
 
-def _of_attention(seen: Seen | None, layer: int | None) -> Iterator[tuple[Figure, str]]:
+def _attention_figures(seen: Seen | None, layer: int | None) -> Iterator[tuple[Figure, str]]:
     if seen is None or not seen.inside.attention:
         return
     attention = seen.inside.attention
@@ -50,7 +50,7 @@ def _of_attention(seen: Seen | None, layer: int | None) -> Iterator[tuple[Figure
     )
 
 
-def _of_architecture(model: Any, seen: Seen | None) -> Iterator[tuple[Figure, str]]:
+def _architecture_figures(model: Any, seen: Seen | None) -> Iterator[tuple[Figure, str]]:
     """What a family has that others do not have."""
     if model is not None and layer_selections(model):
         posterior = seen.posterior if seen else 0

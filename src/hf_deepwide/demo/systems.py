@@ -161,7 +161,7 @@ class CheckpointSystem(System):
             [start, *beam.ids],
             **{name: ids.to(self.model.device) for name, ids in posteriors.items()},
         )
-        source, target = words(self.tokenizer, source_ids, of_source=True), words(self.tokenizer, beam.ids)
+        source, target = words(self.tokenizer, source_ids, is_source=True), words(self.tokenizer, beam.ids)
         return Seen(inside, source, target, choice.posterior or 0)
 
 
@@ -198,7 +198,7 @@ class ExportedSystem(System):
         if place is None or not result.attention[place]:
             return None
         weights = torch.tensor(result.attention[place])[: len(tokens)]  # [T, S]
-        source = words(self.tokenizer, sources[line].ids[: weights.shape[1]], of_source=True)
+        source = words(self.tokenizer, sources[line].ids[: weights.shape[1]], is_source=True)
         inside = Inside({0: weights[None]}, {})
         return Seen(inside, source, words(self.tokenizer, beam.ids)[: len(weights)], 0)
 
@@ -228,14 +228,14 @@ def start_languages(languages: Languages) -> tuple[str | None, str | None]:
     return None, None
 
 
-def words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], of_source: bool = False) -> list[str]:
+def words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], is_source: bool = False) -> list[str]:
     """Each token as a reader knows it; the vocabulary's own spelling where a token is no whole character.
 
     A tokenizer of words decodes targets alone; its tokens are those of sources.
     """
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     if isinstance(tokenizer, WordTokenizer):
-        spelt = tokens if of_source else [tokenizer.decode([token_id]) for token_id in ids]
+        spelt = tokens if is_source else [tokenizer.decode([token_id]) for token_id in ids]
         return [word.strip() or SPACE for word in spelt]
     spelt = []
     for token_id, token in zip(ids, tokens, strict=True):

@@ -40,7 +40,7 @@ def groups(pairs: Sequence[str], languages: Sequence[str] = ()) -> dict[str, lis
         out_of, into = ([pair for pair in pairs if sides[pair][place] == hub] for place in (0, 1))
         if out_of and into:
             named |= {f"{hub}-xx": out_of, f"xx-{hub}": into}
-    others = {pair: set(of_pair) - hubs for pair, of_pair in sides.items()}
+    others = {pair: set(both) - hubs for pair, both in sides.items()}
     unknown = sorted(set(languages) - set().union(*others.values()))
     if unknown:
         known = ", ".join(sorted(set().union(*others.values())))
@@ -52,24 +52,25 @@ def groups(pairs: Sequence[str], languages: Sequence[str] = ()) -> dict[str, lis
     return {name: members for name, members in (named | chosen).items() if members}
 
 
-def means(scores: Mapping[str, float], of_groups: Mapping[str, Sequence[str]]) -> dict[str, float]:
+def means(scores: Mapping[str, float], pairs_by_group: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """The mean score of each group that `groups` gave; every pair counts the same, whatever its test set's size."""
-    return {name: sum(scores[pair] for pair in pairs) / len(pairs) for name, pairs in of_groups.items()}
+    return {name: sum(scores[pair] for pair in pairs) / len(pairs) for name, pairs in pairs_by_group.items()}
 
 
 def group_means(
     scores: Mapping[str, Mapping[str, float]], metrics: Sequence[str], languages: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
     """`{group: {metric: mean}}` of `{pair: {metric: score}}`, with the groups that `groups` makes of the pairs."""
-    of_groups = groups(list(scores), languages)
+    pairs_by_group = groups(list(scores), languages)
     by_metric = {
-        metric: means({pair: of_pair[metric] for pair, of_pair in scores.items()}, of_groups) for metric in metrics
+        metric: means({pair: pair_scores[metric] for pair, pair_scores in scores.items()}, pairs_by_group)
+        for metric in metrics
     }
-    return {name: {metric: by_metric[metric][name] for metric in metrics} for name in of_groups}
+    return {name: {metric: by_metric[metric][name] for metric in metrics} for name in pairs_by_group}
 
 
 def win_ratio(
-    ours: Mapping[str, float], theirs: Mapping[str, float], of_groups: Mapping[str, Sequence[str]]
+    ours: Mapping[str, float], theirs: Mapping[str, float], pairs_by_group: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
     """The share of each group's pairs where our score is higher, in per cent; equal ones are not won.
 
@@ -88,7 +89,7 @@ def win_ratio(
                 f"win ratio: the scores of {pair} are {score} and {theirs[pair]}, which cannot be compared"
             )
     won = {pair: 100.0 * (score > theirs[pair]) for pair, score in ours.items()}
-    return means(won, of_groups)
+    return means(won, pairs_by_group)
 
 
 def read_scores(path: Path) -> dict[str, dict[str, float]]:

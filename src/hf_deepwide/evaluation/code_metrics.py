@@ -43,13 +43,13 @@ class MeanOverSentences(Metric):
 
         def __init__(self, args: dict[str, Any]) -> None:
             super().__init__(args)
-            self.info |= {"case": "lc" if args["lowercase"] else "mixed", **args["told"]}
+            self.info |= {"case": "lc" if args["lowercase"] else "mixed", **args["details"]}
 
     _SIGNATURE_TYPE = _Signature
 
-    def __init__(self, name: str, lowercase: bool, **told: str) -> None:
+    def __init__(self, name: str, lowercase: bool, **details: str) -> None:
         super().__init__()
-        self.label, self.lowercase, self.told = name, lowercase, told
+        self.label, self.lowercase, self.details = name, lowercase, details
         self._force = True  # text that looks tokenised is expected
 
     def value(self, hypothesis: str, reference: str) -> float:
@@ -94,8 +94,8 @@ class SentenceBLEU4(MeanOverSentences):
 class ValidCode(MeanOverSentences):
     """The share of outputs that a parser takes ("PoV"); references do not matter."""
 
-    def __init__(self, name: str, is_valid: Callable[[str], bool], lowercase: bool = False, **told: str) -> None:
-        super().__init__(name, lowercase, **told)
+    def __init__(self, name: str, is_valid: Callable[[str], bool], lowercase: bool = False, **details: str) -> None:
+        super().__init__(name, lowercase, **details)
         self._is_valid = is_valid
 
     def value(self, hypothesis: str, reference: str) -> float:

@@ -102,9 +102,9 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
         check_summary(request, evaluation)
         texts = [read_texts(one) for one in one_by_one.values()]
         checkpoints, reports = Checkpoints(list(one_by_one.values()), texts), {}
-        for (pair, one), of_pair in zip(one_by_one.items(), texts, strict=True):
+        for (pair, one), pair_texts in zip(one_by_one.items(), texts, strict=True):
             print(f"{pair}:")
-            reports[pair] = evaluate_pair(one, evaluation, of_pair, checkpoints)
+            reports[pair] = evaluate_pair(one, evaluation, pair_texts, checkpoints)
         report = {**summary(request, reports, evaluation), "pairs": reports}
     else:
         for option, value in (
@@ -144,28 +144,30 @@ def for_pair(request: Request, pair: str) -> Request:
 
 def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationArguments) -> dict[str, dict]:
     """Each system's mean scores over all language pairs and over groups of them, and win ratios; all are printed."""
-    of_groups = groups(request.pairs, evaluation.average_languages)
+    pairs_by_group = groups(request.pairs, evaluation.average_languages)
     systems = [request.system, *request.compare]
     scores = {
         system: {pair: list(report["systems"].values())[place] for pair, report in reports.items()}
         for place, system in enumerate(systems)
     }
-    by_group: dict[str, dict] = {name: {} for name in of_groups}
-    for system, of_system in scores.items():
-        of_system_means = group_means(of_system, evaluation.metrics, evaluation.average_languages)
-        for name, means in of_system_means.items():
+    by_group: dict[str, dict] = {name: {} for name in pairs_by_group}
+    for system, system_scores in scores.items():
+        system_means = group_means(system_scores, evaluation.metrics, evaluation.average_languages)
+        for name, means in system_means.items():
             by_group[name][system] = means
-            print(f"{system}, {name} over {len(of_groups[name])} language pairs")
+            print(f"{system}, {name} over {len(pairs_by_group[name])} language pairs")
             for metric, mean in means.items():
                 print(f"  {metric:<10} {mean:6.2f}")
     metric = evaluation.metrics[0]
-    ours, *compared = ({pair: of_pair[metric] for pair, of_pair in of_system.items()} for of_system in scores.values())
+    ours, *compared = (
+        {pair: pair_scores[metric] for pair, pair_scores in system_scores.items()} for system_scores in scores.values()
+    )
     others = dict(zip(request.compare, compared, strict=True)) | others_scores(request)
-    ratios = {other: win_ratio(ours, theirs, of_groups) for other, theirs in others.items()}
+    ratios = {other: win_ratio(ours, theirs, pairs_by_group) for other, theirs in others.items()}
     for other, ratio in ratios.items():
         print(f"{systems[0]} against {other}, win ratio by {metric}")
         for name, percent in ratio.items():
-            print(f"  {percent:6.2f} % of {len(of_groups[name])} language pairs, {name}")
+            print(f"  {percent:6.2f} % of {len(pairs_by_group[name])} language pairs, {name}")
     return {"average": by_group.pop(ALL), "groups": by_group, "win_ratio": ratios}
 
 
@@ -298,11 +300,11 @@ def check_summary(request: Request, evaluation: EvaluationArguments) -> None:
     twice = {pair for pair in request.pairs if request.pairs.count(pair) > 1}
     if twice:
         raise UserError(f"--pairs: {', '.join(sorted(twice))} is named twice")
-    of_groups = groups(request.pairs, evaluation.average_languages)
+    pairs_by_group = groups(request.pairs, evaluation.average_languages)
     for system, scores in others_scores(request).items():
         if system in request.compare:
             raise UserError(f"--win_ratio: {system} is named in --compare, too; rename one of the two")
-        win_ratio(dict.fromkeys(request.pairs, 0.0), scores, of_groups)  # it has all pairs
+        win_ratio(dict.fromkeys(request.pairs, 0.0), scores, pairs_by_group)  # it has all pairs
 
 
 def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
@@ -311,7 +313,7 @@ def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
     What any of the language pairs reads is never written over, whatever it is called.
     """
     names = [(one.reference, one.source, one.hypotheses, one.model, *one.compare) for one in one_by_one]
-    inputs = {Path(name) for of_pair in (*names, [request.win_ratio]) for name in of_pair if name}
+    inputs = {Path(name) for pair_names in (*names, [request.win_ratio]) for name in pair_names if name}
     inputs |= {file for folder in inputs for pattern in LOADED for file in folder.glob(pattern) if folder.is_dir()}
     outputs = [("--translations", Path(one.translations)) for one in one_by_one if one.translations]
     outputs += [("--output", Path(request.output))] if request.output else []
@@ -369,8 +371,8 @@ def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
     for name in metrics:
         print(f"  {name:<10} {scores[name]:6.2f}   {scores['signature'][name]}")
     if "search" in scores:
-        told = ", ".join(f"{name} {value}" for name, value in scores["search"].items())
-        print(f"  {'search':<10} {told}")
+        options = ", ".join(f"{name} {value}" for name, value in scores["search"].items())
+        print(f"  {'search':<10} {options}")
     if "seconds" in scores:
         print(f"  {'translated':<10} {scores['sentences_per_second']:6.2f} sentences a second")
 

@@ -66,8 +66,8 @@ def score_targets(
         for side, length, longest in (("source", source.length, limit), ("target", len(ids), most)):
             if length > longest:
                 raise UserError(f"line {number}: the {side} has {length} tokens, and the model takes {longest}")
-    told = {**model.generation_config.to_dict(), **choice.settings}
-    start, forced = told.get("decoder_start_token_id"), told.get("forced_bos_token_id")
+    settings = {**model.generation_config.to_dict(), **choice.settings}
+    start, forced = settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")
     start = model.config.decoder_start_token_id if start is None else start
     scores = [TargetScore(0.0, 0)] * len(labels)
     lengths = [max(len(source.ids), len(ids)) for source, ids in zip(encoded, labels, strict=True)]

@@ -52,9 +52,9 @@ def score_sets(
     translations: list[str], texts: Dataset, data: DataArguments, evaluation: EvaluationArguments
 ) -> dict[str, dict[str, Any]]:
     """The scores of each of several test sets: its name to what `evaluation.metrics.score` says."""
-    of_row, scores = texts["test_set"][:], {}
+    test_set_by_row, scores = texts["test_set"][:], {}
     for index, name in enumerate(data.test_sets):
-        rows = [row for row, test_set in enumerate(of_row) if test_set == index]
+        rows = [row for row, test_set in enumerate(test_set_by_row) if test_set == index]
         scores[name] = score(
             [translations[row] for row in rows],
             texts.select(rows)["target"][:],
@@ -74,12 +74,12 @@ def by_pair(texts: Dataset, data: DataArguments) -> dict[str, Dataset]:
     rows: dict[str, list[int]] = {pair: [] for pair in data.evaluated_pairs}
     for row, pair in enumerate(pairs):
         rows[data.pairs[pair]].append(row)
-    return {pair: texts.select(of_pair) for pair, of_pair in rows.items()}
+    return {pair: texts.select(pair_rows) for pair, pair_rows in rows.items()}
 
 
 def average(scores: dict[str, dict[str, Any]], evaluation: EvaluationArguments) -> dict[str, Any]:
     """Scores of several pairs with their means; see `translate_and_score`."""
     by_group = group_means(scores, evaluation.metrics, evaluation.average_languages)
-    sentences = sum(of_pair["sentences"] for of_pair in scores.values())
+    sentences = sum(pair_scores["sentences"] for pair_scores in scores.values())
     mean = by_group.pop(ALL)
     return {"sentences": sentences, "average": mean, **({"groups": by_group} if by_group else {}), "pairs": scores}

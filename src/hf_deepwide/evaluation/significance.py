@@ -120,10 +120,10 @@ def _by_sentence(
     for name, value in {**numbers, "runs": runs}.items():
         if value < 1:  # sacreBLEU takes samples or trials 0 as "default", and seed 0 as "no seed"
             raise UserError(f"{name}: {value}; accepted: 1 or more")
-    of_runs = f"references, {runs} times" if runs > 1 else "references"
+    references_label = f"references, {runs} times" if runs > 1 else "references"
     repeated = list(references) * runs
-    check_parallel(baseline, repeated, ("the baseline's translations", of_runs))
-    check_parallel(system, repeated, ("the system's translations", of_runs))
+    check_parallel(baseline, repeated, ("the baseline's translations", references_label))
+    check_parallel(system, repeated, ("the system's translations", references_label))
     count = len(references)
     return [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
 
@@ -208,7 +208,10 @@ class _OverRuns:
         self, hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
     ) -> list[list[int]]:
         runs = [self._metric._extract_corpus_statistics(run, references) for run in zip(*hypotheses, strict=True)]
-        return [[sum(counts) for counts in zip(*of_sentence, strict=True)] for of_sentence in zip(*runs, strict=True)]
+        return [
+            [sum(counts) for counts in zip(*sentence_counts, strict=True)]
+            for sentence_counts in zip(*runs, strict=True)
+        ]
 
 
 @contextmanager

@@ -149,7 +149,7 @@ for result in translator.translate_batch(sources, **options):
         "# A translation model for CTranslate2\n\n"
         f"A `{config.model_type}`, exported by hf_deepwide. It needs "
         f"`pip install {packages('ctranslate2', tokenizer)}`.\n\n"
-        f"```python\n{code}```\n{shown.told}{others}"
+        f"```python\n{code}```\n{shown.note}{others}"
     )
 
 

@@ -270,5 +270,5 @@ print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
         "# A translation model in ONNX\n\n"
         f"A `{config.model_type}`, exported by hf_deepwide. It needs "
         f"`pip install {packages('onnxruntime', tokenizer)}`.\n\n"
-        f"```python\n{code}```\n\nLeave empty lines out: a model makes some text of them.\n{shown.told}{others}"
+        f"```python\n{code}```\n\nLeave empty lines out: a model makes some text of them.\n{shown.note}{others}"
     )

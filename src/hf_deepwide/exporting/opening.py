@@ -39,33 +39,35 @@ def open_model(
             posterior is missing or unknown.
     """
     if isinstance(model, str | os.PathLike):
-        told = f"cannot export {quote(os.fspath(model))}"
-        loaded = load_model(AutoModelForSeq2SeqLM, model, told, dtype="auto")
-        tokenizer = load_tokenizer(model, told) if tokenizer is None else tokenizer
+        prefix = f"cannot export {quote(os.fspath(model))}"
+        loaded = load_model(AutoModelForSeq2SeqLM, model, prefix, dtype="auto")
+        tokenizer = load_tokenizer(model, prefix) if tokenizer is None else tokenizer
     else:
-        loaded, told = model, f"cannot export the {type(model).__name__}"
+        loaded, prefix = model, f"cannot export the {type(model).__name__}"
     if getattr(getattr(loaded, "config", None), "model_type", None) in FOREIGN:
         loaded = FAMILIES["vanilla_transformer"].lm.from_base(loaded)
     family = FAMILIES.get(getattr(getattr(loaded, "config", None), "model_type", None))
     if family is None or type(loaded) is not family.lm:
         accepted = ", ".join(family.lm.__name__ for family in FAMILIES.values())
         raise UserError(
-            f"{told}: it is a {type(loaded).__name__}; accepted: hf_deepwide's {accepted}, and {', '.join(FOREIGN)}"
+            f"{prefix}: it is a {type(loaded).__name__}; accepted: hf_deepwide's {accepted}, and {', '.join(FOREIGN)}"
         )
     if tokenizer is None:
-        raise UserError(f"{told}: it was given without its tokenizer; pass `tokenizer=`")
+        raise UserError(f"{prefix}: it was given without its tokenizer; pass `tokenizer=`")
     if isinstance(tokenizer, WordTokenizer):
         raise UserError(
-            f"{told}: its tokenizer has a vocabulary of words for each side, and an engine's users have one for both; "
+            f"{prefix}: its tokenizer has a vocabulary of words for each side, and an engine has one for both; "
             "accepted: tokenizers of subwords"
         )
     if is_prunable(loaded):
         loaded = prune(loaded, language)
     elif language is not None:
-        raise UserError(f"{told}: it has no posteriors, so `language` {quote(language)} chooses nothing; leave it out")
+        raise UserError(
+            f"{prefix}: it has no posteriors, so `language` {quote(language)} chooses nothing; leave it out"
+        )
     if getattr(loaded.config, "language_aware", False):
         raise UserError(
-            f"{told}: each of its languages has its own norms (`language_aware`), and an export is not told the "
+            f"{prefix}: each of its languages has its own norms (`language_aware`), and an export is not told the "
             "language; use the model itself, or `hf-deepwide share`"
         )
     check_tokenizer(tokenizer, loaded.config)

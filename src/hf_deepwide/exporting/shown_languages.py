@@ -14,7 +14,7 @@ class Shown(NamedTuple):
     settings: dict[str, int]  # `decoder_start_token_id` or `forced_bos_token_id`: the target's first token
     arguments: str = ""  # of `AutoTokenizer.from_pretrained`, behind the folder
     tag: str = ""  # a token before the source
-    told: str = ""  # sentences on the other languages
+    note: str = ""  # sentences on the other languages
 
     @property
     def first(self) -> int | None:
@@ -33,13 +33,13 @@ def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase) ->
         return Shown(
             {} if start is None else {"decoder_start_token_id": start},
             tag=first.get("tag") or "",
-            told=f"\nThese lines translate {'-'.join(pair)}. The pairs:\n\n{listed}",
+            note=f"\nThese lines translate {'-'.join(pair)}. The pairs:\n\n{listed}",
         )
     if languages.codes:
         return _of_codes(languages, tokenizer)
     if languages.tags:
         tags = tokenizer.convert_ids_to_tokens(list(languages.tags.values()))
-        return Shown({}, tag=tags[0], told=f"\nThe tags of the target languages: {', '.join(tags)}.\n")
+        return Shown({}, tag=tags[0], note=f"\nThe tags of the target languages: {', '.join(tags)}.\n")
     return Shown({})
 
 
@@ -56,14 +56,14 @@ def _of_codes(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> Shown
         target = max(others, key=others.__getitem__, default=source)  # the newest: perhaps the model was made for it
     with speaking(tokenizer, source, target):
         settings = {name: i for name, i in target_settings(tokenizer).items() if i is not None}
-    told = f"\nThese lines translate from {source} to {target}. The languages: {', '.join(sorted(languages.codes))}.\n"
+    note = f"\nThese lines translate from {source} to {target}. The languages: {', '.join(sorted(languages.codes))}.\n"
     if added:
         tokens = ", ".join(f"`__{code}__`" for code in sorted(added))
-        told += (
+        note += (
             f"\nThe tokenizer's class does not know {', '.join(sorted(added))}, which this model has learnt. To "
             f"translate from such a language, put its token ({tokens}) in the place of the source's first token.\n"
         )
-    return Shown(settings, f", src_lang={literal(source)}", told=told)
+    return Shown(settings, f", src_lang={literal(source)}", note=note)
 
 
 def _marks(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -174,10 +174,10 @@ def _start_from_language(
     ids = _language_ids(arguments, config.decoder_vocab_size)
     if tokenizer is not None:  # which may have the tokens of two dictionaries
         ids = {language: tokenizer.convert_tokens_to_ids(f"__{language}__") for language in ids}
-    for pair, of_pair in settings.items():
+    for pair, pair_settings in settings.items():
         if (start := ids.get(pair.split("-")[1])) is None:
             raise UserError(f"its arguments (lang_pairs) do not name {pair}, so the token of its target is unknown")
-        of_pair["decoder_start_token_id"] = start
+        pair_settings["decoder_start_token_id"] = start
         if len(settings) == 1:
             config.decoder_start_token_id = start
 
@@ -214,8 +214,8 @@ def _add_tokenizer(
     tokenizer = tokenizer_of_dictionary(symbols, None if codes is None else Path(codes), languages)
     size = len(tokenizer)
     rows = {
-        side: [of_side.get(symbol, UNKNOWN) for symbol in symbols] + [UNKNOWN] * (size - len(symbols))
-        for side, of_side in (
+        side: [row_of.get(symbol, UNKNOWN) for symbol in symbols] + [UNKNOWN] * (size - len(symbols))
+        for side, row_of in (
             ("source", {symbol: row for row, symbol in enumerate(source)}),
             ("target", {symbol: row for row, symbol in enumerate(target)}),
         )

@@ -133,8 +133,8 @@ class MultiBranchAttention(nn.Module):
             context = context.reshape(*hidden_states.shape[:-1], -1)
             return self.report(gated_outputs(self.out_proj, context, drop.gates) * drop.scale, weights, kwargs)
         if drop.gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
-            of_heads = drop.gates.expand(*drop.gates.shape[:-1], self.num_heads).flatten(-2)  # [heads] or [B, heads]
-            context = context * of_heads[..., None, :, None].to(context.dtype)
+            head_gates = drop.gates.expand(*drop.gates.shape[:-1], self.num_heads).flatten(-2)  # [heads] or [B, heads]
+            context = context * head_gates[..., None, :, None].to(context.dtype)
         if by_head and self.training and self.drop_branch > 0:
             context = context / (1 - self.drop_branch)  # the bias of the output belongs to no head: it is not scaled
         context = context.reshape(*hidden_states.shape[:-1], -1)

@@ -100,7 +100,7 @@ class DecodingCache(EncoderDecoderCache):
         self.twins = twins = Twins(self.ancestors, dtype)
         self.decoder, self.head = twins.of(self.model.model.decoder), twins.of(self.model.lm_head)
         inputs = self.model.model.decoder_inputs() | self.inputs
-        self.inputs = {name: twins.of_all(value) for name, value in inputs.items()}
+        self.inputs = {name: twins.of_fields(value) for name, value in inputs.items()}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens of a row have been read."""
@@ -185,10 +185,10 @@ class Twins:
             self.made[id(module)] = self._make(module)
         return self.made[id(module)]
 
-    def of_all(self, value: Any) -> Any:
+    def of_fields(self, value: Any) -> Any:
         """A value, or a dataclass of values, with twins in the place of modules."""
         if is_dataclass(value):
-            return type(value)(**{name: self.of_all(each) for name, each in vars(value).items()})
+            return type(value)(**{name: self.of_fields(each) for name, each in vars(value).items()})
         return self.of(value) if isinstance(value, nn.Module) else value
 
     def _make(self, module: nn.Module) -> Any:

@@ -67,7 +67,7 @@ class MultiBranchFeedForward(nn.Module):
         elif drop.gates is None:
             output = sum_branches(self.fc2, inner, self.branches, drop.kept)
         else:
-            gated = inner.unflatten(-1, (self.branches, -1)) * of_features(drop.gates, inner)
+            gated = inner.unflatten(-1, (self.branches, -1)) * feature_gates(drop.gates, inner)
             output = sum_branches(self.fc2, gated.flatten(-2), self.branches, gates=drop.gates[..., 0])
         return output if drop.scale == 1 else output * drop.scale
 
@@ -93,7 +93,7 @@ class MultiBranchFeedForward(nn.Module):
             inner = project(self.fc1, hidden_states, self.branches, drop.kept)
             inner = inner.unflatten(-1, (-1, self.ffn_dim))
             if drop.gates is not None:
-                inner = inner * of_features(drop.gates, inner)
+                inner = inner * feature_gates(drop.gates, inner)
             inner = inner.sum(-2) * drop.scale
         inner = self.activation_dropout(self.activation(inner))
 
@@ -103,7 +103,7 @@ class MultiBranchFeedForward(nn.Module):
         branches = self.branches if drop.kept is None else len(drop.kept)
         repeated = inner.unsqueeze(-2).expand(*inner.shape[:-1], branches, -1)
         if drop.gates is not None:
-            repeated = repeated * of_features(drop.gates, inner)
+            repeated = repeated * feature_gates(drop.gates, inner)
         gates = None if drop.gates is None else drop.gates[..., 0]
         return sum_branches(self.fc2, repeated.flatten(-2), self.branches, drop.kept, gates) * drop.scale
 
@@ -116,6 +116,6 @@ class MultiBranchFeedForward(nn.Module):
         return (merged(self.fc1.weight), merged(self.fc1.bias)), (merged(self.fc2.weight, 1), merged(self.fc2.bias))
 
 
-def of_features(gates: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+def feature_gates(gates: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
     """Gates `[N, 1]`, or `[B, N, 1]`, shaped and typed to weigh the features `[B, T, N, F]` of branches."""
     return gates[..., None, :, :].to(inner.dtype)

@@ -403,9 +403,9 @@ def _fitting(
         return fitting
     near = []
     for side, language in enumerate((source_lang, target_lang)):
-        of_side = {languages[side] for languages in pairs}
-        if language is not None and language not in of_side:
-            near += nearest(language, of_side)
+        known = {languages[side] for languages in pairs}
+        if language is not None and language not in known:
+            near += nearest(language, known)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     asked = f"{(source_lang or '…')[:60]}-{(target_lang or '…')[:60]}"
     raise ValueError(f"{unknown} {asked}; {meant}known: {_listing(map('-'.join, pairs))}")

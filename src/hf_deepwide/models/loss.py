@@ -109,7 +109,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         full = torch.promote_types(hidden.dtype, torch.float32)
-        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = grad_weight = grad_bias = None
         vocabulary = weight.shape[0]
         with torch.autocast(device, enabled=False):
@@ -118,11 +118,11 @@ class LinearCrossEntropy(torch.autograd.Function):
             row_sum = weight.to(full).sum(0)
             bias_sum = 0.0 if bias is None else bias.to(full).sum()
             total = torch.zeros((), dtype=full, device=hidden.device)
-            if of_hidden:
+            if needs_hidden:
                 grad_hidden = torch.empty_like(hidden, dtype=full)
-            if of_weight:
+            if needs_weight:
                 grad_weight = torch.zeros_like(weight, dtype=full)
-            if of_bias:
+            if needs_bias:
                 grad_bias = torch.zeros_like(bias, dtype=full)
             chunk = chunk_size(hidden.device, vocabulary)
             for start in range(0, hidden.shape[0], chunk):
@@ -139,19 +139,19 @@ class LinearCrossEntropy(torch.autograd.Function):
                 if not any(ctx.needs_input_grad):
                     continue
                 p /= z
-                if of_bias:
+                if needs_bias:
                     grad_bias += p.sum(0)
                 p = p.to(dtype)
-                if of_hidden:
+                if needs_hidden:
                     smooth = (1 - eps) * weight[target] + eps / vocabulary * row_sum
                     grad_hidden[here] = (p @ matrix).to(full) - smooth
-                if of_weight:
+                if needs_weight:
                     grad_weight += p.T @ h
-            if of_weight:
+            if needs_weight:
                 tokens = hidden.to(full)
                 grad_weight -= eps / vocabulary * tokens.sum(0)
                 grad_weight.index_add_(0, targets, tokens, alpha=-(1 - eps))
-            if of_bias:
+            if needs_bias:
                 counts = torch.bincount(targets, minlength=vocabulary).to(full)
                 grad_bias -= (1 - eps) * counts + eps / vocabulary * len(targets)
             ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)

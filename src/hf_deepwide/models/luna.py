@@ -365,14 +365,14 @@ class LunaDecoderLayer(LunaLayer, DecoderLayer):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """X `[B, T, D]` and P `[B, l, D]` to their next, with the source `[B, S, D]`."""
-        of_source, packed = self.read_source(
+        source_input, packed = self.read_source(
             packed, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
         )
         x = self.before(hidden_states, self.self_attn_layer_norm)
-        output, _ = self.self_attn(x, of_source.queries, attention_mask, past_key_values, **kwargs)
+        output, _ = self.self_attn(x, source_input.queries, attention_mask, past_key_values, **kwargs)
         hidden_states = self.behind(hidden_states, output, self.self_attn_layer_norm)
         x = self.before(hidden_states, self.encoder_attn_layer_norm)
-        output, _ = self.encoder_attn(x, of_source.key, of_source.value, of_source.weights, **kwargs)
+        output, _ = self.encoder_attn(x, source_input.key, source_input.value, source_input.weights, **kwargs)
         hidden_states = self.behind(hidden_states, output, self.encoder_attn_layer_norm)
         return self.last_residual(hidden_states, hidden_states, self.final_layer_norm, self.feed_forward), packed
 

@@ -90,8 +90,8 @@ class MatrixProduct:
 def prefers_mkl() -> bool:
     """Whether float32 products are to be MKL's here: PyTorch has it, and the processor is one of Intel's."""
     cpuinfo = Path("/proc/cpuinfo")
-    told = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else platform.processor()
-    return torch.backends.mkl.is_available() and "GenuineIntel" in told
+    processor = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else platform.processor()
+    return torch.backends.mkl.is_available() and "GenuineIntel" in processor
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -78,10 +78,10 @@ class MergedAttention(MultiBranchAttention):
         context, _ = self.mean(self._heads(value), causal_mask, past_key_values, **kwargs)
         if encoder_hidden_states is None:
             return context, None
-        of_source, weights = super().attend(
+        source_context, weights = super().attend(
             hidden_states, attention_mask, encoder_hidden_states, past_key_values, kept, **kwargs
         )
-        return of_source + context, weights
+        return source_context + context, weights
 
 
 class MergedAttentionDecoderLayer(DecoderLayer):

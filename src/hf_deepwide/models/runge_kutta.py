@@ -37,9 +37,9 @@ class SolverGate(nn.Module):
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Two `[B, S, D]` to g `[B, S, 1]`, in float32 at least."""
         dtype = torch.promote_types(first.dtype, torch.float32)
-        of_first, of_second = self.solver_weight.to(dtype).chunk(2)
+        first_weight, second_weight = self.solver_weight.to(dtype).chunk(2)
         # products and a sum, because autocast would make a matrix product of low precision
-        scores = (first.to(dtype) * of_first + second.to(dtype) * of_second).sum(-1, keepdim=True)
+        scores = (first.to(dtype) * first_weight + second.to(dtype) * second_weight).sum(-1, keepdim=True)
         return torch.sigmoid(scores + self.solver_bias.to(dtype))
 
 

@@ -225,19 +225,19 @@ def new_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
     """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
     base, fields = recipe.init_from, recipe.model_fields | posterior_fields(recipe)
-    told = f"{recipe.source}: model.init_from {quote(base)}"
+    prefix = f"{recipe.source}: model.init_from {quote(base)}"
     try:
         cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
-        theirs = load_config(base, told)
+        theirs = load_config(base, prefix)
         found = theirs.model_type
         if found == recipe.family:
             # fields that differ from the checkpoint's may ask for weights that it cannot have, or for fewer
             other = any(getattr(theirs, field) != value for field, value in fields.items())
-            return load_model(cls, base, told, may_lack=lambda _: other, accept_unexpected=lambda _: other, **fields)
+            return load_model(cls, base, prefix, may_lack=lambda _: other, accept_unexpected=lambda _: other, **fields)
         if not hasattr(cls, "from_base"):
             raise ValueError(f"a {found} model cannot be made into a {recipe.family} model")
         return cls.from_base(base, **fields)
     except UserError as error:
-        raise UserError(str(error) if str(error).startswith(told) else f"{told}: {error}") from error
+        raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
     except (ValueError, StrictDataclassError) as error:
-        raise UserError(f"{told}: {one_line(error, 400)}") from error
+        raise UserError(f"{prefix}: {one_line(error, 400)}") from error

@@ -137,11 +137,11 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
         try:
             if process.is_main_process:
                 folder.begin(recipe, overwrite)
-            of_seeds = _train_all(recipe, args, names, tokenizer, encoded, process)
+            results_by_seed = _train_all(recipe, args, names, tokenizer, encoded, process)
         finally:
             if process.is_main_process and read_mark(run / NEW) is not None and not has_begun(run / NEW):
                 discard(run / NEW)  # it ended before there was anything to keep
-        results = _summary(recipe, args, of_seeds, names, model.num_parameters())
+        results = _summary(recipe, args, results_by_seed, names, model.num_parameters())
         if process.is_main_process:
             chosen = run / f"seed-{results['chosen_seed']}"
             with saving(run), whole_files(run) as draft:
@@ -165,13 +165,13 @@ def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: lis
     if (family := ENCODERS.get(recipe.family)) is not None:
         model = family.classifier.from_base(base, **fields, **labels)
     else:
-        told = f"{recipe.source}: model.init_from {quote(base)}"
-        if (found := load_config(base, told).model_type) != recipe.family:
-            raise UserError(f"{told} is a {found}; model.family says {recipe.family}")
+        prefix = f"{recipe.source}: model.init_from {quote(base)}"
+        if (found := load_config(base, prefix).model_type) != recipe.family:
+            raise UserError(f"{prefix} is a {found}; model.family says {recipe.family}")
         model = load_model(
             AutoModelForSequenceClassification,
             base,
-            told,
+            prefix,
             may_lack=lambda _: True,
             accept_unexpected=lambda _: True,
             **fields,
@@ -198,15 +198,15 @@ def _train_all(
     process: PartialState,
 ) -> dict[int, dict[str, Any]]:
     """Train with each seed; what each came to. An older run is replaced once the first seed is trained."""
-    run, of_seeds = recipe.output_dir, {}
+    run, results_by_seed = recipe.output_dir, {}
     for seed in args.seeds:
         process.wait_for_everyone()
         folder = (run / NEW if (run / NEW).is_dir() else run) / f"seed-{seed}"
-        of_seeds[seed] = _train(recipe, args, seed, folder, names, tokenizer, encoded, process)
+        results_by_seed[seed] = _train(recipe, args, seed, folder, names, tokenizer, encoded, process)
         process.wait_for_everyone()
         if process.is_main_process:
             SeedsFolder(run).finish_replacing()
-    return of_seeds
+    return results_by_seed
 
 
 def _train(
@@ -271,14 +271,14 @@ def _train(
 def _summary(
     recipe: Recipe,
     args: ClassificationTrainingArguments,
-    of_seeds: dict[int, dict[str, Any]],
+    results_by_seed: dict[int, dict[str, Any]],
     names: list[str],
     parameters: int,
 ) -> dict[str, Any]:
     """Median, mean and standard deviation over seeds, as GLUE papers report the median."""
-    summary: dict[str, Any] = {"labels": names, "seeds": list(of_seeds.values())}
+    summary: dict[str, Any] = {"labels": names, "seeds": list(results_by_seed.values())}
     for split in ("validation", "test"):
-        rows = [result[split] for result in of_seeds.values() if split in result]
+        rows = [result[split] for result in results_by_seed.values() if split in result]
         if rows:
             summary[split] = {
                 name: {
@@ -288,7 +288,7 @@ def _summary(
                 }
                 for name in ("loss", *METRICS)
             }
-    ordered = sorted(of_seeds, key=lambda seed: of_seeds[seed]["validation"][args.metric_for_best_model])
+    ordered = sorted(results_by_seed, key=lambda seed: results_by_seed[seed]["validation"][args.metric_for_best_model])
     return {
         **summary,
         "chosen_seed": ordered[(len(ordered) - 1) // 2],

@@ -107,9 +107,9 @@ def inputs_of(systems: Sequence[str], reference: str | None) -> set[Path]:
     runs = check_distinct(systems)
     recipes = recipes_of(runs)
     given = {path for paths in runs.values() for path in paths}
-    of_runs = {file for path in given if path.is_dir() for file in path.iterdir()}
+    run_files = {file for path in given if path.is_dir() for file in path.iterdir()}
     sets = {file for recipe in recipes.values() for split in COMPARED for file in _files(recipe.data, split)}
-    return given | of_runs | sets | ({Path(reference)} if reference is not None else set())
+    return given | run_files | sets | ({Path(reference)} if reference is not None else set())
 
 
 def _files(data: DataArguments, split: Split) -> list[Path]:
@@ -217,8 +217,8 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_se
         return References(lines)
     if test_set not in sets:
         raise UserError(f"--test_set {test_set}: {first} was tested on {', '.join(map(str, sets))}")
-    of_rows = tested["test_set"][:] if len(sets) > 1 else [0] * len(lines)
-    return References(lines, [row for row, index in enumerate(of_rows) if index == sets.index(test_set)])
+    test_set_by_row = tested["test_set"][:] if len(sets) > 1 else [0] * len(lines)
+    return References(lines, [row for row, index in enumerate(test_set_by_row) if index == sets.index(test_set)])
 
 
 def translations_of(path: Path) -> list[str]:

@@ -98,7 +98,7 @@ def compare_runs(
         for path, translations in zip(paths, lines[system], strict=True):
             check_parallel(translations, tested.lines, (str(path), reference or "the references"))
     references = tested.part(tested.lines)
-    lines = {system: [tested.part(translations) for translations in of_runs] for system, of_runs in lines.items()}
+    lines = {system: [tested.part(translations) for translations in by_run] for system, by_run in lines.items()}
     losses, margins = validation_losses(runs, recipes), margins or {}
     if strange := [name for name in margins if name not in (*losses, *scoring.metrics)]:
         compared = ", ".join((*losses, *scoring.metrics))
@@ -113,7 +113,7 @@ def compare_runs(
             system: _over_sentences(lines[systems[0]], lines[system], references, metric, scoring.settings)
             for system in systems[1:]
         }
-        scores = {system: [each[metric] for each in of_runs] for system, of_runs in scored.items()}
+        scores = {system: [each[metric] for each in by_run] for system, by_run in scored.items()}
         signature = scored[systems[0]][0]["signature"][metric]
         found += [replace(each, signature=signature) for each in _tested(metric, scores, margins.get(metric), more)]
     return found

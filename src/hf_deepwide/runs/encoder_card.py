@@ -41,7 +41,7 @@ def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) 
         rows={split: [f"{results[split][name]:.2f}" for name in names] for split in scored},
         metrics=[PERPLEXITY],
         scores={},  # a perplexity is of a vocabulary, and not to be ranked among others
-        told=f"Perplexity of the masked tokens: {data.mask_probability:.0%} of each text.",
+        note=f"Perplexity of the masked tokens: {data.mask_probability:.0%} of each text.",
         then=_choice(data.posterior_names),
         training=f"{train['steps']:,} steps, {train['epochs']:.1f} epochs, in {train['minutes']:.1f} minutes",
     )
@@ -59,9 +59,9 @@ def write_classifier_card(folder: Path, recipe: Recipe, results: dict[str, Any])
     rows = {split: [f"{chosen[split][name]:.2f}" for name in METRICS] for split in scored}
     if count > 1:
         for split in scored:
-            of_seeds = [results[split][name] for name in METRICS]
+            summaries = [results[split][name] for name in METRICS]
             rows[f"{split}, median of {count} seeds ± standard deviation"] = [
-                f"{each['median']:.2f} ± {each['standard_deviation']:.2f}" for each in of_seeds
+                f"{each['median']:.2f} ± {each['standard_deviation']:.2f}" for each in summaries
             ]
     _write(
         folder,
@@ -75,7 +75,7 @@ def write_classifier_card(folder: Path, recipe: Recipe, results: dict[str, Any])
         rows=rows,
         metrics=list(METRICS),
         scores={name: chosen["test"][name] for name in METRICS} if "test" in chosen else {},
-        told=f"All in per cent. The model is that of seed {results['chosen_seed']}{_why(count)}.",
+        note=f"All in per cent. The model is that of seed {results['chosen_seed']}{_why(count)}.",
         training=f"{chosen['steps']:,} steps, {chosen['epochs']:.1f} epochs",
     )
 

@@ -61,9 +61,9 @@ INSTRUCTION_SETS = (
 def machine() -> dict[str, Any]:
     """Processor and its instruction sets, the cores this process may use, and graphics cards."""
     cpuinfo = Path("/proc/cpuinfo")
-    told = describe(cpuinfo.read_text(encoding="utf-8")) if cpuinfo.is_file() else {}
-    processor = told.get("model name") or platform.processor() or platform.machine()
-    known = {*told.get("flags", "").split(), *told.get("Features", "").split()}
+    cpu = describe(cpuinfo.read_text(encoding="utf-8")) if cpuinfo.is_file() else {}
+    processor = cpu.get("model name") or platform.processor() or platform.machine()
+    known = {*cpu.get("flags", "").split(), *cpu.get("Features", "").split()}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {

@@ -52,9 +52,9 @@ def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> 
     """
     histories = {}
     for label, folder in zip(run_labels(runs), runs, strict=True):
-        of_seeds = _of_seeds(folder)
-        histories |= {f"{label}, {seed}": history for seed, history in of_seeds.items()}
-        if not of_seeds:
+        histories_by_seed = _seed_histories(folder)
+        histories |= {f"{label}, {seed}": history for seed, history in histories_by_seed.items()}
+        if not histories_by_seed:
             histories[label] = load_history(folder)
     curves, norms = output / "learning_curves.png", output / gradient_norms.PLOT.name
     measured = any(gradient_norms.KEY in entry for history in histories.values() for entry in history)
@@ -71,12 +71,12 @@ def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> 
 def seed_histories(results: dict[str, Any]) -> dict[str, list[dict]]:
     """What validation found with each seed, of the results of a classifier's run; {} of those of another run."""
     return {
-        f"seed {of_seed['seed']}": [dict(zip(LOGGED, point, strict=True)) for point in of_seed["curve"]]
-        for of_seed in results.get("seeds", ())
+        f"seed {seed_results['seed']}": [dict(zip(LOGGED, point, strict=True)) for point in seed_results["curve"]]
+        for seed_results in results.get("seeds", ())
     }
 
 
-def _of_seeds(run: Path) -> dict[str, list[dict]]:
+def _seed_histories(run: Path) -> dict[str, list[dict]]:
     """`seed_histories` of a folder; {} where there are no results."""
     file = run / RESULTS
     try:

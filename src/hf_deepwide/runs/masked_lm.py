@@ -175,12 +175,12 @@ def _new(recipe: MaskedLMRecipe, tokenizer: PreTrainedTokenizerBase) -> PreTrain
 def _from_checkpoint(recipe: MaskedLMRecipe) -> PreTrainedModel:
     """The checkpoint `init_from`, converted where the family is one that starts from other encoders."""
     base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
-    told = f"{recipe.source}: model.init_from {quote(base)}"
+    prefix = f"{recipe.source}: model.init_from {quote(base)}"
     try:
         if (family := ENCODERS.get(recipe.family)) is not None:
             return family.masked_lm.from_base(base, **fields)
-        if (found := load_config(base, told).model_type) != recipe.family:
-            raise UserError(f"{told} is a {found}; model.family says {recipe.family}")
-        return load_model(AutoModelForMaskedLM, base, told, **fields)
+        if (found := load_config(base, prefix).model_type) != recipe.family:
+            raise UserError(f"{prefix} is a {found}; model.family says {recipe.family}")
+        return load_model(AutoModelForMaskedLM, base, prefix, **fields)
     except UserError as error:
-        raise UserError(str(error) if str(error).startswith(told) else f"{told}: {error}") from error
+        raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error

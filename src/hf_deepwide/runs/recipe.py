@@ -97,8 +97,8 @@ class Recipe:
         Transformers counts models of speech among them; their configs have no vocabulary of their own.
         """
         configs = [*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING]
-        of_text = [each for each in configs if hasattr(each, "vocab_size") or "vocab_size" in each.attribute_map]
-        return sorted({each.model_type for each in of_text if each.model_type})
+        text_configs = [each for each in configs if hasattr(each, "vocab_size") or "vocab_size" in each.attribute_map]
+        return sorted({each.model_type for each in text_configs if each.model_type})
 
     @property
     def family(self) -> str:
@@ -161,14 +161,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
     given = parse_overrides(overrides)
     for key, value in given:
         section, _, field = key.partition(".")
-        told = f"--{one_line(key, QUOTED)}"
+        option = f"--{one_line(key, QUOTED)}"
         if not field or "." in field:
             owners = [name for name, cls in kind.sections.items() if cls and key in cls.__dataclass_fields__]
             meant = " or ".join(f"--{owner}.{key}" for owner in owners)
             example = f"here {meant}" if owners else "as in --training.max_steps 100"
             sections = ", ".join(kind.sections)
-            raise UserError(f"{told}: an override names a section and a key, {example}; the sections are {sections}")
-        _check_name(told, "section", section, kind.sections)
+            raise UserError(f"{option}: an override names a section and a key, {example}; the sections are {sections}")
+        _check_name(option, "section", section, kind.sections)
         values[section][field] = value
     try:
         return check_recipe(values, name, str(path), kind)
@@ -317,16 +317,16 @@ def parse_overrides(arguments: Sequence[str], form: str = "--section.key value")
             raise UserError(f"{quote(option)} is no override; write {form}")
         key, equals, value = option[2:].partition("=")
         key = key.replace("-", "_")
-        told = f"--{one_line(key, QUOTED)}"
+        flag = f"--{one_line(key, QUOTED)}"
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise UserError(f"{told} has no value; write {told} VALUE (a switch: {told} true)")
+                raise UserError(f"{flag} has no value; write {flag} VALUE (a switch: {flag} true)")
             value = rest.pop(0)
         if not value.strip():  # YAML takes it for null, and a shell makes it of a variable that is not set
-            raise UserError(f"{told} is empty; give a value, {told} null to unset it, or {told} \"''\" for no text")
+            raise UserError(f"{flag} is empty; give a value, {flag} null to unset it, or {flag} \"''\" for no text")
         if value.lstrip().startswith("#"):
-            raise UserError(f"{told}: {quote(value)} begins a comment in YAML; quote it twice: {told} \"'{value}'\"")
-        pairs.append((key, parse_yaml(value, told)))
+            raise UserError(f"{flag}: {quote(value)} begins a comment in YAML; quote it twice: {flag} \"'{value}'\"")
+        pairs.append((key, parse_yaml(value, flag)))
     return pairs
 
 
@@ -445,8 +445,8 @@ def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
     given = one_line(name, QUOTED)
     near = difflib.get_close_matches(ALSO_CALLED.get(given, given), known, n=1)
     all_of_them = "`hf-deepwide recipes reference` shows all" if kind == "key" else f"accepted: {', '.join(known)}"
-    told = f"the nearest is {near[0]!r}" if near else one_line(all_of_them, 300)
-    raise UserError(f"{where}: unknown {kind} {quote(name)}; {told}")
+    hint = f"the nearest is {near[0]!r}" if near else one_line(all_of_them, 300)
+    raise UserError(f"{where}: unknown {kind} {quote(name)}; {hint}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

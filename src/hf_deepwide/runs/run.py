@@ -22,7 +22,7 @@ from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solv
 from ..analysis.learning_curves import plot_learning_curves
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..card_text import CARD
-from ..data.batches import check_lengths
+from ..data.encoding import check_lengths
 from ..durable import saving, sha256_of, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..models.plain_text import positions

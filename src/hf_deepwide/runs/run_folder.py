@@ -326,11 +326,11 @@ class RunFolder:
         for folder in (*checkpoints(run, *KINDS), *checkpoints(run / FAULTS, "step")):
             remove(folder)
         logs = [folder for folder in run.glob("runs/*") if folder.is_dir() and not folder.is_symlink()]
-        of_tensorboard = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
+        event_files = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
         files = [run / name for name in (TRANSLATIONS, CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
         drawn = [path for name in DRAWN for path in run.glob(name)]  # by `hf-deepwide plot`
         drafts = [draft_of(file) for file in files]  # of a process that was killed
-        for file in (*files, *drafts, *run.glob("translations.*-*.txt"), *drawn, *of_tensorboard):
+        for file in (*files, *drafts, *run.glob("translations.*-*.txt"), *drawn, *event_files):
             file.unlink(missing_ok=True)
         for folder in (*logs, run / "runs", run / "plots", run / FAULTS):
             if folder.is_dir() and not any(folder.iterdir()):

@@ -59,8 +59,8 @@ def _section(cls: type, comments: dict[str, str], refused: dict[str, str]) -> di
     properties = {}
     for field in dataclasses.fields(cls):
         if field.init and field.name not in refused:
-            told = str(field.metadata.get("help", ""))
-            explained = told if told != theirs.get(field.name, "") else comments.get(field.name, told)
+            help_text = str(field.metadata.get("help", ""))
+            explained = help_text if help_text != theirs.get(field.name, "") else comments.get(field.name, help_text)
             properties[field.name] = _typed(hints[field.name]) | ({"description": explained} if explained else {})
     return {"type": "object", "properties": properties, "additionalProperties": False}
 

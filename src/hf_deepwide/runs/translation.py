@@ -8,8 +8,8 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from ..data.batches import encode
 from ..data.corpora import load_parallel, load_whole
+from ..data.encoding import encode
 from ..data.languages import add_tags, set_codes
 from ..data.new_languages import add_codes
 from ..data.tokenizer import load_or_train, training_rows, training_texts

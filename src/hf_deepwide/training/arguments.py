@@ -190,8 +190,10 @@ class TranslationTrainingArguments(
         """Check numbers, fill in what is left to us, leave the rest to the parent, and see that all of it agrees."""
         check_numbers(self, RANGES)  # first, as the parent computes with them, and opens the files
         check_files(self)
-        told = os.environ.get("ACCELERATE_USE_CPU", "")  # by `accelerate launch --cpu`
-        on_cpu: bool = self.use_cpu or told.lower() in ("1", "true", "yes") or not torch.accelerator.is_available()
+        cpu_switch = os.environ.get("ACCELERATE_USE_CPU", "")  # by `accelerate launch --cpu`
+        on_cpu: bool = (
+            self.use_cpu or cpu_switch.lower() in ("1", "true", "yes") or not torch.accelerator.is_available()
+        )
         self.use_cpu: bool = on_cpu  # the parent refuses bf16 on a CPU unless it is told that a CPU is meant
         if self.bf16 == "auto":
             self.bf16 = not self.fp16 and (cpu_is_faster_in_bf16() if on_cpu else torch.cuda.is_bf16_supported(False))

@@ -209,7 +209,7 @@ class FaultGuard:
             for batch in batches
             for sentences in [texts(batch.inputs, trainer.processing_class)]
         ]
-        report["batches"] = [batch for of_rank in gather_object([own]) for batch in of_rank]
+        report["batches"] = [batch for rank_batches in gather_object([own]) for batch in rank_batches]
         pairs = f"{sum(len(batch['sentences']) for batch in report['batches'])} sentence pairs"
         others = [path for path in folder.parent.glob("step-*") if path != folder]
         skip = gather_object([len(others) >= KEPT and not always])[0]

@@ -46,8 +46,8 @@ class MaskedLMTrainer(TokenBatchTrainer):
     def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
         """Loss per masked token and its exponential, perplexity: of all sequences, and of each language's."""
         metrics, sums = {}, []
-        for language, of_language in self.loaders_by_language(dataloader.dataset, prefix):
-            sums.append(self.summed_loss(of_language))
+        for language, language_loader in self.loaders_by_language(dataloader.dataset, prefix):
+            sums.append(self.summed_loss(language_loader))
             metrics[f"{prefix}_perplexity_{language}"] = _perplexity(*sums[-1])
         loss, tokens = map(sum, zip(*sums, strict=True))
         return metrics | {f"{prefix}_loss": loss / tokens, f"{prefix}_perplexity": _perplexity(loss, tokens)}

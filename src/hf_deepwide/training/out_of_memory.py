@@ -60,15 +60,15 @@ class LargestBatch(TrainerCallback, ExportableState):
             self.tokens = every[process.process_index]
         else:
             self.tokens = min((one for one in every if one is not None), default=None)
-        self.of_all = every  # as far as the processes have told each other
+        self.tokens_by_process = every  # as far as the processes have told each other
 
     def gather(self) -> None:
         """Learn of the other processes' largest batches; all processes take part."""
-        self.of_all = gather_object([self.tokens])
+        self.tokens_by_process = gather_object([self.tokens])
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, for the Trainer to restore."""
-        tokens = self.of_all if PartialState().num_processes > 1 else self.tokens
+        tokens = self.tokens_by_process if PartialState().num_processes > 1 else self.tokens
         return {"args": {"tokens": tokens}, "attributes": {}}
 
 

@@ -135,17 +135,17 @@ def _try_checkpointing(args: Seq2SeqTrainingArguments) -> None:
     renamed = hasattr(args, "activation_checkpointing_kwargs")  # by Transformers 5.23
     name = "activation_checkpointing_kwargs" if renamed else "gradient_checkpointing_kwargs"
     options = {"use_reentrant": False, **(getattr(args, name) or {})}
-    told = f"{name}{' (once gradient_checkpointing_kwargs)' * renamed} {quote(options)}"
+    prefix = f"{name}{' (once gradient_checkpointing_kwargs)' * renamed} {quote(options)}"
     if renamed:  # its Trainer takes two options out
         every, offload = options.pop("every_n_layers", 1), options.pop("offload", False)
         if not isinstance(every, int) or not Range(1, COUNT).holds(every):
-            raise ValueError(f"{told}: every_n_layers is {quote(every)}; accepted: {Range(1, COUNT)}")
+            raise ValueError(f"{prefix}: every_n_layers is {quote(every)}; accepted: {Range(1, COUNT)}")
         if not isinstance(offload, bool):
-            raise ValueError(f"{told}: offload is {quote(offload)}; accepted: true, false")
+            raise ValueError(f"{prefix}: offload is {quote(offload)}; accepted: true, false")
     try:
         checkpoint(torch.nn.Identity(), torch.zeros(1), **options)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{told}: {one_line(error)}") from error
+        raise ValueError(f"{prefix}: {one_line(error)}") from error
 
 
 def _try_optimizer(args: Seq2SeqTrainingArguments) -> None:

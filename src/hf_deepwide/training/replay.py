@@ -53,16 +53,16 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     batches = read_batches(folder, rank, report)
     # a run that has computed no batch in parts, or is older, says nothing of parts
     largest_batches = [batch.get("largest_batch") for batch in report["batches"] if batch["rank"] == rank]
-    told = report["arguments"]
+    arguments = report["arguments"]
     args = TranslationTrainingArguments(
         output_dir=str(folder),
         use_cpu=device == "cpu",
         bf16=False,  # autocast is entered below, as a CPU can compute in fp16, too
         eval_strategy="no",
         load_best_model_at_end=False,
-        label_smoothing_factor=told["label_smoothing_factor"],
+        label_smoothing_factor=arguments["label_smoothing_factor"],
     )
-    options = {"attn_implementation": told["attn_implementation"], "accept_nonfinite": True}
+    options = {"attn_implementation": arguments["attn_implementation"], "accept_nonfinite": True}
     model = load_model(auto_class(folder), folder, **options)
     model.to(device).train()
     check_indices(folder, batches, model.config)
@@ -70,8 +70,8 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
         if isinstance(module, DeepWidePreTrainedModel):
             module.training_step = report["step"] - 1
     trainer = TokenBatchTrainer(model, args, load_tokenizer(folder), data=None, data_collator=list)
-    dtype = torch.float16 if told["fp16"] else torch.bfloat16
-    autocast = torch.autocast(device, dtype, enabled=told["fp16"] or told["bf16"])
+    dtype = torch.float16 if arguments["fp16"] else torch.bfloat16
+    autocast = torch.autocast(device, dtype, enabled=arguments["fp16"] or arguments["bf16"])
     tokens = report["num_items_in_batch"]  # of all processes, whose gradients are averaged: hence the factor below
 
     losses, alone = [], []
@@ -81,9 +81,11 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
             loss = 0.0
             for part in split(inputs, largest):
                 with autocast:
-                    of_part = trainer.compute_loss(model, dict(part), num_items_in_batch=tokens) * report["processes"]
-                (of_part * report["loss_scale"]).backward()
-                loss += of_part.item()
+                    part_loss = (
+                        trainer.compute_loss(model, dict(part), num_items_in_batch=tokens) * report["processes"]
+                    )
+                (part_loss * report["loss_scale"]).backward()
+                loss += part_loss.item()
             losses.append(loss)
     names = nonfinite_gradients(model)
     model.eval()

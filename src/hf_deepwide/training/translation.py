@@ -32,7 +32,7 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         model: the model; its `generation_config` is used as it is.
         args: the arguments.
         tokenizer: its tokenizer.
-        train_dataset: what `data.batches.encode` returns: a dataset, or a stream (which needs `max_steps`).
+        train_dataset: what `data.encoding.encode` returns: a dataset, or a stream (which needs `max_steps`).
         eval_dataset: the encoded validation set.
         eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
         evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
@@ -126,5 +126,5 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         scores, _ = translate_and_score(self.translate, self.eval_texts, self.data, self.evaluation)
         if "pairs" not in scores:
             return {"eval_bleu": scores["bleu"]}
-        by_pair = {f"eval_bleu_{pair}": of_pair["bleu"] for pair, of_pair in scores["pairs"].items()}
+        by_pair = {f"eval_bleu_{pair}": pair_scores["bleu"] for pair, pair_scores in scores["pairs"].items()}
         return {"eval_bleu": scores["average"]["bleu"], **by_pair}

@@ -18,28 +18,28 @@ NULL = ("__NULL__", "_ _ NULL _ _")  # a sentence that a talk lacks in this lang
 class Step(NamedTuple):
     """One step: what it does in words, and a function that makes it for the languages of the rows."""
 
-    told: str
+    description: str
     made_for: Callable[[Sequence[str]], Change]
     leaves_out: bool = False
 
 
-def _keep(told: str, stays: Callable[[Row], bool]) -> Step:
-    return Step(told, lambda languages: lambda row: row if stays(row) else None, leaves_out=True)
+def _keep(description: str, stays: Callable[[Row], bool]) -> Step:
+    return Step(description, lambda languages: lambda row: row if stays(row) else None, leaves_out=True)
 
 
-def _of_moses(kind: str, languages: Sequence[str], **options: bool) -> list[Any]:
+def _moses(kind: str, languages: Sequence[str], **options: bool) -> list[Any]:
     """A class of sacremoses, made for each language."""
     sacremoses = need("sacremoses", "corpora", "Moses' tokenisation")
     return [getattr(sacremoses, kind)(language, **options) for language in languages]
 
 
 def _normalized(languages: Sequence[str]) -> Change:
-    normalizers = _of_moses("MosesPunctNormalizer", languages, post_remove_control_chars=True)
+    normalizers = _moses("MosesPunctNormalizer", languages, post_remove_control_chars=True)
     return lambda row: tuple(each.normalize(text) for each, text in zip(normalizers, row, strict=True))
 
 
 def _tokenized(languages: Sequence[str], dashes: bool = False) -> Change:
-    tokenizers = _of_moses("MosesTokenizer", languages)
+    tokenizers = _moses("MosesTokenizer", languages)
     return lambda row: tuple(
         each.tokenize(text, return_str=True, aggressive_dash_splits=dashes)
         for each, text in zip(tokenizers, row, strict=True)

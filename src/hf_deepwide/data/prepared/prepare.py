@@ -75,9 +75,9 @@ class Task:
     @property
     def steps(self) -> list[str]:
         """The steps of cleaning, in words."""
-        told = [step.told for step in self.origin.steps]
+        description = [step.description for step in self.origin.steps]
         held = self.origin.held_out
-        return [*told, f"of every {held} rows that are left the last goes to {VALID}"] if held else told
+        return [*description, f"of every {held} rows that are left the last goes to {VALID}"] if held else description
 
     @property
     def all_files(self) -> list[str]:
@@ -163,17 +163,18 @@ class Preparation:
         pairs: dict[str, list[str]] = {}  # what is told of a task, to the language pairs that are treated alike
         for task in self.tasks:
             made_of = ", ".join(task.made_of).replace(f"({pair_of(task.languages)}, ", "(")
-            told = "; ".join([f"{task.split}: {made_of}", *task.steps])
-            pairs.setdefault(told, []).append(pair_of(task.languages))
+            description = "; ".join([f"{task.split}: {made_of}", *task.steps])
+            pairs.setdefault(description, []).append(pair_of(task.languages))
         whose = {
-            told: ", ".join(alike) if len(alike) <= FEW else f"{len(alike)} pairs" for told, alike in pairs.items()
+            description: ", ".join(alike) if len(alike) <= FEW else f"{len(alike)} pairs"
+            for description, alike in pairs.items()
         }
         place = "the Hugging Face Hub" if self.source is None else one_line(self.source)
         lines = [
             f"{corpus.name}: {corpus.what}",
             f"licence: {corpus.licence}",
             f"from {place}:",
-            *(f"  {whose[told]}, {told}" for told in pairs),
+            *(f"  {whose[description]}, {description}" for description in pairs),
             f"to {one_line(self.folder)}",
         ]
         if self.merges is not None:
@@ -277,8 +278,8 @@ class Preparation:
             self.manifest.add(entries)
         for split, files in task.files.items():
             logger.info("%s: %s rows", ", ".join(files), f"{writers[split].rows:,}")
-        for told, count in left_out.items():
-            logger.info("  %s left out: %s", f"{count:,}", told)
+        for description, count in left_out.items():
+            logger.info("  %s left out: %s", f"{count:,}", description)
 
     def _rows(self, task: Task, commits: set[str]) -> Iterator[Row]:
         """The rows of all places of a task, with a bar."""
@@ -391,12 +392,12 @@ def _translations(line: str) -> Iterable[str]:
 
 def cleaned(rows: Iterable[Row], steps: Sequence[Step], languages: Languages, left_out: Counter[str]) -> Iterator[Row]:
     """Yield the rows that pass all steps; `left_out` counts the others by step."""
-    changes = [(step.told, step.made_for(languages)) for step in steps]
+    changes = [(step.description, step.made_for(languages)) for step in steps]
     for row in rows:
-        for told, change in changes:
+        for description, change in changes:
             changed = change(row)
             if changed is None:
-                left_out[told] += 1
+                left_out[description] += 1
                 break
             row = changed
         else:

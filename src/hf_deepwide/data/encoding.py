@@ -1,0 +1,212 @@
+"""From text to token ids: each pair is encoded, marked with its languages, and kept or left out by its length.
+
+Special tokens in a text (`</s>`) are text as any other.
+"""
+
+import logging
+from typing import Any
+
+from datasets import Dataset, Features, IterableDataset, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..models.language_pairs import added_codes, language_codes, speaking, targets_of_pairs
+from ..models.plain_text import TextEncoder
+from ..progress import bars_where_shown
+from .arguments import DataArguments
+from .batches import round_up
+from .encoded_cache import kept_or_made
+from .languages import synthetic_tag_id, translation_pairs
+
+logger = logging.getLogger(__name__)
+
+ENCODED = Features(
+    {
+        "input_ids": List(Value("int32")),
+        "labels": List(Value("int32")),
+        "source_length": Value("int32"),
+        "target_length": Value("int32"),
+    }
+)
+
+
+def encode(
+    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, args: DataArguments, filter: bool
+) -> Dataset | IterableDataset:
+    """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
+
+    `PairEncoder` says which columns there are besides. `filter` (for training) leaves out pairs that exceed
+    `args.max_length` or `args.max_length_ratio`; the log counts them by reason. Without `filter` every pair stays,
+    whatever its length; the log warns of long pairs.
+
+    Raises:
+        UserError: no pair is left.
+    """
+    mixed = isinstance(dataset, Dataset) and "synthetic" in dataset.column_names
+    encoder, keep = PairEncoder(tokenizer, args, mixed), LengthFilter(args)
+    if isinstance(dataset, IterableDataset):
+        stream = dataset.map(encoder, batched=True, remove_columns=["source", "target"], features=encoder.features)
+        return stream.filter(keep, with_indices=True) if filter else stream
+
+    def encode_all() -> Dataset:
+        with bars_where_shown():
+            return dataset.map(
+                encoder, batched=True, remove_columns=dataset.column_names, features=encoder.features, desc="encode"
+            )
+
+    encoded = kept_or_made(dataset, tokenizer, encoder.settings, encode_all)
+    lengths = list(zip(encoded["source_length"][:], encoded["target_length"][:], strict=True))
+    if not filter:
+        long = sum(max(pair) > args.max_length for pair in lengths)
+        if long:
+            logger.warning("%d pairs are longer than max_length %d; they are kept", long, args.max_length)
+        return encoded
+    kept = [row for row, (source, target) in enumerate(lengths) if keep.accepts(source, target)]
+    keep.log()
+    if not kept:
+        raise UserError(f"none of the {len(encoded)} training pairs passes the length filters: {keep}")
+    return encoded if len(kept) == len(encoded) else encoded.select(kept)
+
+
+class PairEncoder:
+    """Encodes rows of `source` and `target`, which name their `pair` where there are several language pairs.
+
+    A tokenizer with language codes of its own marks each side with the codes of its pair. With any other tokenizer,
+    sources of several pairs begin with their tags, where `args` puts the tags there. The columns `pair` and, where the
+    model needs them, `decoder_start` (a token id) and `posterior` (an index) are added. Sources of synthetic pairs
+    begin with their tag, and the column `synthetic` stays (`mixed`).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, args: DataArguments, mixed: bool = False) -> None:
+        self.tokenizer, self.mixed = tokenizer, mixed
+        pairs: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
+        self.languages: list[tuple[str | None, str | None]] = [(None, None)]  # the tokenizer has been told already
+        if args.pairs is not None and language_codes(tokenizer) is not None:
+            pairs, self.languages = targets_of_pairs(tokenizer, args.language_pairs), [*args.language_pairs]
+        elif args.source_lang in added_codes(tokenizer):  # which a tokenizer cannot be told for good
+            self.languages = [(args.source_lang, None)]
+        vocabulary = tokenizer.get_vocab()
+        self.tags = [vocabulary[pair["tag"]] if "tag" in pair else None for pair in pairs]
+        self.kinds = [None, synthetic_tag_id(tokenizer, args)] if mixed else []
+        self.columns = {"pair": list(range(len(pairs)))} if pairs else {}  # by pair
+        for column, key in (("decoder_start", "decoder_start_token_id"), ("posterior", "posterior")):
+            if any(key in pair for pair in pairs):
+                self.columns[column] = [pair[key] for pair in pairs]
+        self.encoders = []
+        for languages in self.languages:
+            with speaking(tokenizer, *languages):
+                source = TextEncoder(tokenizer)
+                self.encoders.append((source, TextEncoder(tokenizer, target=True, never=source.never)))
+
+    @property
+    def features(self) -> Features:
+        """The columns that a call returns."""
+        more = [*self.columns, *(["synthetic"] if self.mixed else [])]
+        return Features({**ENCODED, **dict.fromkeys(more, Value("int32"))})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the ids depend on, besides the tokenizer and the text."""
+        first, *others = self.encoders
+        sides = {
+            name: [side.prefix, side.suffix, sorted(side.never), side.splits]
+            for name, side in zip(("source", "target"), first, strict=True)
+        }
+        frames = [[side.prefix, side.suffix] for sides in others for side in sides]
+        return {
+            **sides,
+            **({"frames": frames} if frames else {}),
+            "tags": self.tags,
+            "columns": self.columns,
+            **({"kinds": self.kinds} if self.mixed else {}),
+        }
+
+    def __call__(self, rows: dict[str, list]) -> dict[str, list]:
+        """Encode a batch of rows."""
+        pairs = rows["pair"] if self.columns else [0] * len(rows["source"])
+        if self.mixed:
+            tags = [self.kinds[kind] for kind in rows["synthetic"]]
+        else:
+            tags = [self.tags[pair] for pair in pairs] if self.tags else [None] * len(pairs)
+        encoders = [self.encoders[pair] for pair in pairs] if len(self.encoders) > 1 else self.encoders * len(pairs)
+        sources, targets = self.encoders[0]  # bodies are the same in all languages
+        with speaking(self.tokenizer, *self.languages[0]):
+            bodies = sources.bodies(rows["source"]), targets.bodies(rows["target"])
+        source = [side.frame(body, tag) for (side, _), body, tag in zip(encoders, bodies[0], tags, strict=True)]
+        target = [side.frame(body) for (_, side), body in zip(encoders, bodies[1], strict=True)]
+        return {
+            "input_ids": source,
+            "labels": target,
+            "source_length": [len(ids) for ids in source],
+            "target_length": [len(ids) for ids in target],
+            **{column: [values[pair] for pair in pairs] for column, values in self.columns.items()},
+            **({"synthetic": rows["synthetic"]} if self.mixed else {}),
+        }
+
+
+class LengthFilter:
+    """Accepts pairs by their lengths in tokens (`</s>` included) and counts what it refuses, by reason."""
+
+    def __init__(self, args: DataArguments) -> None:
+        self.max_length = args.max_length
+        self.max_length_ratio = args.max_length_ratio
+        self.kept = 0
+        self.too_long = 0
+        self.ratio = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kept} pairs kept, {self.too_long} longer than max_length {self.max_length} and "
+            f"{self.ratio} beyond max_length_ratio {self.max_length_ratio} left out"
+        )
+
+    def accepts(self, source: int, target: int) -> bool:
+        """True if a pair of these lengths stays; counts it either way."""
+        if max(source, target) > self.max_length:
+            self.too_long += 1
+            return False
+        if self.max_length_ratio is not None and max(source, target) > self.max_length_ratio * min(source, target):
+            self.ratio += 1
+            return False
+        self.kept += 1
+        return True
+
+    def __call__(self, row: dict, index: int) -> bool:
+        """`accepts` for `IterableDataset.filter`; counts each pass on its own, and logs as it goes."""
+        if index == 0:
+            self.kept = self.too_long = self.ratio = 0
+        stays = self.accepts(row["source_length"], row["target_length"])
+        refused = self.too_long + self.ratio
+        if not stays and refused & (refused - 1) == 0:  # 1, 2, 4, 8, …
+            self.log()
+        return stays
+
+    def log(self) -> None:
+        """Say in the log how many pairs were kept and left out."""
+        logger.info("length filters: %s", self)
+
+
+def check_lengths(
+    encoded: Dataset | IterableDataset, split: str, config: Any, args: Any, pad_to_multiple_of: int = 1
+) -> None:
+    """See that a model takes the longest sentence with its padding; of a stream, the longest that `args` lets through.
+
+    Raises:
+        UserError: it has fewer positions.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return
+    longest = args.max_length
+    if isinstance(encoded, Dataset):
+        longest = max(max(encoded["source_length"][:]), max(encoded["target_length"][:]))
+    width = round_up(longest, pad_to_multiple_of)
+    if width > positions:
+        padded = f", {width} when padded to training.pad_to_multiple_of {pad_to_multiple_of}" * (width > longest)
+        lower = "lower data.max_length" if split == "train" else f"split the long sentences of the {split} set"
+        if longest <= positions:
+            lower += ", or set training.pad_to_multiple_of: 1"
+        raise UserError(
+            f"a {split} sentence can have {longest} tokens{padded}, and the model takes {positions}: raise "
+            f"model.max_position_embeddings, or {lower}"
+        )
