@@ -27,8 +27,11 @@ from hf_deepwide.data.tokenizer import check_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.loading import load_model
+from hf_deepwide.models.language_pairs import Languages
+from hf_deepwide.models.plain_text import encode_sources
 from hf_deepwide.runs.recipe import check_recipe, load_recipe
 from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.translation import Translation
 from hf_deepwide.warm_start import logit_difference
 
 SIZES = {
@@ -39,20 +42,20 @@ SOURCES = ["a b c d", "dab cab", "b a d", "cab dab a b"]
 TARGETS = ["x y z w", "way xyz", "y w x", "zyx way x y"]
 
 
-def pieces(folder, name, lines):
+def pieces(folder, name, lines, tags=()):
     """A sentencepiece model of some lines, and its pieces as Marian numbers them; `<pad>` is the last."""
     (folder / "text").write_text("\n".join(lines * 4), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
         input=str(folder / "text"), model_prefix=str(folder / name), vocab_size=13, minloglevel=2
     )
     model = sentencepiece.SentencePieceProcessor(str(folder / f"{name}.model"))
-    words = ["</s>", "<unk>", *(model.id_to_piece(i) for i in range(3, len(model))), "<pad>"]
+    words = ["</s>", "<unk>", *tags, *(model.id_to_piece(i) for i in range(3, len(model))), "<pad>"]
     (folder / f"{name}.json").write_text(json.dumps({word: i for i, word in enumerate(words)}), encoding="utf-8")
     return str(folder / f"{name}.model"), str(folder / f"{name}.json")
 
 
-def marian(folder, separate):
-    source, vocabulary = pieces(folder, "source", SOURCES if separate else SOURCES + TARGETS)
+def marian(folder, separate, tags=()):
+    source, vocabulary = pieces(folder, "source", SOURCES if separate else SOURCES + TARGETS, tags)
     target, target_vocabulary = pieces(folder, "target", TARGETS) if separate else (source, None)
     more = {"target_vocab_file": target_vocabulary, "separate_vocabs": True} if separate else {}
     tokenizer = MarianTokenizer(source, target, vocabulary, **more)
@@ -180,3 +183,58 @@ def test_a_target_vocabulary_of_its_own_is_compared_with_the_decoders(tmp_path):
     model.config.decoder_start_token_id = 0
     with pytest.raises(UserError, match=r"has 13 entries .*decoder_vocab_size is 12; pad_token_id is 12, "):
         check_tokenizer(tokenizer, model.config)
+
+
+TAGS = (">>deu<<", ">>fra<<")
+MARKS = {
+    "tag": ({"source_lang": "eng", "target_lang": "deu", "source_field": "x", "target_field": "y"}, {}),
+    "prefix": (
+        {"source_lang": "en", "target_lang": "de", "source_field": "x", "target_field": "y"},
+        {"task_specific_params": {"translation_en_to_de": {"prefix": "cab: "}}},
+    ),
+    "tags of pairs": ({"pairs": ["eng-deu", "eng-fra"]}, {}),
+}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_training_marks_sources_as_translating_does(mark, tmp_path):
+    """Marian's tags, T5's words, and tags that a tokenizer already has for the targets of several pairs."""
+    base, (languages, fields) = tmp_path / "base", MARKS[mark]
+    base.mkdir()
+    model, tokenizer = marian(base, False, () if mark == "prefix" else TAGS)
+    model.config.update(fields)
+    model.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    row = {"x": SOURCES[0], "y": TARGETS[0], "eng": SOURCES[0], "deu": TARGETS[0], "fra": TARGETS[1]}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 4, encoding="utf-8")
+    values = tiny_values(tmp_path / "run", max_steps=2, warmup_steps=1, eval_steps=2, save_steps=2, max_tokens=64)
+    values["model"] = {"family": "marian", "init_from": str(base)}
+    values["tokenizer"] = {"path": str(base)}
+    values["data"] = {"format": "jsonl", "root": str(tmp_path), "max_length": 32, **languages}
+    values["data"] |= dict.fromkeys(("train", "validation"), "rows.jsonl")
+    recipe = check_recipe(values, "tuned", "tuned.yaml")
+    task = Translation(recipe)
+    args = recipe.training_arguments()
+    texts = task.read(args, ended=False)
+    ours = task.new_tokenizer(texts)
+    assert len(ours) == len(tokenizer)
+    model = task.new_model(ours, args)
+    encoded = task.encode(texts, ours, model)
+    known = Languages(model.config, model.generation_config, ours)
+    pairs = [pair.split("-") for pair in languages.get("pairs", ())] or [(None, None)]  # what it was trained for
+    choices = [known.choose(*pair) for pair in pairs]
+    for split in ("train", "validation"):
+        for choice, text, ids in zip(
+            [choices[i] for i in encoded[split]["pair"]] if len(pairs) > 1 else choices * 4,
+            texts[split]["source"],
+            encoded[split]["input_ids"],
+            strict=True,
+        ):
+            (source,) = encode_sources(known, choice, [text], 32)
+            assert ids == source.ids
+            assert len(ids) > len(ours(text)["input_ids"])  # with a mark
+    values["data"] |= {"source_lang": "eng", "target_lang": "spa"} if mark == "tag" else {}
+    if mark == "tag":
+        recipe = check_recipe(values, "tuned", "tuned.yaml")
+        with pytest.raises(UserError, match="unknown target language 'spa'"):
+            Translation(recipe).encode(texts, ours, model)

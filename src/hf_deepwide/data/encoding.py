@@ -4,13 +4,13 @@ Special tokens in a text (`</s>`) are text as any other.
 """
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import added_codes, language_codes, speaking, targets_of_pairs
+from ..models.language_pairs import Choice, Languages, added_codes, language_codes, speaking, targets_of_pairs
 from ..models.plain_text import TextEncoder
 from ..progress import bars_where_shown
 from .arguments import DataArguments
@@ -31,19 +31,24 @@ ENCODED = Features(
 
 
 def encode(
-    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, args: DataArguments, filter: bool
+    dataset: Dataset | IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    args: DataArguments,
+    filter: bool,
+    languages: Languages | None = None,
 ) -> Dataset | IterableDataset:
     """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
 
     `PairEncoder` says which columns there are besides. `filter` (for training) leaves out pairs that exceed
     `args.max_length` or `args.max_length_ratio`; the log counts them by reason. Without `filter` every pair stays,
-    whatever its length; the log warns of long pairs.
+    whatever its length; the log warns of long pairs. `languages` is what the model knows of languages: sources of a
+    single pair begin with the tag or the words by which this model will be asked to translate.
 
     Raises:
-        UserError: no pair is left.
+        UserError: no pair is left; the model does not know the languages.
     """
     mixed = isinstance(dataset, Dataset) and "synthetic" in dataset.column_names
-    encoder, keep = PairEncoder(tokenizer, args, mixed), LengthFilter(args)
+    encoder, keep = PairEncoder(tokenizer, args, mixed, languages), LengthFilter(args)
     if isinstance(dataset, IterableDataset):
         stream = dataset.map(encoder, batched=True, remove_columns=["source", "target"], features=encoder.features)
         return stream.filter(keep, with_indices=True) if filter else stream
@@ -74,11 +79,19 @@ class PairEncoder:
     A tokenizer with language codes of its own marks each side with the codes of its pair. With any other tokenizer,
     sources of several pairs begin with their tags, where `args` puts the tags there. The columns `pair` and, where the
     model needs them, `decoder_start` (a token id) and `posterior` (an index) are added. Sources of synthetic pairs
-    begin with their tag, and the column `synthetic` stays (`mixed`).
+    begin with their tag, and the column `synthetic` stays (`mixed`). With a single pair, sources of Marian begin with
+    the tag of the target language, and sources of T5 with the words for the pair.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, args: DataArguments, mixed: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        args: DataArguments,
+        mixed: bool = False,
+        languages: Languages | None = None,
+    ) -> None:
         self.tokenizer, self.mixed = tokenizer, mixed
+        self.mark = None if languages is None or args.pairs is not None else source_mark(languages, args, mixed)
         pairs: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
         self.languages: list[tuple[str | None, str | None]] = [(None, None)]  # the tokenizer has been told already
         if args.pairs is not None and language_codes(tokenizer) is not None:
@@ -119,6 +132,7 @@ class PairEncoder:
             "tags": self.tags,
             "columns": self.columns,
             **({"kinds": self.kinds} if self.mixed else {}),
+            **({"mark": [self.mark.choice.tag_id, self.mark.choice.prefix]} if self.mark is not None else {}),
         }
 
     def __call__(self, rows: dict[str, list]) -> dict[str, list]:
@@ -130,8 +144,13 @@ class PairEncoder:
             tags = [self.tags[pair] for pair in pairs] if self.tags else [None] * len(pairs)
         encoders = [self.encoders[pair] for pair in pairs] if len(self.encoders) > 1 else self.encoders * len(pairs)
         sources, targets = self.encoders[0]  # bodies are the same in all languages
+        texts = rows["source"]
+        if self.mark is not None:
+            languages, choice = self.mark
+            tags, texts = zip(*(languages.tag_and_text(choice, text) for text in texts), strict=True)
+            texts = [choice.prefix + text for text in texts]
         with speaking(self.tokenizer, *self.languages[0]):
-            bodies = sources.bodies(rows["source"]), targets.bodies(rows["target"])
+            bodies = sources.bodies(texts), targets.bodies(rows["target"])
         source = [side.frame(body, tag) for (side, _), body, tag in zip(encoders, bodies[0], tags, strict=True)]
         target = [side.frame(body) for (_, side), body in zip(encoders, bodies[1], strict=True)]
         return {
@@ -142,6 +161,33 @@ class PairEncoder:
             **{column: [values[pair] for pair in pairs] for column, values in self.columns.items()},
             **({"synthetic": rows["synthetic"]} if self.mixed else {}),
         }
+
+
+class SourceMark(NamedTuple):
+    """What stands before each source of a single language pair, and who knows the tags that users write."""
+
+    languages: Languages
+    choice: Choice
+
+
+def source_mark(languages: Languages, args: DataArguments, mixed: bool) -> SourceMark | None:
+    """What translating puts before the sources of the run's language pair; None: nothing.
+
+    Raises:
+        UserError: the model does not know the languages; synthetic pairs would need two tags.
+    """
+    if not (languages.tags or languages.tasks):
+        return None
+    try:
+        choice = languages.choose(args.source_lang, args.target_lang)
+    except ValueError as error:
+        raise UserError(f"data.source_lang, data.target_lang: {error}") from error
+    if mixed and languages.tags:
+        raise UserError(
+            "data.synthetic_tag: the sources of this model begin with the tag of their target language, and no second "
+            "tag can stand there; leave data.synthetic_tag out"
+        )
+    return SourceMark(languages, choice)
 
 
 class LengthFilter:

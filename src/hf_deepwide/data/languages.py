@@ -16,13 +16,14 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import control_ids, language_codes, set_languages, targets_of_pairs
+from ..models.language_pairs import control_ids, language_codes, language_tags, set_languages, targets_of_pairs
 from .arguments import DataArguments
 
 
-def tag_of(language: str) -> str:
-    """The token that asks for a translation into `language`."""
-    return f"<2{language}>"
+def tag_of(language: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The token that asks for a translation into `language`: the tokenizer's, such as `>>deu<<`, or `<2deu>`."""
+    known = language_tags(tokenizer).get(language)
+    return f"<2{language}>" if known is None else str(tokenizer.convert_ids_to_tokens(known))
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
@@ -35,7 +36,7 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
         UserError: the tag of synthetic pairs has another meaning for the tokenizer.
     """
     tagged = args.pairs is not None and args.language_tag != "none" and language_codes(tokenizer) is None
-    tags = dict.fromkeys(tag_of(target) for _, target in args.language_pairs) if tagged else {}
+    tags = dict.fromkeys(tag_of(target, tokenizer) for _, target in args.language_pairs) if tagged else {}
     vocabulary = tokenizer.get_vocab()
     if args.synthetic_tag is not None:
         if args.synthetic_tag in vocabulary:
@@ -128,7 +129,7 @@ def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -
     names = args.posterior_names
     settings = {}
     for pair, (source_lang, target_lang) in zip(args.pairs, args.language_pairs, strict=True):
-        tag, pair_settings = tag_of(target_lang), {}
+        tag, pair_settings = tag_of(target_lang, tokenizer), {}
         if args.language_tag != "none" and tag not in tokenizer.get_vocab():
             raise UserError(f"data.language_tag: the tokenizer has no token {tag} for the pair {pair}")
         if args.language_tag == "source":

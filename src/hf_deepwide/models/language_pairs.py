@@ -115,8 +115,8 @@ class Languages:
     def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
         """What the tokenizer and the model have to be told for a pair.
 
-        A language that is not given is what the tokenizer or the generation config was saved with, or what follows
-        from the other.
+        A language that is not given is what the tokenizer or the generation config was saved with, what the model was
+        trained on, or what follows from the other.
 
         Raises:
             ValueError: the model does not know the pair, or a language is missing that would decide.
@@ -126,6 +126,8 @@ class Languages:
             return self._of_pair(pair_settings(self.config, source_lang, target_lang))
         if self.codes:
             return self._of_codes(source_lang, target_lang)
+        if source_lang is None and target_lang is None and (trained := self._trained()) is not None:
+            source_lang, target_lang = trained
         task = self._of_task(source_lang, target_lang)
         prefix = task.pop("prefix", None) or _get(self.config, "prefix") or ""
         return Choice(task, tag_id=self.tags.get(target_lang), prefix=prefix)
@@ -185,6 +187,12 @@ class Languages:
         codes = {token_id: code for code, token_id in self.codes.items()}
         ids = (_get(self.generation_config, name) for name in ("forced_bos_token_id", "decoder_start_token_id"))
         return next((codes[token_id] for token_id in ids if token_id in codes), None)
+
+    def _trained(self) -> tuple[str, str] | None:
+        """The one pair that a model with tags or prefixes was trained on here; None: it was not, or has none for it."""
+        source_lang, target_lang = _get(self.config, "source_lang"), _get(self.config, "target_lang")
+        known = target_lang in self.tags or (not self.tags and (source_lang, target_lang) in self.tasks)
+        return (source_lang, target_lang) if known else None
 
     def _of_task(self, source_lang: str | None, target_lang: str | None) -> dict[str, Any]:
         if not self.tasks or self.tags or (source_lang is None and target_lang is None):

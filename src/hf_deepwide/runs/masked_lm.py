@@ -98,7 +98,9 @@ class MaskedLM(Task):
             add_mask(tokenizer, is_new=self.recipe.tokenizer.path is None)
         return tokenizer
 
-    def encode(self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Dataset]:
+    def encode(
+        self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+    ) -> dict[str, Dataset]:
         """All splits; what is held out is masked once and for all."""
         encoded = {split: encode_texts(self.recipe.data, split, tokenizer) for split in texts}
         if "train" in encoded:

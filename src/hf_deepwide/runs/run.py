@@ -83,8 +83,8 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
             refuse_long_warm_up(args, args.max_steps, recipe.source)  # before a tokenizer is trained
         texts = task.read(args, start.ended, start.results is not None)
         tokenizer = make_tokenizer(task, texts, args, folder, start, process)
-        encoded = task.encode(texts, tokenizer)
         model = make_model(task, tokenizer, args, folder, start)
+        encoded = task.encode(texts, tokenizer, model)
         if start.results is None and start.checkpoint is None:
             limit_length(tokenizer, model, Path(args.output_dir), process)
         for split, dataset in encoded.items():

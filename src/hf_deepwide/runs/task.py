@@ -46,8 +46,10 @@ class Task:
         """The tokenizer that the recipe names, or one that is trained on the training split."""
         raise NotImplementedError
 
-    def encode(self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Dataset]:
-        """Splits as token ids."""
+    def encode(
+        self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+    ) -> dict[str, Dataset]:
+        """Splits as token ids, as the model reads them."""
         raise NotImplementedError
 
     def new_model(self, tokenizer: PreTrainedTokenizerBase, args: TranslationTrainingArguments) -> PreTrainedModel:

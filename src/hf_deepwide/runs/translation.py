@@ -17,6 +17,7 @@ from ..data.word_vocabulary import train_word_tokenizer
 from ..durable import write_whole
 from ..errors import UserError
 from ..evaluation.scoring import by_pair, score_sets, translate_and_score
+from ..models.language_pairs import Languages
 from ..training.arguments import TranslationTrainingArguments
 from ..training.translation import TranslationTrainer
 from .build import build_model, new_rows, set_search
@@ -105,11 +106,12 @@ class Translation(Task):
         return tokenizer
 
     def encode(
-        self, texts: dict[str, Dataset | IterableDataset], tokenizer: PreTrainedTokenizerBase
+        self, texts: dict[str, Dataset | IterableDataset], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
     ) -> dict[str, Dataset]:
         """The splits that training needs; the test split is translated from text."""
+        languages = Languages(model.config, model.generation_config, tokenizer)
         encoded = {
-            split: encode(texts[split], tokenizer, self.recipe.data, filter=split == "train")
+            split: encode(texts[split], tokenizer, self.recipe.data, filter=split == "train", languages=languages)
             for split in ("train", "validation")
             if split in texts
         }
