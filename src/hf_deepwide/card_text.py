@@ -26,7 +26,7 @@ _USE = re.compile(
     r"(?:import hf_deepwide [^\n]*\n)?from transformers import pipeline\n\n(?:# [^\n]*\n)*"
     r'\w+ = pipeline\("(?P<task>[\w-]+)", model=[^\n]*\)'
 )
-_USE_AND_EXAMPLE = re.compile(_USE.pattern + r"(?:\n+\w+\([^\n]*\)\n# \[[^\n]*)?")
+_USE_AND_EXAMPLE = re.compile(_USE.pattern + r"(?:\n+\w+\([^\n]*\)\n# \[[^\n]*)?(?P<end>\n```+\n)?")
 # The sentences of the template, of the cards of older runs, and of a card that was shared with another licence.
 _UNCHOSEN = re.compile(
     r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data\."
@@ -103,13 +103,17 @@ def use_of_stock(repo_id: str | None, shown: Any) -> str:
         repo_id: the name of the repository, if it has one yet.
         shown: the language pair, an `exporting.shown_languages.Shown`.
     """
-    forced = "".join(f", {name}={token_id}" for name, token_id in shown.settings.items())
+    forced = "".join(
+        f", {name}=tokenizer.convert_tokens_to_ids({literal(token)})" for name, token in shown.settings.items()
+    )
+    first = f'inputs["input_ids"][0, 0] = tokenizer.convert_tokens_to_ids({literal(shown.source_token)})\n'
     return (
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
         f"name = {literal(repo_id or UNNAMED)}  # this repository on the Hub, or a folder with its files\n"
         f"tokenizer = AutoTokenizer.from_pretrained(name{shown.arguments})\n"
         "model = AutoModelForSeq2SeqLM.from_pretrained(name)\n"
         f'inputs = tokenizer({literal(f"{shown.tag}A sentence in the source language.")}, return_tensors="pt")\n'
+        f"{first if shown.source_token else ''}"
         f"ids = model.generate(**inputs{forced})\n"
         "print(tokenizer.decode(ids[0], skip_special_tokens=True))"
     )
@@ -132,7 +136,9 @@ def for_repository(card: str, repo_id: str | None, license: str | None, shown: A
                 + same * (found["name"] != stock),
                 card,
             )
-        card = _USE_AND_EXAMPLE.sub(lambda found: use_of_stock(repo_id, shown), card)
+        card = _USE_AND_EXAMPLE.sub(
+            lambda found: use_of_stock(repo_id, shown) + (found["end"] + shown.note if found["end"] else ""), card
+        )
         card = card if repo_id is None else card.replace(use_of_stock(None, shown), use_of_stock(repo_id, shown))
     else:
         card = _USE.sub(

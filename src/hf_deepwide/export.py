@@ -216,16 +216,16 @@ def _open(
             "share: models of classes of Transformers need no code, and the tokenizer of words does; share a model of "
             "one of our families, without `as_`"
         )
+    if (family is None or as_ is not None) and (added := sorted(added_codes(tokenizer))):
+        logger.warning(
+            "share: without this package, the %s takes no src_lang or tgt_lang of the languages added to it: %s",
+            *(type(tokenizer).__name__, ", ".join(added)),
+        )
     if as_ is None:
         return Content(model, family, tokenizer, task)
     if family is None:
         raise UserError(f"share: the model is Transformers' {model.config.model_type} already; leave `as_` out")
     model = as_stock(model, as_)
-    if added := sorted(added_codes(tokenizer)):
-        logger.warning(
-            "share: without this package, the %s takes no src_lang or tgt_lang of the languages added to it: %s",
-            *(type(tokenizer).__name__, ", ".join(added)),
-        )
     return Content(model, None, tokenizer, task)
 
 
@@ -255,16 +255,24 @@ def write_checkpoint(
     config.save_pretrained(folder)
 
 
-def minimal_card(model: PreTrainedModel, name: str, shown: Shown | None, repo_id: str | None = None) -> ModelCard:
-    """A model card that says what the model is and how to load it from its repository; `shown` as in `card_text`."""
+def minimal_card(
+    model: PreTrainedModel, name: str, shown: Shown, repo_id: str | None = None, stock: bool = False
+) -> ModelCard:
+    """A model card that says what the model is and how to load it from its repository.
+
+    Of a class of Transformers (`stock`), the lines need no code of ours.
+    """
     model_type = model.config.model_type
     task = _task(model)
-    use = card_text.use_of_share(repo_id, task) if shown is None else card_text.use_of_stock(repo_id, shown)
+    use = card_text.use_of_stock(repo_id, shown) if stock else card_text.use_of_share(repo_id, task)
+    named = zip(("src_lang", "tgt_lang"), shown.languages, strict=True)
+    if not stock and (asked := "".join(f", {name}={card_text.literal(code)}" for name, code in named if code)):
+        use += f"\n{card_text.PIPELINES[task]}({card_text.literal('A sentence in the source language.')}{asked})"
     data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=[task, "hf_deepwide", model_type])
     return ModelCard(
         f"---\n{data.to_yaml()}\n---\n\n# {card_text.text(name)}\n\n"
         f"{KINDS[task]} of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
-        f"{card_text.block(use, 'python')}\n"
+        f"{card_text.block(use, 'python')}\n{shown.note if stock else ''}"
     )
 
 
@@ -357,19 +365,22 @@ def _write_card(
         logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
         _copy_linked(there, staged, earlier)
         return
-    card, shown = beside or there, None
-    if model.config.model_type not in all_families():
+    card, stock = beside or there, model.config.model_type not in all_families()
+    shown = Shown({})
+    if _task(model) == "translation":
         shown = shown_languages(Languages(model.config, model.generation_config, tokenizer), tokenizer)
     if card is None:
         name = (repo_id or (folder or staged).resolve().as_posix()).rpartition("/")[2]
-        text = str(minimal_card(model, name, shown, repo_id))
+        text = str(minimal_card(model, name, shown, repo_id, stock))
     else:
         try:
             text = card.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
         _copy_linked(card, staged, None if card == beside else earlier)
-    (staged / CARD).write_text(card_text.for_repository(text, repo_id, license, shown, model), encoding="utf-8")
+    (staged / CARD).write_text(
+        card_text.for_repository(text, repo_id, license, shown if stock else None, model), encoding="utf-8"
+    )
 
 
 def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:

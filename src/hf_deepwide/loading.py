@@ -36,7 +36,7 @@ from . import checkpoint_files
 from .errors import UNREADABLE, UserError, one_line, quote, some
 from .generation_fields import check_fields, check_generation
 from .hub import offline_where_unreachable
-from .models.language_pairs import language_ids
+from .models.language_pairs import forget_unsaid, language_ids
 from .shards import only_weights
 
 logger = logging.getLogger(__name__)
@@ -212,6 +212,7 @@ def load_tokenizer(
             raise OSError("the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         _check_tokenizer(tokenizer)
+        forget_unsaid(tokenizer)
         return tokenizer
 
 

@@ -63,6 +63,7 @@ def test_fine_tuning_uses_the_codes_of_the_recipe(kind, tmp_path):
     assert token_id(tokenizer, target) in batch["labels"][0].tolist()
     start = [2, token_id(tokenizer, target)] if code_first else [token_id(tokenizer, target)]
     assert batch["decoder_input_ids"][0].tolist()[: len(start)] == start
+    assert model.config.trained_pairs == [f"{source}-{target}"]
     settings = model.generation_config
     assert (settings.decoder_start_token_id, settings.forced_bos_token_id) == (
         start[0],

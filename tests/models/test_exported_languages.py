@@ -1,5 +1,6 @@
 """The README of an exported model with language codes: its lines translate from one language into another."""
 
+import json
 import re
 
 import pytest
@@ -14,7 +15,8 @@ from hf_deepwide.data.new_languages import add_languages
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.checkpoint import load_translator
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
-from hf_deepwide.models.language_pairs import language_ids
+from hf_deepwide.loading import load_tokenizer
+from hf_deepwide.models.language_pairs import language_ids, set_languages
 
 TEXT = "One sentence each, in the source language."  # as the README has it
 SEARCH = EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=12)
@@ -54,7 +56,7 @@ def printed(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     capsys.readouterr()
     exec(compile(code, "README.md", "exec"), {})
-    return capsys.readouterr().out.strip(), re.search(r"translate from (\w+) to (\w+)\. The languages: ", readme)
+    return capsys.readouterr().out.strip(), re.search(r"translate from (\w+) to (\w+)\.", readme)
 
 
 # To ONNX, whose trace takes seconds, one of each way to tell a model the language: a forced token, or the first one.
@@ -96,7 +98,7 @@ def test_the_card_of_a_stock_class_translates_into_another_language(tmp_path, ca
         forced_bos_token_id=tokenizer.convert_tokens_to_ids("deu_Latn"),
     )
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids, skip_special_tokens=True).strip()
-    assert f"forced_bos_token_id={tokenizer.convert_tokens_to_ids('deu_Latn')}" in code
+    assert 'forced_bos_token_id=tokenizer.convert_tokens_to_ids("deu_Latn")' in code
 
 
 def test_the_readme_tells_of_languages_that_were_added(tmp_path):
@@ -109,6 +111,57 @@ def test_the_readme_tells_of_languages_that_were_added(tmp_path):
     assert "`__gsw__`" in readme
     assert 'src_lang="gsw"' not in readme
     assert "sentencepiece" in readme
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+def test_the_lines_translate_the_pair_that_was_trained(engine, tmp_path, monkeypatch, capsys):
+    """From a language that the tokenizer's class does not know, and not into it."""
+    model, tokenizer = made("m2m100", tmp_path)
+    add_languages(model, tokenizer, {"gsw": "de"})
+    model.config.trained_pairs = ["gsw-en", "en-gsw"]
+    getattr(hf_deepwide, f"export_{engine}")(model, tmp_path / "out", tokenizer=tokenizer)
+    found, languages = printed(tmp_path / "out", monkeypatch, capsys)
+    assert languages.groups() == ("gsw", "en")
+    (expected,) = translate(model, tokenizer, [TEXT], SEARCH, source_lang="gsw", target_lang="en")
+    assert found == expected
+
+
+def test_cards_name_the_pair_that_was_trained(tmp_path, capsys):
+    """The newest code would be another one. Of a class of Transformers, and of a family of ours, without its card."""
+    tokenizer = KINDS["m2m100"][0](tmp_path)
+    size = max(language_ids(tokenizer).values()) + 1
+    torch.manual_seed(0)
+    base = M2M100ForConditionalGeneration(M2M100Config(vocab_size=size, decoder_start_token_id=2, **SIZES))
+    add_languages(base, tokenizer, {"gsw": "de"})
+    base.config.trained_pairs = ["gsw-en"]
+    base.generation_config.update(max_length=13, num_beams=1)
+    hf_deepwide.share(base, tmp_path / "stock", tokenizer=tokenizer)
+    card = (tmp_path / "stock" / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("REPOSITORY", str(tmp_path / "stock"))
+    capsys.readouterr()
+    exec(compile(code, "README.md", "exec"), {})
+    text = "A sentence in the source language."
+    (expected,) = translate(base, tokenizer, [text], SEARCH, source_lang="gsw", target_lang="en")
+    assert capsys.readouterr().out.strip() == expected
+    ours = hf_deepwide.MATForConditionalGeneration.from_base(base, attention_branches=2)
+    hf_deepwide.share(ours, tmp_path / "mat", tokenizer=tokenizer)
+    assert f'translator("{text}", src_lang="gsw", tgt_lang="en")' in (tmp_path / "mat" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_that_nobody_named_is_not_saved(kind, tmp_path):
+    """Transformers saves the default of the tokenizer's class, and any text would then count as that language."""
+    KINDS[kind][0](tmp_path).save_pretrained(tmp_path / "named")
+    config = json.loads((tmp_path / "named" / "tokenizer_config.json").read_text())
+    config.pop("src_lang")
+    (tmp_path / "named" / "tokenizer_config.json").write_text(json.dumps(config))
+    load_tokenizer(tmp_path / "named").save_pretrained(tmp_path / "again")
+    assert "src_lang" not in json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
+    tokenizer = load_tokenizer(tmp_path / "again")
+    source, target = KINDS[kind][3:5]
+    set_languages(tokenizer, source, target)
+    tokenizer.save_pretrained(tmp_path / "named")
+    assert load_tokenizer(tmp_path / "named").src_lang == source
 
 
 def test_codes_behind_the_embeddings_are_refused(tmp_path):

@@ -125,12 +125,15 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     if isinstance(config.eos_token_id, list):
         options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     given = [f"{name}={_python(value)}" for name, value in options.items()]
-    first = settings.forced_bos_token_id if shown.first is None else shown.first
+    first, forced = shown.first, settings.forced_bos_token_id
+    if first is None and forced is not None:
+        first = tokenizer.convert_ids_to_tokens(forced)
     if first is not None:
-        given.append(f"target_prefix=[[{literal(tokenizer.convert_ids_to_tokens(first))}]] * len(sources)")
+        given.append(f"target_prefix=[[{literal(first)}]] * len(sources)")
     is_short = len(", ".join(given)) < SHORT
     listed = ", ".join(given) if is_short else "".join(f"\n    {option}," for option in given) + "\n"
-    tag = f"[{literal(shown.tag)}] + " if shown.tag else ""
+    before = shown.tag or shown.source_token
+    tag, rest = f"[{literal(before)}] + " if before else "", "[1:]" if shown.source_token else ""
     others = "\nPut the code of another target language into `target_prefix`.\n" if languages.codes else ""
     code = f"""import ctranslate2
 from transformers import AutoTokenizer
@@ -139,7 +142,7 @@ texts = ["One sentence each, in the source language."]
 translator = ctranslate2.Translator(".")  # this folder
 tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
 ids = [tokenizer(text, split_special_tokens=True)["input_ids"] for text in texts]  # in a text, "</s>" is text
-sources = [{tag}tokenizer.convert_ids_to_tokens(each) for each in ids]
+sources = [{tag}tokenizer.convert_ids_to_tokens(each){rest} for each in ids]
 options = dict({listed})
 for result in translator.translate_batch(sources, **options):
     found = tokenizer.convert_tokens_to_ids(result.hypotheses[0])

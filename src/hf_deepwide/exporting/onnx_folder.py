@@ -231,14 +231,19 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     config, settings = model.config, model.generation_config
     languages = Languages(config, settings, tokenizer)
     shown = shown_languages(languages, tokenizer)
-    start = shown.settings.get("decoder_start_token_id", config.decoder_start_token_id)
-    forced = shown.settings.get("forced_bos_token_id", None if shown.settings else settings.forced_bos_token_id)
+    asked = {name: tokenizer.convert_tokens_to_ids(token) for name, token in shown.settings.items()}
+    start = asked.get("decoder_start_token_id", config.decoder_start_token_id)
+    forced = asked.get("forced_bos_token_id", None if asked else settings.forced_bos_token_id)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
-    tag = f"[{tokenizer.convert_tokens_to_ids(shown.tag)}] + " if shown.tag else ""
+    before = shown.tag or shown.source_token
+    tag = f"[{tokenizer.convert_tokens_to_ids(before)}] + " if before else ""
+    rest = "[1:]" if shown.source_token else ""
     room = ", max_length=tokenizer.model_max_length - 1" if shown.tag else ""
     others = (
-        f"\nPut the id of another target language's code in the place of {shown.first}.\n" if languages.codes else ""
+        f"\nPut the id of another target language's code in the place of {next(iter(asked.values()), None)}.\n"
+        if languages.codes
+        else ""
     )
     bad = sorted({ids[0] for ids in settings.bad_words_ids or [] if len(ids) == 1})
     never = f"    logits[:, {bad}] = -np.inf\n" if bad else ""
@@ -251,7 +256,7 @@ texts = ["One sentence each, in the source language."]
 tokenizer = AutoTokenizer.from_pretrained("."{shown.arguments})
 encoder, decoder = (onnxruntime.InferenceSession(name) for name in ("{ENCODER}", "{DECODER}"))
 options = dict(split_special_tokens=True, truncation=True{room})  # what looks like a special token is text
-ids = [{tag}tokenizer(text, **options)["input_ids"] for text in texts]
+ids = [{tag}tokenizer(text, **options)["input_ids"]{rest} for text in texts]
 batch = tokenizer.pad({{"input_ids": ids}}, return_tensors="np")
 source, mask = batch["input_ids"], batch["attention_mask"]
 cross = encoder.run(None, {{"input_ids": source, "attention_mask": mask}})

@@ -11,19 +11,21 @@ from ..models.language_pairs import Languages, added_codes, speaking, target_set
 class Shown(NamedTuple):
     """A language pair, as lines of code ask for it without this package."""
 
-    settings: dict[str, int]  # `decoder_start_token_id` or `forced_bos_token_id`: the target's first token
+    settings: dict[str, str]  # the target's first token, as `decoder_start_token_id` or `forced_bos_token_id`
     arguments: str = ""  # of `AutoTokenizer.from_pretrained`, behind the folder
     tag: str = ""  # a token before the source
+    source_token: str = ""  # in the place of the source's first token, where `arguments` cannot name the language
     note: str = ""  # sentences on the other languages
+    languages: tuple[str | None, str | None] = (None, None)  # as the pipeline of this package takes them
 
     @property
-    def first(self) -> int | None:
-        """The id of the token by which the decoder is told the target language; None where it is not told."""
+    def first(self) -> str | None:
+        """The token by which the decoder is told the target language; None where it is not told."""
         return next(iter(self.settings.values()), None)
 
 
 def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> Shown:
-    """The pair that the model was saved for, else its first one."""
+    """The pair that the model was trained or saved for, else its first one."""
     if languages.pairs:
         (pair, first), *_ = languages.pairs.items()
         start = first.get("decoder_start_token_id")
@@ -31,39 +33,59 @@ def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase) ->
             f"- {'-'.join(each)}: {_marks(marks, tokenizer)}\n" for each, marks in languages.pairs.items()
         )
         return Shown(
-            {} if start is None else {"decoder_start_token_id": start},
+            {} if start is None else {"decoder_start_token_id": tokenizer.convert_ids_to_tokens(start)},
             tag=first.get("tag") or "",
             note=f"\nThese lines translate {'-'.join(pair)}. The pairs:\n\n{listed}",
+            languages=(pair[0], pair[1]),
         )
     if languages.codes:
         return _of_codes(languages, tokenizer)
     if languages.tags:
-        tags = tokenizer.convert_ids_to_tokens(list(languages.tags.values()))
-        return Shown({}, tag=tags[0], note=f"\nThe tags of the target languages: {', '.join(tags)}.\n")
+        target = languages.config.target_lang if languages.trained is not None else next(iter(languages.tags))
+        tags = dict(zip(languages.tags, tokenizer.convert_ids_to_tokens(list(languages.tags.values())), strict=True))
+        note = f"\nThe tags of the target languages: {', '.join(tags.values())}.\n"
+        return Shown({}, tag=tags[target], note=note, languages=(None, target))
     return Shown({})
 
 
 def _of_codes(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> Shown:
     added = added_codes(tokenizer)
     stock = sorted(languages.codes.keys() - added.keys())  # those that the tokenizer's class knows without us
-    source = tokenizer.src_lang if tokenizer.src_lang in stock else stock[0]
-    try:
-        target = languages.choose(source).target_lang
-    except ValueError:  # the model was saved without a target
-        target = None
-    if target in (None, source):
-        others = {code: i for code, i in languages.codes.items() if code != source}
-        target = max(others, key=others.__getitem__, default=source)  # the newest: perhaps the model was made for it
+    trained = languages.trained_pairs
+    if trained:
+        source, target = trained[0]
+    else:
+        source = tokenizer.src_lang if tokenizer.src_lang in stock else stock[0]
+        target = _saved_target(languages, source)
     with speaking(tokenizer, source, target):
         settings = {name: i for name, i in target_settings(tokenizer).items() if i is not None}
-    note = f"\nThese lines translate from {source} to {target}. The languages: {', '.join(sorted(languages.codes))}.\n"
+    note = f"\nThese lines translate from {source} to {target}.\n"
+    if len(trained) > 1:
+        note += f"\nThe model was trained on the pairs {', '.join(map('-'.join, trained))}.\n"
+    note += f"\nThe languages of its tokenizer: {', '.join(sorted(languages.codes))}.\n"
     if added:
         tokens = ", ".join(f"`__{code}__`" for code in sorted(added))
         note += (
             f"\nThe tokenizer's class does not know {', '.join(sorted(added))}, which this model has learnt. To "
             f"translate from such a language, put its token ({tokens}) in the place of the source's first token.\n"
         )
-    return Shown(settings, f", src_lang={literal(source)}", note=note)
+    return Shown(
+        {name: tokenizer.convert_ids_to_tokens(token_id) for name, token_id in settings.items()},
+        "" if source in added else f", src_lang={literal(source)}",
+        source_token=f"__{source}__" if source in added else "",
+        note=note,
+        languages=(source, target),
+    )
+
+
+def _saved_target(languages: Languages, source: str) -> str:
+    """The target that a model was saved with, or the newest code: perhaps the model was made for it."""
+    try:
+        target = languages.choose(source).target_lang
+    except ValueError:  # the model was saved without a target
+        target = None
+    others = {code: token_id for code, token_id in languages.codes.items() if code != source}
+    return max(others, key=others.__getitem__, default=source) if target in (None, source) else str(target)
 
 
 def _marks(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:

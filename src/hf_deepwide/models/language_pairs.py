@@ -87,6 +87,20 @@ class Languages:
         """Whether the model must be told a language."""
         return bool(self.pairs or self.codes or self.tags or self.tasks)
 
+    @property
+    def trained(self) -> tuple[str | None, str] | None:
+        """The pair that a model with tags or prefixes was trained on here, if it was one."""
+        source_lang, target_lang = _get(self.config, "source_lang"), _get(self.config, "target_lang")
+        known = target_lang in self.tags or (not self.tags and (source_lang, target_lang) in self.tasks)
+        return (source_lang, target_lang) if known else None
+
+    @property
+    def trained_pairs(self) -> list[tuple[str, str]]:
+        """The pairs that a model with codes was trained on here."""
+        pairs = _get(self.config, "trained_pairs")
+        split = [str(pair).strip("_").split("-", 1) for pair in pairs] if isinstance(pairs, list | tuple) else []
+        return [(pair[0], pair[1]) for pair in split if len(pair) == 2 and {*pair} <= self.codes.keys()]
+
     def check(self, source_lang: str | None = None, target_lang: str | None = None) -> None:
         """See that the model knows what was asked for at one place, which need not be all that it must be told.
 
@@ -126,8 +140,8 @@ class Languages:
             return self._of_pair(pair_settings(self.config, source_lang, target_lang))
         if self.codes:
             return self._of_codes(source_lang, target_lang)
-        if source_lang is None and target_lang is None and (trained := self._trained()) is not None:
-            source_lang, target_lang = trained
+        if source_lang is None and target_lang is None and self.trained is not None:
+            source_lang, target_lang = self.trained
         task = self._of_task(source_lang, target_lang)
         prefix = task.pop("prefix", None) or _get(self.config, "prefix") or ""
         return Choice(task, tag_id=self.tags.get(target_lang), prefix=prefix)
@@ -187,12 +201,6 @@ class Languages:
         codes = {token_id: code for code, token_id in self.codes.items()}
         ids = (_get(self.generation_config, name) for name in ("forced_bos_token_id", "decoder_start_token_id"))
         return next((codes[token_id] for token_id in ids if token_id in codes), None)
-
-    def _trained(self) -> tuple[str, str] | None:
-        """The one pair that a model with tags or prefixes was trained on here; None: it was not, or has none for it."""
-        source_lang, target_lang = _get(self.config, "source_lang"), _get(self.config, "target_lang")
-        known = target_lang in self.tags or (not self.tags and (source_lang, target_lang) in self.tasks)
-        return (source_lang, target_lang) if known else None
 
     def _of_task(self, source_lang: str | None, target_lang: str | None) -> dict[str, Any]:
         if not self.tasks or self.tags or (source_lang is None and target_lang is None):
@@ -312,6 +320,13 @@ def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target
             tokenizer.src_lang, tokenizer.tgt_lang = before
 
 
+def forget_unsaid(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a tokenizer be saved without a language that nobody has told it; Transformers saves its class's default."""
+    for name in ("src_lang", "tgt_lang"):
+        if tokenizer.init_kwargs.get(name, "said") is None and getattr(tokenizer, name, None) in (None, *UNSAID):
+            tokenizer.init_kwargs.pop(name)
+
+
 def set_languages(
     tokenizer: PreTrainedTokenizerBase, source_lang: str | None = None, target_lang: str | None = None
 ) -> dict[str, int | None]:
@@ -335,10 +350,10 @@ def set_languages(
     if source_lang in added_codes(tokenizer):
         tokenizer.init_kwargs.pop("src_lang", None)
     elif source_lang is not None:
-        tokenizer.src_lang = source_lang
+        tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source_lang
     if target_lang is None:
         return {}
-    tokenizer.tgt_lang = target_lang
+    tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = target_lang
     return target_settings(tokenizer)
 
 

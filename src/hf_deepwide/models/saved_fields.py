@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 LIMITS = ("max_length_factor", "max_length_offset")  # with which limit of length the model was scored
-FIELDS = ("translation_pairs", "source_lang", "target_lang", *LIMITS)
+FIELDS = ("translation_pairs", "trained_pairs", "source_lang", "target_lang", *LIMITS)
 
 
 def keep_fields(old: Any, new: Any) -> None:

@@ -70,6 +70,8 @@ def build_model(
     if pairs or hasattr(model.config, "translation_pairs"):
         model.config.translation_pairs = pairs or None  # those of a base are not ours
     one_pair = not recipe.data.pairs and not codes
+    if codes:  # for cards: the tokenizer knows languages that the run did not train
+        model.config.trained_pairs = ["-".join(pair) for pair in recipe.data.language_pairs]
     model.config.source_lang = recipe.data.source_lang if one_pair else None
     model.config.target_lang = recipe.data.target_lang if one_pair else None
     model.generation_config.update(
