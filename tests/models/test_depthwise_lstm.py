@@ -214,7 +214,7 @@ def test_a_cell_is_three_products():
 def test_the_forget_gate_starts_where_it_is_told(tmp_path):
     """Of the gates it alone opens; a trained bias is not set back when the model is loaded."""
     model = DepthwiseLSTMForConditionalGeneration(config_of(forget_bias_init=2.0))
-    closed = DepthwiseLSTMForConditionalGeneration(config_of())
+    closed = DepthwiseLSTMForConditionalGeneration(config_of(forget_bias_init=0))
     x = torch.randn(2, 3, 16)
     gates = model.model.encoder.lstm.gates
     closed.model.encoder.lstm.gates.fc.load_state_dict(gates.fc.state_dict())
@@ -273,7 +273,7 @@ def test_dropout_is_on_attention_and_hidden_state_and_never_on_the_cell():
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_the_cell_starts_as_glorot_has_it(loaded):
-    """Each gate by its own fan-in and fan-out; norms 1 and 0, so that gates start around one half.
+    """Each gate by its own fan-in and fan-out; norms 1 and 0, but for the forget gate, which starts open.
 
     Also where a checkpoint that is loaded lacks it: then it is built on the meta device and filled afterwards.
     """
@@ -294,7 +294,8 @@ def test_the_cell_starts_as_glorot_has_it(loaded):
         assert (linear.bias == 0).all()
     for norm in (lstm.gates.layer_norm, lstm.hidden.layer_norm):
         assert (norm.weight == 1).all()
-        assert (norm.bias == 0).all()
+    assert lstm.gates.layer_norm.bias.view(3, -1).unique(dim=1).flatten().tolist() == [0, 1, 0]
+    assert (lstm.hidden.layer_norm.bias == 0).all()
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
@@ -307,7 +308,7 @@ def test_deep_stacks_start_near_the_uniform_distribution(depth, final_norm):
         config_of(**sizes, encoder_layers=depth, decoder_layers=depth, final_layer_norm=final_norm)
     )
     loss = model(**pair()).loss
-    assert loss.item() == pytest.approx(math.log(200), abs=0.8 if final_norm else 0.2)
+    assert loss.item() == pytest.approx(math.log(200), abs=1.0 if final_norm else 0.3)
     loss.backward()
     norms = [layer.self_attn.out_proj.weight.grad.norm() for layer in model.model.encoder.layers]
     assert min(norms) > 0
@@ -368,7 +369,7 @@ def test_a_few_steps_of_training_lower_the_loss():
         ({"ffn_drop_branch": 0.1}, "`ffn_drop_branch` must be None: there is no feed-forward sub-layer, got 0.1"),
         ({"ffn_branches": 2}, "`ffn_branches` must be 1: there is no feed-forward sub-layer, got 2"),
         ({"join_ffn": False}, "`join_ffn` must be True: there is no feed-forward sub-layer, got False"),
-        ({"cell": "rnn", "forget_bias_init": 1.0}, "`forget_bias_init` is 1.0, and without `cell='lstm'` it changes"),
+        ({"cell": "rnn", "forget_bias_init": 0.5}, "`forget_bias_init` is 0.5, and without `cell='lstm'` it changes"),
     ],
 )
 def test_a_wrong_field_is_named(fields, message):

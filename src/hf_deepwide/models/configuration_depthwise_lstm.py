@@ -39,9 +39,9 @@ class DepthwiseLSTMConfig(DeepWideConfig):
         cell: `"lstm"`, or `"rnn"`. The output of an RNN is the hidden state itself (section 3.3).
         lstm_bias: the biases of Eq. 2-6. The paper's counts have no biases: a LayerNorm follows each product but the
             last.
-        forget_bias_init: the initial bias of the forget gate's LayerNorm. The paper does not mention it. Above 0, more
-            of the embeddings reaches the last layers of a deep stack before training. In our studies 1 learned better
-            than 0.
+        forget_bias_init: the initial bias of the forget gate's LayerNorm. The paper names none, which means 0. With 1,
+            the default, more of the embeddings reaches the last layers of a deep stack before training. In our
+            studies, models that start with 1 learn faster and end at a lower loss.
         attn_input_norm: a LayerNorm on the query of each attention, as in the paper's counts. False is the "pure
             attention" of the paper's text.
         cross_query: the query of cross-attention, before the LayerNorm: the output of self-attention (`"self"`), the
@@ -66,7 +66,7 @@ class DepthwiseLSTMConfig(DeepWideConfig):
     share_hidden: Literal["none", "stack", "global"] = "none"
     cell: Literal["lstm", "rnn"] = "lstm"
     lstm_bias: bool = False
-    forget_bias_init: float | int = 0.0
+    forget_bias_init: float | int = 1.0
     attn_input_norm: bool = True
     cross_query: Literal["self", "residual", "previous"] = "self"
     final_layer_norm: bool = False
