@@ -91,6 +91,20 @@ def load_config(where: str | os.PathLike, prefix: str | None = None, trust_remot
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
+def check_checkpoint(where: str | os.PathLike, trust_remote_code: bool = False) -> None:
+    """See that there is a checkpoint with a config that can be read; an adapter has that of its model.
+
+    Raises:
+        UserError: see `load_config`.
+    """
+    with _Telling(where, None) as name:
+        checkpoint_files.check_model(name)
+        adapter = checkpoint_files.fields_of(name, checkpoint_files.ADAPTER_CONFIG)
+        if adapter is not None and checkpoint_files.find(name, checkpoint_files.CONFIG) is None:
+            where = _base_of(adapter)
+    load_config(where, trust_remote_code=trust_remote_code)
+
+
 def load_model(
     auto: type[Any],
     where: str | os.PathLike,
@@ -288,12 +302,7 @@ def _load_adapted(
     auto: type, name: str, adapter: dict[str, Any], trust_remote_code: bool, options: dict[str, Any]
 ) -> PreTrainedModel:
     """The model that an adapter of PEFT's is for, which has its own place and is checked as any other, with it."""
-    base = adapter.get("base_model_name_or_path")
-    if not isinstance(base, str) or base in ("", "None"):  # of a model that was in no folder
-        raise ValueError(
-            f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not say of which model it is; save the "
-            "model, load it from its folder, and give it the adapter then; or write its folder there"
-        )
+    base = _base_of(adapter)
     if adapter.get("megatron_config") and not trust_remote_code:
         raise ValueError(f"{checkpoint_files.ADAPTER_CONFIG}: megatron_config names code that would be run")
     if checkpoint_files.find(name, checkpoint_files.ADAPTER) is None:
@@ -309,6 +318,17 @@ def _load_adapted(
     check_finite(model)
     _warn_of_untrained_codes(model, name, base)
     return model
+
+
+def _base_of(adapter: dict[str, Any]) -> str:
+    """The place of the model that an adapter of PEFT's is for."""
+    base = adapter.get("base_model_name_or_path")
+    if not isinstance(base, str) or base in ("", "None"):  # of a model that was in no folder
+        raise ValueError(
+            f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not say of which model it is; save the "
+            "model, load it from its folder, and give it the adapter then; or write its folder there"
+        )
+    return base
 
 
 def _warn_of_untrained_codes(model: PreTrainedModel, name: str, base: str) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, NllbTokenizer
 from watched_generation import watch_generation
 from word_models import tiny_model, tiny_tokenizer
@@ -150,6 +151,38 @@ def test_a_compared_folder_without_a_checkpoint_is_told_before_translating(run, 
     with pytest.raises(SystemExit):
         run("--model", "checkpoint", "--compare", "empty", "--source", "sources.txt", *SEARCH)
     assert "error: empty cannot be loaded: " in capsys.readouterr().err
+
+
+def test_an_adapter_is_evaluated_with_its_model(run):
+    base = AutoModelForSeq2SeqLM.from_pretrained("checkpoint")
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "fc1"], init_lora_weights=False))
+    adapted.save_pretrained("adapter")
+    tiny_tokenizer().save_pretrained("adapter")
+    short = (
+        "--source",
+        "sources.txt",
+        *SEARCH,
+        "--bootstrap_samples",
+        "9",
+        "--trials",
+        "9",
+        "--output",
+        "scores.json",
+    )
+    run("--model", "adapter", "--compare", "checkpoint", *short)
+    first = json.loads(Path("scores.json").read_text(encoding="utf-8"))["systems"]
+    run("--model", "checkpoint", "--compare", "adapter", *short, "--overwrite")
+    second = json.loads(Path("scores.json").read_text(encoding="utf-8"))["systems"]
+    assert first["adapter"]["chrf"] == second["adapter"]["chrf"] != second["checkpoint"]["chrf"]
+
+
+def test_an_adapter_without_its_model_is_told_before_translating(run, monkeypatch, capsys):
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "gone/away/model"}')
+    monkeypatch.setattr("hf_deepwide.evaluation.evaluate.translate", lambda *_, **__: pytest.fail("it translated"))
+    with pytest.raises(SystemExit):
+        run("--model", "checkpoint", "--compare", "adapter", "--source", "sources.txt", *SEARCH)
+    assert "error: gone/away/model cannot be loaded: " in capsys.readouterr().err
 
 
 def test_a_tokenizer_that_is_not_installed_is_told_before_translating(run, monkeypatch, capsys):

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint_files import CTRANSLATE2
+from ..checkpoint_files import ADAPTER_CONFIG, CONFIG, CTRANSLATE2
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
 from ..durable import check_output, is_same, write_whole
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
-from ..loading import TOKENIZERS, load_config
+from ..loading import TOKENIZERS, check_checkpoint
 from ..models.language_pairs import Languages
 from .averages import ALL, group_means, groups, read_scores, win_ratio
 from .checkpoint import device_of, load_any_translator
@@ -27,8 +27,8 @@ from .metrics import build_metrics, check_parallel, score
 from .significance import compare_to_baseline
 from .translate import SEARCH, EvaluationArguments, own_search, translate
 
-# The files of a checkpoint, or of an exported folder.
-LOADED = ("config.json", CTRANSLATE2, "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)
+# The files of a checkpoint, of an adapter, or of an exported folder.
+LOADED = (CONFIG, ADAPTER_CONFIG, CTRANSLATE2, "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)
 RANGES = {"seed": Range(1, 2**32, excludes_most=True), "trials": Range(1, 10_000_000)}  # of the significance tests
 
 
@@ -214,7 +214,7 @@ class Checkpoints:
         )
         for name in self._uses:
             if not is_engine(name):
-                load_config(name, trust_remote_code=requests[0].trust_remote_code)
+                check_checkpoint(name, trust_remote_code=requests[0].trust_remote_code)
         self._device = requests[0].device
         self._kept: dict[str, tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]] = {}
 
