@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from model_cases import build
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide_cli
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
@@ -64,3 +66,14 @@ def test_wrong_options_write_nothing(options, told, folder, tmp_path, monkeypatc
         export(monkeypatch, capsys, folder, "--output", tmp_path / "out", *options)
     assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
+def test_an_adapter_is_to_be_merged_first(form, folder, tmp_path, monkeypatch, capsys):
+    base = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    get_peft_model(base, LoraConfig(r=2, target_modules=["fc1"])).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(SystemExit):
+        export(monkeypatch, capsys, tmp_path / "adapter", "--to", form, "--output", tmp_path / "out")
+    told = capsys.readouterr().err
+    assert "it is an adapter" in told
+    assert "merge" in told

@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, quote
 from ..families import FAMILIES
-from ..loading import load_model, load_tokenizer
+from ..loading import load_config, load_model, load_tokenizer
 from ..models.word_tokenizer import WordTokenizer
 from ..prune import is_prunable, prune
 from ..vanilla_form import FOREIGN
@@ -40,6 +40,7 @@ def open_model(
     """
     if isinstance(model, str | os.PathLike):
         prefix = f"cannot export {quote(os.fspath(model))}"
+        load_config(model, prefix)  # an adapter has none, and its model cannot be exported with it
         loaded = load_model(AutoModelForSeq2SeqLM, model, prefix, dtype="auto")
         tokenizer = load_tokenizer(model, prefix) if tokenizer is None else tokenizer
     else:
