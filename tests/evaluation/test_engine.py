@@ -8,6 +8,7 @@ import pytest
 import torch
 from coded_languages import make_base
 from paired_languages import CORPUS, SEARCH, SIZES, TEXTS, build
+from word_models import tiny_model, tiny_tokenizer
 
 import hf_deepwide_cli
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, export_ctranslate2
@@ -66,6 +67,25 @@ def test_the_commands_search_as_the_model_was_saved_to(folders, tmp_path, monkey
         }
         assert scores["chrf"] == pytest.approx(100)
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("forced", [{}, {"forced_eos_token_id": 2}, {"forced_eos_token_id": 2, "min_new_tokens": 6}])
+def test_a_forced_end_is_the_last_of_the_tokens(forced, beams, tmp_path):
+    """A translation that never ends by itself has as many words as `generate` makes of it."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.final_logits_bias[:, 2] = -1e3
+    model.generation_config.update(num_beams=beams, **forced)
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    export_ctranslate2(tmp_path / "model", tmp_path / "exported")
+    settings = EvaluationArguments(num_beams=beams, max_length_factor=0, max_length_offset=6)
+    made = [
+        translate(*load_any_translator(tmp_path / name), ["w1 w2", "w3"], settings) for name in ("model", "exported")
+    ]
+    assert made[0] == made[1]
+    assert {len(line.split()) for line in made[0]} == {5 if forced else 6}
 
 
 @pytest.mark.parametrize("pair", [("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")])

@@ -238,6 +238,15 @@ def test_the_readme_has_the_options_of_the_generation_config(tokenizer, tmp_path
         assert f"    {option},\n" in readme
 
 
+def test_the_readme_has_no_room_for_a_forced_end(tokenizer, tmp_path, monkeypatch, capsys):
+    model = build("vanilla", seed=1)
+    model.generation_config.update(max_length=9, forced_eos_token_id=2, bad_words_ids=[[2]])  # no other end
+    folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    printed = run_readme(Path(folder), monkeypatch, capsys)
+    ids = model.generate(**tokenizer(TEXT, return_tensors="pt"), eos_token_id=2)
+    assert printed == tokenizer.decode(ids[0], skip_special_tokens=True).strip() != ""
+
+
 def test_the_readme_begins_with_a_forced_token(tokenizer, tmp_path, monkeypatch, capsys):
     """Of a model without codes of languages, as BART has one."""
     model = build("vanilla", seed=1)

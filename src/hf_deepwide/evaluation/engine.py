@@ -53,7 +53,6 @@ class Engine:
             self.generation_config = self._generation_config()
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(f"{folder} cannot be loaded by CTranslate2: {one_line(error)}") from error
-        self.options = engine_options(self.generation_config, self.tokenizer)
         self.starts_from_target = config.get("decoder_start_token", "") is None
         self.languages = Languages(SimpleNamespace(), self.generation_config, self.tokenizer)
 
@@ -105,16 +104,16 @@ class Engine:
             rows: token ids of each source.
             beams: beam size. Hypotheses come back without the token that the decoder starts from.
             length_penalty: hypotheses are ranked by log-probability / length**length_penalty.
-            longest: most tokens of a translation.
+            longest: most tokens of a translation, as `generate` counts them: with a forced end.
             options: further arguments of `Translator.translate_batch`.
         """
         prefix = self.tokenizer.convert_ids_to_tokens(self.prefix(choice))
+        own = engine_options(self.generation_config, self.tokenizer, min(longest, self.limit))
         return self.translator.translate_batch(
             [self.tokenizer.convert_ids_to_tokens(row) for row in rows],
             target_prefix=[prefix for _ in rows] if prefix else None,
             beam_size=beams,
             length_penalty=length_penalty,
             max_input_length=self.limit,
-            max_decoding_length=min(longest, self.limit),
-            **{"num_hypotheses": beams, "return_scores": True, **self.options, **options},
+            **{"num_hypotheses": beams, "return_scores": True, **own, **options},
         )

@@ -119,8 +119,7 @@ def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
         "beam_size": settings.num_beams or 1,
         **({"length_penalty": settings.length_penalty} if settings.length_penalty not in (None, 1) else {}),
         "max_input_length": config.max_position_embeddings,
-        "max_decoding_length": min(longest, config.max_position_embeddings - 1),
-        **engine_options(settings, tokenizer),
+        **engine_options(settings, tokenizer, min(longest, config.max_position_embeddings - 1)),
     }
     if isinstance(config.eos_token_id, list):
         options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)
@@ -156,14 +155,24 @@ for result in translator.translate_batch(sources, **options):
     )
 
 
-def engine_options(settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What a generation config says beside beams, lengths and languages, as arguments of `translate_batch`."""
+def engine_options(settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, Any]:
+    """What a generation config says beside beams and languages, as arguments of `translate_batch`.
+
+    Args:
+        settings: the generation config.
+        tokenizer: the model's.
+        longest: most tokens that `generate` would make. Where an end is forced, it is the last of these tokens. The
+            engine forces none, so its limit is one token less, but never 0, which it refuses.
+    """
     ends = settings.eos_token_id
+    most = longest if settings.forced_eos_token_id is None else max(longest - 1, 1)
+    least = settings.min_new_tokens or max((settings.min_length or 0) - 1, 0)  # the engine's default is 1
     options = {
+        "max_decoding_length": most,
         "repetition_penalty": settings.repetition_penalty if settings.repetition_penalty not in (None, 1) else None,
         "no_repeat_ngram_size": settings.no_repeat_ngram_size or None,
         "suppress_sequences": [tokenizer.convert_ids_to_tokens(ids) for ids in settings.bad_words_ids or []] or None,
-        "min_decoding_length": settings.min_new_tokens or max((settings.min_length or 0) - 1, 0),  # its default is 1
+        "min_decoding_length": min(least, most),
         "end_token": tokenizer.convert_ids_to_tokens(ends) if isinstance(ends, list) else None,
     }
     return {name: value for name, value in options.items() if value is not None}
