@@ -201,6 +201,36 @@ def test_runs_need_one_test_set(runs, with_recipes):
         compare_runs(systems(runs))
 
 
+def test_a_chosen_test_set_may_stand_in_different_lists(runs, with_recipes):
+    """Its lines alone must be the same, wherever they are among a run's translations."""
+    expected = compare_runs(systems(runs), metrics=["bleu"])
+    lines = (runs / "other.en").read_text()
+    for folder, sets in (("plain-1", ["test", "other"]), ("wide-2", ["other", "test"])):
+        file = runs / folder / "translations.txt"
+        file.write_text(file.read_text() + lines if sets[0] == "test" else lines + file.read_text())
+        with_recipes(folder, data__test=sets)
+    assert compare_runs(systems(runs), metrics=["bleu"], test_set="test") == expected
+    with pytest.raises(UserError, match="plain-2 was tested on other sentences"):
+        compare_runs(systems(runs), metrics=["bleu"])
+    with pytest.raises(UserError, match=r"plain-2 was tested on test$"):
+        compare_runs(systems(runs), metrics=["bleu"], test_set="other")
+    (runs / "more").mkdir()
+    for language in ("de", "en"):
+        (runs / "more" / f"test.{language}").write_text((runs / f"other.{language}").read_text())
+    with_recipes("wide-2", data__test=["other", "more/test"])
+    with pytest.raises(
+        UserError, match=r"wide-2 was tested on other sentences than .*plain-1 \(more/test, .* and test, "
+    ):
+        compare_runs(systems(runs), metrics=["bleu"], test_set="test")
+
+
+def test_a_run_of_several_pairs_is_named(runs, with_recipes):
+    multilingual = {"pairs": ["de-en", "en-de"], "source_lang": None, "target_lang": None, "test": "{pair}/test"}
+    with_recipes("wide-2", **{f"data__{key}": value for key, value in multilingual.items()})
+    with pytest.raises(UserError, match=r"wide-2 translates several language pairs"):
+        compare_runs(systems(runs), metrics=["bleu"])
+
+
 def test_losses_of_two_validation_sets_are_not_compared(runs, with_recipes, caplog):
     with_recipes("deep-3", data__validation="other")
     assert {each.metric for each in compare_runs(systems(runs), metrics=["bleu"])} == {"bleu"}

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,8 +176,8 @@ def _agreed(key: str, values: Mapping[Path, Any], option: str) -> Any:
     return value
 
 
-class References(NamedTuple):
-    """Reference translations, and the part of them that is compared; None: all."""
+class Tested(NamedTuple):
+    """The reference translations of a run's test sets, and the part of them that is compared; None: all."""
 
     lines: list[str]
     rows: list[int] | None = None
@@ -185,6 +185,23 @@ class References(NamedTuple):
     def part(self, lines: list[str]) -> list[str]:
         """The lines that are compared, of lines that stand beside the references."""
         return lines if self.rows is None else [lines[row] for row in self.rows]
+
+
+@dataclass(frozen=True)
+class References:
+    """Reference translations.
+
+    Args:
+        usual: those of systems that are no runs.
+        of_runs: those of runs, which may each have further test sets beside the one that is compared.
+    """
+
+    usual: Tested
+    of_runs: Mapping[Path, Tested]
+
+    def of(self, path: Path) -> Tested:
+        """The references that stand beside the translations of a system's run or file."""
+        return self.of_runs.get(path, self.usual)
 
 
 def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_set: str | None = None) -> References:
@@ -196,29 +213,49 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_se
     if reference is not None:
         if test_set is not None:
             raise UserError(f"--test_set {test_set}: a file of references is compared as a whole; give one of both")
-        return References(list(read_lines(Path(reference))))
+        return References(Tested(list(read_lines(Path(reference)))), {})
     if not recipes:
         raise UserError("none of the systems is the folder of a run, so name the file of references: --reference FILE")
-    (first, recipe), *others = recipes.items()
-    if recipe.data.pairs is not None:
-        raise UserError(f"{first} translates several language pairs; compare its files translations.PAIR.txt")
-    tested = load_whole(recipe.data, "test")
-    for path, other in others:
-        if not _same_lines(recipe.data, other.data, "test"):
-            theirs, ours = (
-                f"{each.test}, {each.source_lang}-{each.target_lang}" for each in (other.data, recipe.data)
-            )
+    for path, recipe in recipes.items():
+        if recipe.data.pairs is not None:
+            raise UserError(f"{path} translates several language pairs; compare its files translations.PAIR.txt")
+    compared = {path: _compared(path, recipe.data, test_set) for path, recipe in recipes.items()}
+    (first, ours), *others = compared.items()
+    for path, theirs in others:
+        if not _same_lines(ours, theirs, "test"):
+            named = (f"{each.test}, {each.source_lang}-{each.target_lang}" for each in (theirs, ours))
             raise UserError(
-                f"{path} was tested on other sentences than {first} ({theirs} and {ours}); compare runs with one test "
-                "set, or name a file of references: --reference FILE"
+                f"{path} was tested on other sentences than {first} ({' and '.join(named)}); compare runs with one "
+                "test set, or name a file of references: --reference FILE"
             )
-    lines, sets = tested["target"][:], list(recipe.data.test_sets or [recipe.data.test])
+    usual = _tested(recipes[first].data, test_set)
     if test_set is None:
-        return References(lines)
+        return References(usual, {})
+    return References(usual, {path: _tested(recipe.data, test_set) for path, recipe in recipes.items()})
+
+
+def _compared(path: Path, data: DataArguments, test_set: str | None) -> DataArguments:
+    """The section of a run's recipe with the test set that is compared alone; None: with all."""
+    if test_set is None:
+        return data
+    sets = _test_sets(data)
     if test_set not in sets:
-        raise UserError(f"--test_set {test_set}: {first} was tested on {', '.join(map(str, sets))}")
-    test_set_by_row = tested["test_set"][:] if len(sets) > 1 else [0] * len(lines)
-    return References(lines, [row for row, index in enumerate(test_set_by_row) if index == sets.index(test_set)])
+        raise UserError(f"--test_set {test_set}: {path} was tested on {', '.join(sets)}")
+    return sets[test_set]
+
+
+def _test_sets(data: DataArguments) -> dict[str, DataArguments]:
+    """As `DataArguments.test_sets`; one that is in no list has its name, too."""
+    return data.test_sets or replace(data, test=[data.test]).test_sets
+
+
+def _tested(data: DataArguments, test_set: str | None) -> Tested:
+    """The references of a run, and which of them are of the test set; None: all."""
+    loaded, sets = load_whole(data, "test"), list(_test_sets(data))
+    lines = loaded["target"][:]
+    if test_set is None or len(sets) == 1:
+        return Tested(lines)
+    return Tested(lines, [row for row, index in enumerate(loaded["test_set"][:]) if index == sets.index(test_set)])
 
 
 def translations_of(path: Path) -> list[str]:

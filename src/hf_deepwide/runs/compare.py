@@ -93,12 +93,13 @@ def compare_runs(
     scoring = scoring_of(recipes, metrics, lowercase, tokenize)
     build_metrics(scoring.metrics, **scoring.settings)
     tested = references_of(recipes, reference, test_set)
-    lines = {system: [translations_of(path) for path in paths] for system, paths in runs.items()}
+    lines: dict[str, list[list[str]]] = {system: [] for system in runs}
     for system, paths in runs.items():
-        for path, translations in zip(paths, lines[system], strict=True):
-            check_parallel(translations, tested.lines, (str(path), reference or "the references"))
-    references = tested.part(tested.lines)
-    lines = {system: [tested.part(translations) for translations in by_run] for system, by_run in lines.items()}
+        for path in paths:
+            translations, beside = translations_of(path), tested.of(path)
+            check_parallel(translations, beside.lines, (str(path), reference or "the references"))
+            lines[system].append(beside.part(translations))
+    references = tested.usual.part(tested.usual.lines)
     losses, margins = validation_losses(runs, recipes), margins or {}
     if strange := [name for name in margins if name not in (*losses, *scoring.metrics)]:
         compared = ", ".join((*losses, *scoring.metrics))
