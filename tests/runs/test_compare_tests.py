@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import sys
 from unittest.mock import Mock
 
@@ -11,7 +12,7 @@ import yaml
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, welch
-from hf_deepwide.runs.compare import compare_runs, p_value, parse_margins, report
+from hf_deepwide.runs.compare import Comparison, compare_runs, p_value, parse_margins, report
 from hf_deepwide_cli import main
 
 LOSSES = {"plain": [2.10, 2.14, 2.12], "wide": [2.01, 2.05], "deep": [2.11, 2.15, 2.10]}
@@ -371,3 +372,10 @@ def test_a_small_p_is_not_shown_as_zero():
         "0.0144",
         "1.0000",
     ]
+
+
+def test_a_difference_that_is_rounded_to_zero_has_no_minus():
+    compared = [Comparison("a", "bleu", [20.0]), Comparison("b", "bleu", [20.0], -0.004, interval=(-0.001, 0.3))]
+    shown = report(compared)
+    assert "-0.00" not in shown
+    assert re.search(r" \+0\.00 +\+0\.00 to \+0\.30", shown)

@@ -24,7 +24,7 @@ from .averages import ALL, group_means, groups, read_scores, win_ratio
 from .checkpoint import device_of, load_any_translator
 from .engine import Engine, is_engine
 from .metrics import build_metrics, check_parallel, score
-from .significance import compare_to_baseline
+from .significance import compare_to_baseline, signed
 from .translate import SEARCH, EvaluationArguments, own_search, translate
 
 # The files of a checkpoint, of an adapter, or of an exported folder.
@@ -383,6 +383,6 @@ def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:
         print(f"{system} against {baseline}")
         for name, result in by_metric.items():
             print(
-                f"  {name:<10} {result['difference']:+6.2f}   p = {result['p_bootstrap']:.4f} (bootstrap), "
+                f"  {name:<10} {signed(result['difference'], 2):>6}   p = {result['p_bootstrap']:.4f} (bootstrap), "
                 f"{result['p_randomization']:.4f} (randomisation)"
             )

@@ -135,6 +135,11 @@ def compare_to_baseline(
     return {name: compare_systems(baseline, system, references, **settings) for name, system in systems.items()}
 
 
+def signed(difference: float, digits: int) -> str:
+    """A difference as tables show it, with its sign; one that is rounded to 0 is +0, whatever is left of it."""
+    return f"{round(difference, digits) + 0.0:+.{digits}f}"  # -0.0 + 0.0 is 0.0
+
+
 def _with_interval(result: Result) -> dict[str, float]:
     """A score and its interval, which every result of the bootstrap has."""
     return {"score": result.score, "mean": float(cast(float, result.mean)), "ci": float(cast(float, result.ci))}

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError, quote
 from ..evaluation.metrics import ALL_METRICS, build_metrics, check_parallel, score
 from ..evaluation.seeds import clustered_bootstrap, equivalence, holm, standard_error, welch
-from ..evaluation.significance import randomization
+from ..evaluation.significance import randomization, signed
 from .comparable import (
     LOSSES,
     check_distinct,
@@ -189,7 +189,7 @@ def report(comparisons: Sequence[Comparison]) -> str:
         "",
         "s.e. is the standard error of the mean over runs. p (seeds) comes from Welch's t-test over runs. p (Holm)",
         "allows for the number of systems. The interval resamples runs and sentences. p (sentences) holds for these",
-        "runs alone.",
+        "runs alone: it tests a system's translations pooled as one text. The difference is of means over runs.",
     ]
     if with_margin:
         margins = {each.metric: each.margin for each in comparisons if each.margin is not None}
@@ -227,13 +227,13 @@ def parse_margins(words: Sequence[str]) -> dict[str, float]:
 
 def _cells(each: Comparison, with_margin: bool) -> list[str]:
     digits = 4 if each.metric in LOSSES else 2
-    interval = "" if each.interval is None else " to ".join(f"{bound:+.{digits}f}" for bound in each.interval)
+    interval = "" if each.interval is None else " to ".join(signed(bound, digits) for bound in each.interval)
     return [
         each.system,
         str(len(each.scores)),
         f"{statistics.mean(each.scores):.{digits}f}",
-        _cell(each.standard_error, f".{digits}f"),
-        _cell(each.difference, f"+.{digits}f"),
+        "" if each.standard_error is None else f"{each.standard_error:.{digits}f}",
+        "" if each.difference is None else signed(each.difference, digits),
         interval,
         p_value(each.p_seeds),
         p_value(each.p_holm),
@@ -251,7 +251,3 @@ def p_value(p: float | None) -> str:
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
