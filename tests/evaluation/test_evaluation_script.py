@@ -185,6 +185,23 @@ def test_an_adapter_without_its_model_is_told_before_translating(run, monkeypatc
     assert "error: gone/away/model cannot be loaded: " in capsys.readouterr().err
 
 
+def test_models_that_search_otherwise_are_pointed_out_once(run, caplog):
+    shutil.copytree("checkpoint", "other")
+    config = AutoConfig.from_pretrained("other")
+    config.update({"max_length_factor": 1.0, "max_length_offset": 5})
+    config.save_pretrained("other")
+    for language in "ac":
+        shutil.copy("sources.txt", f"{language}.source")
+    short = ("--num_beams", "1", "--bootstrap_samples", "9", "--trials", "9", "--metrics", "chrf")
+    files = ("--source", "{source_lang}.source", "--pairs", "a-b", "c-b")
+    run("--model", "checkpoint", "--compare", "worse.txt", "other", *files, *short)
+    told = "checkpoint and other were translated with different settings: max_length_factor 2.0 and 1.0, max_length_"
+    assert caplog.text.count(told) == 1
+    caplog.clear()
+    run("--model", "checkpoint", "--compare", "worse.txt", "other", *files, *short, *SEARCH[2:])
+    assert "different settings" not in caplog.text
+
+
 def test_a_tokenizer_that_is_not_installed_is_told_before_translating(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "MeCab", None)
     monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)

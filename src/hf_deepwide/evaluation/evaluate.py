@@ -1,10 +1,11 @@
 """Score checkpoints and files of translations, and test whether other systems differ from them."""
 
 import json
+import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,9 @@ from .checkpoint import device_of, load_any_translator
 from .engine import Engine, is_engine
 from .metrics import build_metrics, check_parallel, score
 from .significance import compare_to_baseline, signed
-from .translate import SEARCH, EvaluationArguments, own_search, translate
+from .translate import SEARCH, EvaluationArguments, own_search, settings_apart, translate
+
+logger = logging.getLogger(__name__)
 
 # The files of a checkpoint, of an adapter, or of an exported folder.
 LOADED = (CONFIG, ADAPTER_CONFIG, CTRANSLATE2, "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)
@@ -105,6 +108,7 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
         for (pair, one), pair_texts in zip(one_by_one.items(), texts, strict=True):
             print(f"{pair}:")
             reports[pair] = evaluate_pair(one, evaluation, pair_texts, checkpoints)
+        warn_of_searches(reports.values())
         report = {**summary(request, reports, evaluation), "pairs": reports}
     else:
         for option, value in (
@@ -117,9 +121,23 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
         check_outputs(request, [request])
         text = read_texts(request)
         report = evaluate_pair(request, evaluation, text, Checkpoints([request], [text]))
+        warn_of_searches([report])
     if request.output:
         write_whole(Path(request.output), json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return report
+
+
+def warn_of_searches(reports: Iterable[dict[str, Any]]) -> None:
+    """Say in the log, once, where a compared checkpoint searched otherwise than the scored one, as configs say."""
+    warnings: dict[tuple[str, str, str], None] = {}
+    for report in reports:
+        searches = [(name, each["search"]) for name, each in report["systems"].items() if "search" in each]
+        for name, theirs in searches[1:]:
+            first, ours = searches[0]
+            if apart := settings_apart(ours, theirs, SEARCH):
+                warnings[first, name, ", ".join(apart)] = None
+    for found in warnings:
+        logger.warning("%s and %s were translated with different settings: %s", *found)
 
 
 def for_pair(request: Request, pair: str) -> Request:

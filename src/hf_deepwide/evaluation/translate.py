@@ -134,6 +134,11 @@ def own_search(model: PreTrainedModel | Engine, **asked: Any) -> EvaluationArgum
     return EvaluationArguments(**{name: value for name, value in fields.items() if value is not None})
 
 
+def settings_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Settings by which two systems were translated differently, each with both values, for a warning."""
+    return [f"{name} {ours[name]} and {theirs[name]}" for name in names if ours[name] != theirs[name]]
+
+
 class Hypothesis(NamedTuple):
     """A translation as token ids, without the decoder's start token and the padding after the end.
 

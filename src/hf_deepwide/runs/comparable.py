@@ -11,7 +11,7 @@ from ..data.arguments import DataArguments, Split
 from ..data.corpora import load_whole, local_files, read_lines
 from ..errors import UserError, quote
 from ..evaluation.metrics import build_metrics
-from ..evaluation.translate import SEARCH
+from ..evaluation.translate import SEARCH, settings_apart
 from ..training.arguments import TranslationTrainingArguments
 from .averaging import training_of, vocabulary
 from .recipe import NO_DIFFERENCE, RECIPE, Recipe, differences, load_recipe
@@ -93,12 +93,7 @@ def warn_of_searches(recipes: Mapping[Path, Recipe]) -> None:
     """Say in the log where two runs were translated with different settings, which change their scores, too."""
     (first, ours), *others = [(path, recipe.evaluation) for path, recipe in recipes.items()] or [(None, None)]
     for path, theirs in others:
-        apart = [
-            f"{field} {getattr(ours, field)} and {getattr(theirs, field)}"
-            for field in (*SEARCH, "precision")
-            if getattr(ours, field) != getattr(theirs, field)
-        ]
-        if apart:
+        if apart := settings_apart(vars(ours), vars(theirs), (*SEARCH, "precision")):
             logger.warning("%s and %s were translated with different settings: %s", first, path, ", ".join(apart))
 
 
