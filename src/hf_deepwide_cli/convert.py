@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> None:
     check_output(args.output, inputs=[args.checkpoint])
     if not args.checkpoint.is_file():
         raise UserError(f"{args.checkpoint}: there is no such file; give a checkpoint of fairseq")
-    if (args.dict is None) != args.no_tokenizer:
+    if args.dict is not None and args.no_tokenizer:
+        raise UserError("--dict makes a tokenizer and --no_tokenizer makes none: give one of the two")
+    if args.dict is None and not args.no_tokenizer:
         raise UserError("give the dictionary by --dict, or --no_tokenizer to convert the model alone")
     if args.codes is not None and args.dict is None:
         raise UserError("--codes belongs to a tokenizer; give the dictionary by --dict, too")

@@ -81,6 +81,14 @@ def test_a_symbol_may_hold_another_end_of_line(tmp_path):
     assert read_dictionary(tmp_path / "dict.txt") == [*SPECIAL, "a", "b\u2028c"]
 
 
+def test_a_byte_order_mark_is_no_text(files, tmp_path):
+    folder, _ = files
+    for name in ("dict.en.txt", "codes"):
+        (tmp_path / name).write_text((folder / name).read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert read_dictionary(tmp_path / "dict.en.txt") == read_dictionary(folder / "dict.en.txt")
+    assert read_codes(tmp_path / "codes") == read_codes(folder / "codes")
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [

@@ -358,9 +358,11 @@ def test_what_is_no_checkpoint_of_fairseq_is_refused(content, message, tmp_path)
 
 def test_a_file_that_ends_early_is_refused(tmp_path):
     path = save(tmp_path / "checkpoint.pt", namespace(), random_weights())
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(UserError, match="cannot be read"):
-        from_fairseq(path)
+    content = path.read_bytes()
+    for length in (5000, len(content) - 100):
+        path.write_bytes(content[:length])
+        with pytest.raises(UserError, match="cannot be read: it is damaged"):
+            from_fairseq(path)
 
 
 def test_the_vocabularies_may_differ_in_size(tmp_path):

@@ -143,7 +143,7 @@ def test_the_command_writes_a_folder_that_translates(dictionaries, monkeypatch, 
     assert translate.model.generation_config.num_beams == 5
     mistakes = [
         (words[1], [], "give the dictionary by --dict"),
-        (words[1], ["--no_tokenizer", *given], "give the dictionary by --dict"),
+        (words[1], ["--no_tokenizer", *given], "--dict makes a tokenizer and --no_tokenizer makes none"),
         (words[1], ["--no_tokenizer", "--codes", "x"], "--codes belongs to a tokenizer"),
         ("no.pt", [], "no.pt: there is no such file"),
     ]

@@ -20,6 +20,7 @@ SPECIAL_TOKENS = {
     "eos_token": "</s>",
     "unk_token": "<unk>",
 }  # ids 0 to 3
+ENCODING = "utf-8-sig"  # a byte order mark is no text
 VERSION, END_OF_WORD = "#version: 0.2", "</w>"
 COUNTED = re.compile(r"[^ ]+ [^ ]+ \d+")  # a merge of fastBPE
 
@@ -90,7 +91,8 @@ def read_codes(path: Path, prefix: str = "tokenizer.codes") -> list[tuple[str, s
     if not path.is_file():
         raise UserError(f"{prefix}: there is no file {path}")
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        is_packed = path.suffix == ".gz"
+        with gzip.open(path, "rt", encoding=ENCODING) if is_packed else path.open(encoding=ENCODING) as file:
             lines = file.read().removesuffix("\n").split("\n")  # other ends of lines can be pieces
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{prefix}: {path} cannot be read ({one_line(error)})") from error

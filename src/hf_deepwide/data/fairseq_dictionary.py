@@ -27,7 +27,7 @@ def read_dictionary(path: Path, languages: Iterable[str] = ()) -> list[str]:
         UserError: there is no such file, or a line is not a symbol and its count, or repeats a symbol.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the dictionary {path} cannot be read: {one_line(error)}") from error
     symbols = dict.fromkeys(SPECIAL_TOKENS.values())

@@ -5,6 +5,7 @@ fairseq have an `argparse.Namespace` of arguments, and meters of the training. A
 """
 
 import argparse
+import errno
 import os
 import pickle
 import re
@@ -54,6 +55,8 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
             f"argparse.Namespace. {SAVE_AGAIN}"
         ) from error
     except OSError as error:
+        if error.errno == errno.EINVAL:  # PyTorch looks for the end of the file, and goes to before its start
+            raise UserError(f"{path} cannot be read: it is damaged, or was cut off; copy it again") from error
         raise UserError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     except UNREADABLE as error:
         raise UserError(
