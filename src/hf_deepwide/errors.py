@@ -10,7 +10,17 @@ from typing import Any
 
 from .models.quoting import one_line, quote
 
-__all__ = ["UNREADABLE", "UserError", "need", "one_line", "one_line_errors", "quote", "run_script", "some"]
+__all__ = [
+    "UNREADABLE",
+    "UserError",
+    "need",
+    "number_of",
+    "one_line",
+    "one_line_errors",
+    "quote",
+    "run_script",
+    "some",
+]
 
 # What libraries such as PyTorch raise for a file that they can make no sense of.
 UNREADABLE = (
@@ -62,6 +72,11 @@ def some(names: Collection[str]) -> str:
     """The first three of many names, and how many more there are."""
     more = len(names) - 3
     return ", ".join(sorted(names)[:3]) + (f" and {more} more" if more > 0 else "")
+
+
+def number_of(count: int, noun: str) -> str:
+    """A count with its noun: 1 sentence, 2 sentences."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def run_script(main: Callable[[], None]) -> None:

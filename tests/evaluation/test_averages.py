@@ -177,6 +177,7 @@ def test_the_script_reports_directions_and_win_ratios(run, capsys):
     shown = capsys.readouterr().out
     assert "ours.{pair} against paper, win ratio by bleu\n   75.00 % of 4 language pairs, average\n" in shown
     assert "ours.{pair}, xx-en over 2 language pairs" in shown
+    assert "ours.{pair}, xx-en (te) over 1 language pair\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,5 @@ def test_encoding_and_translating_draw_no_bar_into_a_file(corpus, tmp_path, caps
     trainer.translate(["Ja.", "Nein."], EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=2))
     assert capsys.readouterr().err == ""
     assert [record.message for record in caplog.records if "translated 2 sentences" in record.message]
+    trainer.translate(["Ja."], EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=2))
+    assert [record.message for record in caplog.records if "translated 1 sentence in" in record.message]

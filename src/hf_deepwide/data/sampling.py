@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, number_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ def copies_by_temperature(pairs: Sequence[int], temperature: float, names: Seque
     seen = sizes * copies
     for pair in np.flatnonzero(sizes):
         name, share = names[pair] if names else f"pair {pair}", 100 * seen[pair] / seen.sum()
-        logger.info("%s: %d sentences, seen %.2f times an epoch: %.1f %%", name, sizes[pair], copies[pair], share)
+        size = number_of(sizes[pair], "sentence")
+        logger.info("%s: %s, seen %.2f times an epoch: %.1f %%", name, size, copies[pair], share)
     return copies[pairs]
 
 

@@ -17,7 +17,7 @@ from ..checkpoint_files import ADAPTER_CONFIG, CONFIG, CTRANSLATE2
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
 from ..durable import check_output, is_same, write_whole
-from ..errors import UserError, quote
+from ..errors import UserError, number_of, quote
 from ..limits import Range, check_numbers
 from ..loading import TOKENIZERS, check_checkpoint
 from ..models.language_pairs import Languages
@@ -173,7 +173,7 @@ def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationAr
         system_means = group_means(system_scores, evaluation.metrics, evaluation.average_languages)
         for name, means in system_means.items():
             by_group[name][system] = means
-            print(f"{system}, {name} over {len(pairs_by_group[name])} language pairs")
+            print(f"{system}, {name} over {number_of(len(pairs_by_group[name]), 'language pair')}")
             for metric, mean in means.items():
                 print(f"  {metric:<10} {mean:6.2f}")
     metric = evaluation.metrics[0]
@@ -185,7 +185,7 @@ def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationAr
     for other, ratio in ratios.items():
         print(f"{systems[0]} against {other}, win ratio by {metric}")
         for name, percent in ratio.items():
-            print(f"  {percent:6.2f} % of {len(pairs_by_group[name])} language pairs, {name}")
+            print(f"  {percent:6.2f} % of {number_of(len(pairs_by_group[name]), 'language pair')}, {name}")
     return {"average": by_group.pop(ALL), "groups": by_group, "win_ratio": ratios}
 
 
@@ -385,7 +385,7 @@ def translate_with(
 
 def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
     """One line a metric, with the signature."""
-    print(f"{system} ({scores['sentences']} sentences)")
+    print(f"{system} ({number_of(scores['sentences'], 'sentence')})")
     for name in metrics:
         print(f"  {name:<10} {scores[name]:6.2f}   {scores['signature'][name]}")
     if "search" in scores:

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError, quote
+from ..errors import UserError, number_of, quote
 from ..limits import Range, check_numbers
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import (
@@ -295,7 +295,7 @@ def _search(
                 outputs[full[place]] = found[number * count : (number + 1) * count]
             progress.update(len(batch))
     if not bars:
-        logger.info("translated %d sentences in %.0f s", len(encoded), time.perf_counter() - start)
+        logger.info("translated %s in %.0f s", number_of(len(encoded), "sentence"), time.perf_counter() - start)
     return outputs
 
 

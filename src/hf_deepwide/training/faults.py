@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from ..durable import Writing, discard, write_whole
-from ..errors import UserError, quote
+from ..errors import UserError, number_of, quote
 from ..models.word_tokenizer import WordTokenizer
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class FaultGuard:
             for sentences in [texts(batch.inputs, trainer.processing_class)]
         ]
         report["batches"] = [batch for rank_batches in gather_object([own]) for batch in rank_batches]
-        pairs = f"{sum(len(batch['sentences']) for batch in report['batches'])} sentence pairs"
+        pairs = number_of(sum(len(batch["sentences"]) for batch in report["batches"]), "sentence pair")
         others = [path for path in folder.parent.glob("step-*") if path != folder]
         skip = gather_object([len(others) >= KEPT and not always])[0]
         if skip:
