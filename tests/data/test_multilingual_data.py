@@ -168,7 +168,7 @@ def test_the_tokenizer_sees_a_shared_side_once(corpus):
     [
         ({"pairs": []}, ["data.pairs is empty", "en-de"]),
         ({"pairs": ["ende"]}, ["'ende'", "en-de"]),
-        ({"pairs": ["en-en"]}, ["'en-en'"]),
+        ({"pairs": ["eng_Latn-eng_Latn"]}, ["'eng_Latn-eng_Latn'", "one language twice"]),
         ({"pairs": ["en-de", "en-de"]}, ["'en-de' is named twice"]),
         ({"pairs": ["en-de"], "source_lang": "en"}, ["data.source_lang"]),
         ({"pairs": PAIRS, "language_tag": "none"}, ["data.language_tag is none", "source, decoder"]),

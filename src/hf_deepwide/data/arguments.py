@@ -249,10 +249,14 @@ class DataArguments(Places):
             raise UserError(f"data.pairs names {len(self.pairs):,} language pairs; accepted: {PAIRS:,} at most")
         counts = Counter(self.pairs)
         for pair in self.pairs:
-            if not re.fullmatch(r"\w+-\w+", pair) or len(set(pair.split("-"))) == 1:
+            if not re.fullmatch(r"\w+-\w+", pair):
                 raise UserError(
                     f"data.pairs: {quote(pair)} is no language pair; write source and target, as in en-de. A code has "
                     "letters, digits and _, such as pt_BR"
+                )
+            if len(set(pair.split("-"))) == 1:
+                raise UserError(
+                    f"data.pairs: {quote(pair)} names one language twice; write two languages, as in en-de"
                 )
             if counts[pair] > 1:
                 raise UserError(f"data.pairs: {quote(pair)} is named twice; data.sampling_temperature weighs pairs")
