@@ -161,6 +161,7 @@ def test_a_checkpoint_without_its_adapter_is_set_aside(file, tmp_path, caplog):
     [
         ({"lora_target_modules": ["q_prj"]}, "training.lora_target_modules: "),
         ({"lora_target_modules": ["shared", "embed_tokens"]}, "accepted: linear layers"),
+        ({"lora_target_modules": ["lm_head", "q_proj"]}, "lm_head is also that of the embeddings"),
     ],
 )
 def test_modules_that_cannot_be_adapted_are_refused(training, message, tmp_path):

@@ -78,7 +78,8 @@ class Lora:
         """Put A and B beside the projections, and let nothing else learn but new rows of embeddings.
 
         Raises:
-            UserError: PEFT is not installed; no module is meant by `lora_target_modules`, or one that is not linear.
+            UserError: PEFT is not installed; no module is meant by `lora_target_modules`, or one that is not linear,
+                or one whose weight is an embedding's.
         """
         args, model = self.trainer.args, self.trainer.model
         if not args.lora_r or self.begun:
@@ -108,6 +109,7 @@ class Lora:
             if isinstance(module, LoraLayer) and not isinstance(module, Linear):
                 kind = type(module.get_base_layer()).__name__
                 raise UserError(f"training.lora_target_modules: {name} is a {kind}; accepted: linear layers")
+        self._check_tying()
         for table in self._tables().values() if self.new_rows else ():
             is_new = torch.zeros(len(table), *(1 for _ in table.shape[1:]), dtype=torch.bool, device=table.device)
             is_new[list(self.new_rows)] = True
@@ -118,6 +120,19 @@ class Lora:
         learns = sum(weight.numel() for name, weight in model.named_parameters() if ".lora_" in name)
         learns += sum(len(self.new_rows) * table[0].numel() for table in self._tables().values())
         logger.info("LoRA trains %s of %s parameters", f"{learns:,}", f"{model.num_parameters():,}")
+
+    def _check_tying(self) -> None:
+        """Refuse to adapt an embedding's weight: A and B would be merged into one of the two, and untie them."""
+        model = self.trainer.model
+        parts = (model.get_encoder(), model.get_decoder())
+        embeddings = {id(part.get_input_embeddings().weight) for part in parts}
+        for name, layer in self._layers():
+            if id(layer.get_base_layer().weight) in embeddings:
+                raise UserError(
+                    f"training.lora_target_modules: the weight of {name} is also that of the embeddings (the base "
+                    "ties them), which LoRA leaves alone; accepted: linear layers with a weight of their own. Leave "
+                    f"{name} out"
+                )
 
     def frozen_tables(self) -> set[str]:
         """Names of the embeddings, whose rows must not decay where LoRA is on."""
