@@ -82,14 +82,14 @@ def load_base(base: Any) -> PreTrainedModel:
     """
     if isinstance(base, str | os.PathLike):
         prefix = f"cannot start from {quote(str(base))}"
-        _check_config(repr(str(base)), load_config(base, prefix))
+        check_config(repr(str(base)), load_config(base, prefix))
         return load_model(AutoModelForSeq2SeqLM, base, prefix, dtype="auto")
     if not isinstance(base, PreTrainedModel):
         raise UserError(
             f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "
             "Transformers (of a wrapper, give what it wraps; merge an adapter first, by its `merge_and_unload()`)"
         )
-    _check_config(name_of(base), base.config)
+    check_config(name_of(base), base.config)
     body = getattr(base, "model", None)
     if not all(hasattr(*part) for part in ((base, "lm_head"), (body, "encoder"), (body, "decoder"))):
         raise UserError(
@@ -182,7 +182,12 @@ def tie(tensors: Tensors, config: DeepWideConfig) -> Tensors:
     return tied
 
 
-def _check_config(name: str, config: PreTrainedConfig) -> None:
+def check_config(name: str, config: PreTrainedConfig) -> None:
+    """Refuse a base by its config.
+
+    Raises:
+        UserError: says what is accepted.
+    """
     accepted = [*(model_type for model_type, family in FAMILIES.items() if family.is_base), *FOREIGN]
     if config.model_type not in accepted:
         raise UserError(

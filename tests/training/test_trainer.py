@@ -32,6 +32,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, trai
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.models.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
@@ -248,6 +249,65 @@ def test_a_base_of_another_family_is_widened(corpus, tmp_path):
         start_from(tmp_path / "nowhere")
     with pytest.raises(UserError, match="vanilla_transformer model cannot be made into a marian model"):
         start_from(tmp_path / "base", "marian")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("mat", {"encoder_attention_heads": 4}),
+        ("mat", {"attention_branches": 6}),
+        ("mat", {"normalize_before": True}),
+        ("latent_depth", {"scale_embedding": False}),
+        ("depthwise_lstm", {"activation_function": "relu"}),
+        ("vanilla_transformer", {"encoder_layers": 2}),
+        ("vanilla_transformer", {"tie_word_embeddings": False}),
+        ("vanilla_transformer", {"residual": "deepnorm"}),
+        ("vanilla_transformer", {"pad_token_id": 3}),
+        ("marian", {"activation_function": "relu"}),
+        ("t5", {"num_layers": 3}),
+    ],
+)
+def test_fields_with_which_a_base_was_trained_are_refused(family, fields, corpus, tmp_path):
+    """Also in its own family, where they would fit the weights, or have some drawn at random."""
+    sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 16}
+    values = tiny_values(tmp_path / "run", family)
+    if family == "t5":
+        values["model"] = {"family": family, **sizes}
+    recipe = check_recipe(values, "tiny", "tiny.yaml")
+    args = recipe.training_arguments()
+    build_model(recipe, corpus.tokenizer, args).save_pretrained(tmp_path / "base")
+    values["model"] |= {"init_from": str(tmp_path / "base")}
+    values["tokenizer"] = {"path": str(tmp_path / "base")}
+    rate = "dropout_rate" if family == "t5" else "dropout"
+    values["model"][rate] = 0.3
+    model = build_model(check_recipe(values, "tiny", "tiny.yaml"), corpus.tokenizer, args)
+    assert getattr(model.config, rate) == 0.3
+    values["model"] |= fields
+    (field,) = fields
+    with pytest.raises(UserError, match=rf"tiny\.yaml: model\.init_from .*: model\.{field} cannot be .*leave it out"):
+        build_model(check_recipe(values, "tiny", "tiny.yaml"), corpus.tokenizer, args)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"residual": "hyper", "residual_streams": 3}, {"layer_aggregation": "denseformer"}, {"residual": "mhc"}]
+)
+def test_plain_layers_can_be_joined_in_another_way(fields, corpus, tmp_path, caplog):
+    """A base of the family that is already joined so keeps its joints."""
+    values = tiny_values(tmp_path / "run", "vanilla_transformer", {"normalize_before": True})
+    args = check_recipe(values, "tiny", "tiny.yaml").training_arguments()
+
+    def start(name, **changed):
+        values["model"] |= changed
+        model = build_model(check_recipe(values, "tiny", "tiny.yaml"), corpus.tokenizer, args).eval()
+        model.save_pretrained(tmp_path / name)
+        values["model"]["init_from"] = values["tokenizer"]["path"] = str(tmp_path / name)
+        return model
+
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "decoder_input_ids": torch.tensor([[2, 8, 9]])}
+    plain, joined = (start(name, **changed)(**batch).logits for name, changed in (("a", {}), ("b", fields)))
+    torch.testing.assert_close(joined, plain, rtol=0, atol=0.05)
+    with pytest.raises(UserError, match=f"model.{next(iter(fields))} cannot be"):
+        start("c", **{field: getattr(VanillaTransformerConfig, field) for field in fields})
 
 
 @pytest.mark.parametrize("family", ["vanilla_transformer", "mat"])

@@ -28,6 +28,9 @@ from ..models.plain_text import positions
 from ..models.saved_fields import LIMITS
 from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
+from ..vanilla_form import check_config
+from ..warm_start import losses
+from .bases import adds_weights, check_fields
 from .recipe import Recipe, config_class
 
 logger = logging.getLogger(__name__)
@@ -228,18 +231,38 @@ def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
     """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
     base, fields = recipe.init_from, recipe.model_fields | posterior_fields(recipe)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
+    theirs = check_base(recipe)
+    cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
     try:
-        cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
-        theirs = load_config(base, prefix)
-        found = theirs.model_type
-        if found == recipe.family:
-            # fields that differ from the checkpoint's may ask for weights that it cannot have, or for fewer
-            other = any(getattr(theirs, field) != value for field, value in fields.items())
-            return load_model(cls, base, prefix, may_lack=lambda _: other, accept_unexpected=lambda _: other, **fields)
-        if not hasattr(cls, "from_base"):
-            raise ValueError(f"a {found} model cannot be made into a {recipe.family} model")
-        return cls.from_base(base, **fields)
+        if theirs.model_type != recipe.family:
+            return cls.from_base(base, **fields)
+        added = adds_weights(theirs, fields)
+        model = load_model(cls, base, prefix, may_lack=lambda _: added, **fields)
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
     except (ValueError, StrictDataclassError) as error:
         raise UserError(f"{prefix}: {one_line(error, 400)}") from error
+    for reason in losses(theirs, model.config) if added else ():
+        logger.warning("the model does not compute the function of %s: %s", base, reason)
+    return model
+
+
+def check_base(recipe: Recipe) -> PreTrainedConfig:
+    """The config of the base `init_from`, if as far as it says the recipe's model can be made from the base.
+
+    Raises:
+        UserError: it cannot; or there is no such base.
+    """
+    base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
+    prefix = f"{recipe.source}: model.init_from {quote(base)}"
+    theirs = load_config(base, prefix)
+    if theirs.model_type == recipe.family:
+        check_fields(prefix, theirs, fields)
+    elif not hasattr(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)], "from_base"):
+        raise UserError(f"{prefix}: a {theirs.model_type} model cannot be made into a {recipe.family} model")
+    else:
+        try:
+            check_config(repr(base), theirs)
+        except UserError as error:
+            raise UserError(f"{prefix}: {error}") from error
+    return theirs

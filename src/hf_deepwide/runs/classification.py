@@ -43,6 +43,7 @@ from ..models.plain_text import positions
 from ..training.arguments import REFUSED
 from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state
 from ..training.classification import METRICS, ClassificationTrainer, ClassificationTrainingArguments
+from .bases import check_fields
 from .build import check_same_tokens
 from .encoder_card import write_classifier_card
 from .facts import machine, versions
@@ -166,8 +167,9 @@ def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: lis
         model = family.classifier.from_base(base, **fields, **labels)
     else:
         prefix = f"{recipe.source}: model.init_from {quote(base)}"
-        if (found := load_config(base, prefix).model_type) != recipe.family:
-            raise UserError(f"{prefix} is a {found}; model.family says {recipe.family}")
+        if (theirs := load_config(base, prefix)).model_type != recipe.family:
+            raise UserError(f"{prefix} is a {theirs.model_type}; model.family says {recipe.family}")
+        check_fields(prefix, theirs, fields)
         model = load_model(
             AutoModelForSequenceClassification,
             base,

@@ -25,6 +25,8 @@ from ..loading import load_config, load_model
 from ..training.arguments import REFUSED
 from ..training.lora import LoraArguments
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
+from ..warm_start_roberta import check_config
+from .bases import check_fields
 from .build import check_memory, check_same_tokens, posterior_fields
 from .encoder_card import write_masked_lm_card
 from .recipe import Recipe
@@ -178,11 +180,30 @@ def _from_checkpoint(recipe: MaskedLMRecipe) -> PreTrainedModel:
     """The checkpoint `init_from`, converted where the family is one that starts from other encoders."""
     base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
+    check_base(recipe)
     try:
         if (family := ENCODERS.get(recipe.family)) is not None:
             return family.masked_lm.from_base(base, **fields)
-        if (found := load_config(base, prefix).model_type) != recipe.family:
-            raise UserError(f"{prefix} is a {found}; model.family says {recipe.family}")
         return load_model(AutoModelForMaskedLM, base, prefix, **fields)
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
+
+
+def check_base(recipe: MaskedLMRecipe) -> None:
+    """See whether the recipe's model can be made from the base `init_from`, as far as the base's config says.
+
+    Raises:
+        UserError: it cannot; or there is no such base.
+    """
+    base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
+    prefix = f"{recipe.source}: model.init_from {quote(base)}"
+    theirs = load_config(base, prefix)
+    if recipe.family in ENCODERS:
+        try:
+            check_config(repr(base), theirs)
+        except UserError as error:
+            raise UserError(f"{prefix}: {error}") from error
+    elif theirs.model_type != recipe.family:
+        raise UserError(f"{prefix} is a {theirs.model_type}; model.family says {recipe.family}")
+    else:
+        check_fields(prefix, theirs, fields)

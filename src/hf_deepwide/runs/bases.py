@@ -1,0 +1,73 @@
+"""What a run may change in the base that it starts from, which is of its own family.
+
+A base of another family is converted by `warm_start`, whose rules are the same: the weights were trained for one
+function, and keep it. What acts in training alone may change.
+"""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..errors import UserError, quote
+from ..families import family_of
+from ..vanilla_form import JOINTS
+from ..warm_start import POSTERIORS, TOKEN_IDS
+from .averaging import FREE as TRAINING
+
+FREE = {
+    *TRAINING,
+    *TOKEN_IDS,
+    *POSTERIORS,
+    "max_position_embeddings",  # learned positions have shapes, which loading compares
+    # the samples of latent depth in training, and what follows from them
+    *("gumbel_temperature", "final_temperature", "inference_selection"),
+    # of Transformers' own classes: rates, losses, labels, what is returned, and how outputs begin and end
+    *("dropout_rate", "classifier_dropout_rate", "moe_token_dropout", "seq_classif_dropout", "qa_dropout"),
+    *("hidden_dropout", "embedding_dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "pooler_dropout"),
+    *("initializer_factor", "router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"),
+    *("output_router_logits", "output_hidden_states", "output_attentions", "return_dict", "eps", "disable_ngram_loss"),
+    *("chunk_size_feed_forward", "id2label", "label2id", "num_labels", "problem_type"),
+    *("forced_bos_token_id", "forced_eos_token_id", "num_beams", "length_penalty", "early_stopping", "max_length"),
+}
+
+
+def check_fields(prefix: str, base: PreTrainedConfig, fields: dict[str, Any]) -> None:
+    """Refuse fields that differ from the base's, and with which its weights would compute something else.
+
+    Args:
+        prefix: how messages begin.
+        base: the base's config.
+        fields: what the recipe asks for.
+
+    Raises:
+        UserError: names the field, and what the base has.
+    """
+    for field, value in differing(base, fields).items():
+        have = getattr(base, field, None)
+        is_named = field == "pad_token_id" and have is None  # a base that was trained without padding
+        if field not in FREE and not is_named and not _is_added(base, field, value):
+            raise UserError(
+                f"{prefix}: model.{field} cannot be {quote(value)}: the base has {quote(have)}, and its weights were "
+                "trained with that; leave it out"
+            )
+
+
+def adds_weights(base: PreTrainedConfig, fields: dict[str, Any]) -> bool:
+    """Whether fields join the base's layers by weights that it does not have."""
+    return any(field in JOINTS for field in differing(base, fields))
+
+
+def differing(base: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are not as in the base."""
+    defaults = {"decoder_vocab_size": getattr(base, "vocab_size", None)}
+    asked = {field: defaults.get(field) if value is None else value for field, value in fields.items()}
+    return {field: value for field, value in asked.items() if getattr(base, field, None) != value}
+
+
+def _is_added(base: PreTrainedConfig, field: str, value: Any) -> bool:
+    """Whether a field joins plain layers in a way that starts from them, or is an option of such joints."""
+    family = family_of(type(base))
+    plain = {joint: getattr(type(base), joint) for joint in JOINTS if hasattr(type(base), joint)}
+    if family is None or differing(base, plain):
+        return False
+    return value in family.start.neutral.get(field, ()) or (bool(family.start.neutral) and field in family.start.free)
