@@ -397,6 +397,18 @@ def test_other_models_are_fine_tuned_plainly(data, base, tmp_path):
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "run").config.model_type == "roberta"
 
 
+def test_a_base_is_refused_before_the_sentences_are_read(data, base, tmp_path):
+    recipe = recipe_of(data, base, tmp_path / "run")
+    recipe.data = ClassificationArguments(train="nowhere", validation="nowhere")
+    for model, told in (
+        ({"family": "roberta", "num_attention_heads": 1}, "model.num_attention_heads cannot be 1"),
+        ({"family": "bert"}, "is a roberta; model.family says bert"),
+    ):
+        recipe.values["model"] = {**model, "init_from": str(base)}
+        with pytest.raises(UserError, match=told):
+            run_classification(recipe)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_scores_are_those_of_the_definitions(classes):
     draw = np.random.default_rng(classes)

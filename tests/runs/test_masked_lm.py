@@ -283,6 +283,20 @@ def test_a_run_starts_from_a_base_of_its_family_or_of_one_that_it_is_made_from(f
         start("latent_depth")
 
 
+def test_a_base_is_refused_before_the_text_is_read(finished, data, tmp_path):
+    reference, _ = finished
+    sections = values(data, tmp_path / "run")
+    sections["data"] |= {"train": "nowhere"}
+    sections["tokenizer"] = {"path": str(reference)}
+    for model, told in (
+        ({"family": "latent_depth", "activation_function": "silu"}, "model.activation_function cannot be 'silu'"),
+        ({"family": "mat_roberta"}, "it is a latent_depth; accepted: roberta"),
+    ):
+        sections["model"] = {**model, "init_from": str(reference)}
+        with pytest.raises(UserError, match=told):
+            run_masked_lm(check_recipe(sections, "tiny", "tiny.yaml", MaskedLMRecipe))
+
+
 # Masking
 
 

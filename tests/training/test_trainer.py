@@ -37,6 +37,7 @@ from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import RunFolder
+from hf_deepwide.runs.translation import Translation
 from hf_deepwide.training import memory
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
@@ -308,6 +309,23 @@ def test_plain_layers_can_be_joined_in_another_way(fields, corpus, tmp_path, cap
     torch.testing.assert_close(joined, plain, rtol=0, atol=0.05)
     with pytest.raises(UserError, match=f"model.{next(iter(fields))} cannot be"):
         start("c", **{field: getattr(VanillaTransformerConfig, field) for field in fields})
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [("m2m_100", "a mat model cannot be made into a m2m_100 model"), ("mat", "model.attention_branches cannot be 4")],
+)
+def test_a_base_is_refused_before_the_corpus_is_read(family, message, corpus, tmp_path, monkeypatch):
+    recipe = tiny_recipe(tmp_path / "run", model={"attention_branches": 2})
+    build_model(recipe, corpus.tokenizer, recipe.training_arguments()).save_pretrained(tmp_path / "base")
+    values = tiny_values(tmp_path / "run", family)
+    values["model"] = {"family": family, "init_from": str(tmp_path / "base")}
+    values["tokenizer"] = {"path": str(tmp_path / "base")}
+    if family == "mat":
+        values["model"]["attention_branches"] = 4
+    monkeypatch.setattr(Translation, "read", lambda *_: pytest.fail("the corpus is read"))
+    with pytest.raises(UserError, match=message):
+        run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
 
 
 @pytest.mark.parametrize("family", ["vanilla_transformer", "mat"])

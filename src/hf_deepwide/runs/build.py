@@ -253,11 +253,11 @@ def check_base(recipe: Recipe) -> PreTrainedConfig:
     Raises:
         UserError: it cannot; or there is no such base.
     """
-    base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
+    base = str(recipe.init_from)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = load_config(base, prefix)
     if theirs.model_type == recipe.family:
-        check_fields(prefix, theirs, fields)
+        check_fields(prefix, theirs, recipe.model_fields)
     elif not hasattr(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)], "from_base"):
         raise UserError(f"{prefix}: a {theirs.model_type} model cannot be made into a {recipe.family} model")
     else:

@@ -37,17 +37,17 @@ from ..durable import discard, saving, whole_files, write_whole
 from ..errors import UserError, quote
 from ..evaluation.classification import classification_scores
 from ..families import ENCODERS
-from ..loading import load_config, load_model, refusing_pickles
+from ..loading import load_model, refusing_pickles
 from ..lock import locked
 from ..models.plain_text import positions
 from ..training.arguments import REFUSED
 from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state
 from ..training.classification import METRICS, ClassificationTrainer, ClassificationTrainingArguments
-from .bases import check_fields
 from .build import check_same_tokens
 from .encoder_card import write_classifier_card
 from .facts import machine, versions
 from .figures import seed_histories
+from .masked_lm import check_base
 from .recipe import Recipe, read_mark
 from .run_folder import CURVES, NEW
 from .seeds_folder import SeedsFolder, has_begun
@@ -116,6 +116,7 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
     folder = SeedsFolder(run)
     if process.is_main_process:
         folder.check_start(recipe, overwrite)
+    check_base(recipe)  # before the corpus is read
     splits = read_splits(data)
     names = class_names(data, splits)
     tokenizer = load_or_train(recipe.tokenizer, iter(()), needs=("pad_token",))
@@ -166,14 +167,10 @@ def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: lis
     if (family := ENCODERS.get(recipe.family)) is not None:
         model = family.classifier.from_base(base, **fields, **labels)
     else:
-        prefix = f"{recipe.source}: model.init_from {quote(base)}"
-        if (theirs := load_config(base, prefix)).model_type != recipe.family:
-            raise UserError(f"{prefix} is a {theirs.model_type}; model.family says {recipe.family}")
-        check_fields(prefix, theirs, fields)
         model = load_model(
             AutoModelForSequenceClassification,
             base,
-            prefix,
+            f"{recipe.source}: model.init_from {quote(base)}",
             may_lack=lambda _: True,
             accept_unexpected=lambda _: True,
             **fields,

@@ -78,6 +78,10 @@ class MaskedLM(Task):
 
     auto = AutoModelForMaskedLM
 
+    def check_base(self) -> None:
+        """See whether the recipe's model can be made from the checkpoint `model.init_from`."""
+        check_base(self.recipe)
+
     def read(
         self, args: MaskedLMTrainingArguments, ended: bool, scored: bool = False
     ) -> dict[str, partial[Iterator[tuple[int, str]]]]:
@@ -189,13 +193,13 @@ def _from_checkpoint(recipe: MaskedLMRecipe) -> PreTrainedModel:
         raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
 
 
-def check_base(recipe: MaskedLMRecipe) -> None:
+def check_base(recipe: Recipe) -> None:
     """See whether the recipe's model can be made from the base `init_from`, as far as the base's config says.
 
     Raises:
         UserError: it cannot; or there is no such base.
     """
-    base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
+    base = str(recipe.init_from)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = load_config(base, prefix)
     if recipe.family in ENCODERS:
@@ -206,4 +210,4 @@ def check_base(recipe: MaskedLMRecipe) -> None:
     elif theirs.model_type != recipe.family:
         raise UserError(f"{prefix} is a {theirs.model_type}; model.family says {recipe.family}")
     else:
-        check_fields(prefix, theirs, fields)
+        check_fields(prefix, theirs, recipe.model_fields)

@@ -81,6 +81,8 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
             recipe = task.recipe = replace(recipe, values=kept)
         if start.results is None and start.checkpoint is None and args.max_steps > 0:
             refuse_long_warm_up(args, args.max_steps, recipe.source)  # before a tokenizer is trained
+        if recipe.init_from is not None and _trained(args, folder, start) is None:
+            task.check_base()  # before the corpus is read
         texts = task.read(args, start.ended, start.results is not None)
         tokenizer = make_tokenizer(task, texts, args, folder, start, process)
         model = make_model(task, tokenizer, args, folder, start)
@@ -156,11 +158,16 @@ def make_model(
     start: Start,
 ) -> PreTrainedModel:
     """The model to train or to score: a checkpoint's, where the run has one; `model.init_from` is then not needed."""
-    trained = folder.path if start.results is not None else start.checkpoint
-    if trained is None or (args.lora_r and not start.ended):  # LoRA goes on beside the base
+    if (trained := _trained(args, folder, start)) is None:
         return task.new_model(tokenizer, args)
     set_seed(args.seed)
     return load_model(task.auto, trained, attn_implementation=args.attn_implementation).float()
+
+
+def _trained(args: TranslationTrainingArguments, folder: RunFolder, start: Start) -> Path | None:
+    """The checkpoint that holds the model, where the run has one and needs nothing beside it."""
+    trained = folder.path if start.results is not None else start.checkpoint
+    return None if args.lora_r and not start.ended else trained  # LoRA goes on beside the base
 
 
 def _without_evaluation(args: TranslationTrainingArguments) -> TranslationTrainingArguments:

@@ -33,6 +33,10 @@ class Task:
     def check(self, args: TranslationTrainingArguments) -> None:
         """Refuse a recipe whose sections contradict each other, before anything is read."""
 
+    def check_base(self) -> None:
+        """Refuse the base of a model that is to be made, if its config says that it cannot be; nothing is read yet."""
+        raise NotImplementedError
+
     def read(self, args: TranslationTrainingArguments, ended: bool, scored: bool = False) -> dict[str, Any]:
         """The text of each split that is needed; of the training split only before training has ended.
 

@@ -20,7 +20,7 @@ from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..models.language_pairs import Languages
 from ..training.arguments import TranslationTrainingArguments
 from ..training.translation import TranslationTrainer
-from .build import build_model, new_rows, set_search
+from .build import build_model, check_base, new_rows, set_search
 from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
 from .run_folder import TRANSLATIONS
@@ -64,6 +64,10 @@ class Translation(Task):
                 f"{recipe.source}: training.dataloader_persistent_workers: tokenizer.{cuts} cuts words anew in each "
                 "epoch, and workers that stay do not know of epochs; leave it out"
             )
+
+    def check_base(self) -> None:
+        """See whether the recipe's model can be made from the checkpoint `model.init_from`."""
+        check_base(self.recipe)
 
     def read(
         self, args: TranslationTrainingArguments, ended: bool, scored: bool = False
