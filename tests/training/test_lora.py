@@ -30,8 +30,9 @@ def corpus():
 
 def trained(corpus, folder, family="mat", **training):
     """A trainer whose model has learnt for two steps, and the weights that it began with."""
-    trainer = tiny_trainer(corpus, folder, family, max_steps=2, save_steps=2, learning_rate=0.05, **training)
+    trainer = tiny_trainer(corpus, folder, family, max_steps=2, save_steps=2, learning_rate=0.05)
     trainer.args.lora_r = 2
+    vars(trainer.args).update(training)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
     return trainer, before
@@ -178,6 +179,15 @@ def test_checkpointing_that_needs_a_gradient_of_the_input_is_refused(tmp_path):
 def test_a_model_that_starts_from_nothing_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"training\.lora_r: LoRA adapts a trained model; set model\.init_from"):
         tiny_recipe(tmp_path, lora_r=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lora_alpha", 8), ("lora_dropout", 0.1), ("lora_target_modules", ["q_proj"])]
+)
+def test_options_of_lora_without_a_rank_are_refused(name, value, tmp_path):
+    with pytest.raises(UserError, match=rf"training: {name} is .*; set lora_r to a rank"):
+        tiny_recipe(tmp_path, **{name: value}).training_arguments()
+    tiny_recipe(tmp_path, lora_alpha=None, lora_dropout=0.0, lora_target_modules="all-linear").training_arguments()
 
 
 def test_a_fault_holds_a_model_that_loads(corpus, tmp_path):

@@ -234,6 +234,7 @@ class TranslationTrainingArguments(
 
     def _check(self) -> None:
         self.check_faults()
+        self.check_lora()
         check_names(self)
         if self.save_total_limit and self.save_total_limit <= self.average_last:
             raise ValueError(

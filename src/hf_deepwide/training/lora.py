@@ -11,6 +11,7 @@ translates, and is averaged and shared, without PEFT. The folder `adapter` in it
 Training goes on from the base and this folder.
 """
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,20 @@ class LoraArguments:
         default="all-linear",
         metadata={"help": "The projections that get LoRA's matrices, by the ends of their names; or all-linear."},
     )
+
+    def check_lora(self) -> None:
+        """Refuse fields that act with LoRA alone where it is off.
+
+        Raises:
+            ValueError: names one, and what is accepted.
+        """
+        for name in ("lora_alpha", "lora_dropout", "lora_target_modules") if not self.lora_r else ():
+            value, default = getattr(self, name), getattr(LoraArguments, name)
+            if value != default:
+                raise ValueError(
+                    f"{name} is {quote(value)}, and without LoRA it changes nothing; set lora_r to a rank, leave "
+                    f"{name} out, or set it to {json.dumps(default)}"
+                )
 
 
 class Lora:
