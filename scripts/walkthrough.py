@@ -35,7 +35,7 @@ from hf_deepwide.durable import check_output, write_whole
 from hf_deepwide.errors import UserError, one_line_errors
 from hf_deepwide.evaluation.metrics import check_parallel
 from hf_deepwide.evaluation.significance import compare_systems
-from hf_deepwide.runs.recipe import Recipe, differences, load_recipe
+from hf_deepwide.runs.recipe import Recipe, differences, load_recipe, used_values
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.suggestions import measure, suggest_settings
 from hf_deepwide.runs.yaml_values import to_yaml
@@ -92,7 +92,7 @@ def lines(texts: list[str]) -> str:
 # %%
 if (script.source is None) != (script.target is None):
     raise UserError("give both --source and --target, or neither")
-load_recipe("multi30k_en_de_vanilla", overrides)  # what is wrong with an option comes first
+asked = load_recipe("multi30k_en_de_vanilla", overrides)  # what is wrong with an option comes first
 source_file, target_file = script.source, script.target
 if source_file is None:
     source_file, target_file = (folder / f"phrases.{language}" for language in (source_lang, target_lang))
@@ -179,10 +179,11 @@ data += shlex.split("--data.train train --data.validation validation --data.test
 small = shlex.split(f"""
     --model.d_model 128 --model.encoder_layers 2 --model.decoder_layers 2
     --model.encoder_ffn_dim 512 --model.decoder_ffn_dim 512
-    --tokenizer.vocab_size {suggested.vocab_size} --tokenizer.split_digits true
     --training.num_train_epochs {suggested.num_train_epochs} --training.warmup_steps {suggested.warmup_steps}
     --training.learning_rate 3e-3
 """)
+if not asked.tokenizer.path:  # whose tokenizer is taken as it is
+    small += shlex.split(f"--tokenizer.vocab_size {suggested.vocab_size} --tokenizer.split_digits true")
 both = shlex.split(f"--training.max_tokens {suggested.max_tokens} --training.predict_with_generate false")
 
 
@@ -191,7 +192,7 @@ def recipe_of(name: str, run: str, *options: str) -> Recipe:
     options = (*data, *both, *options, "--training.output_dir", str(folder / run), *overrides)
     recipe = load_recipe(name, options)
     written = folder / f"{run}.yaml"
-    write(written, to_yaml(recipe.values))
+    write(written, to_yaml(used_values(recipe.values)))
     print(f"\n{written}, for scripts/train_translation.py:\n\n{written.read_text(encoding='utf-8')}")
     return recipe
 

@@ -114,9 +114,9 @@ def whole(path: Path) -> str:
 
 def _sections(values: dict[str, dict[str, Any]]) -> str:
     """The sections that have keys; a recipe of another task than translation has no section `evaluation`."""
-    from hf_deepwide.runs.recipe import to_yaml
+    from hf_deepwide.runs.recipe import to_yaml, used_values
 
-    return to_yaml({section: keys for section, keys in values.items() if keys})
+    return to_yaml({section: keys for section, keys in used_values(values).items() if keys})
 
 
 def fitted(path: Path, source: Path, target: Path) -> str:

@@ -10,7 +10,7 @@ from .. import card_text
 from ..durable import write_whole
 from ..families import all_families
 from .model_card import is_on_hub, iso, portable
-from .recipe import Recipe
+from .recipe import Recipe, used_values
 from .yaml_values import to_yaml
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews' correlation"}
@@ -150,7 +150,7 @@ def _write(
             paper=getattr(family, "paper", None),
             init_from=portable(recipe.init_from),
             results=results,
-            recipe=to_yaml(portable(recipe.values)).strip(),
+            recipe=to_yaml(portable(used_values(recipe.values))).strip(),
             text=card_text.text,
             code=card_text.code,
             block=card_text.block,

@@ -16,7 +16,7 @@ from ..data.arguments import DataArguments, split_pair
 from ..durable import write_whole
 from ..errors import UserError
 from ..families import FAMILIES
-from .recipe import Recipe, check_recipe
+from .recipe import Recipe, check_recipe, used_values
 from .yaml_values import to_yaml
 
 # Metric to its name for people, and to the Hub's name of it; a metric without an entry keeps its own name.
@@ -109,7 +109,7 @@ def _fill(
             metrics={metric: NAMES.get(metric, metric) for metric in metrics},
             samples=samples,
             sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
-            recipe=to_yaml(portable(recipe.values)).strip(),
+            recipe=to_yaml(portable(used_values(recipe.values))).strip(),
             text=card_text.text,
             code=card_text.code,
             block=card_text.block,

@@ -27,7 +27,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 
 from ..checkpoint_files import MARK
 from ..data.corpora import DataArguments
-from ..data.tokenizer import TokenizerArguments
+from ..data.tokenizer import OF_NEW, TokenizerArguments
 from ..durable import is_same
 from ..errors import UserError, one_line, quote
 from ..evaluation.averages import groups
@@ -159,6 +159,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
         name = mark.get("name", path.absolute().parent.name)
         values["training"]["output_dir"] = str(path.parent)
     given = parse_overrides(overrides)
+    asked: dict[str, Any] = {}
     for key, value in given:
         section, _, field = key.partition(".")
         option = f"--{one_line(key, QUOTED)}"
@@ -170,7 +171,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
             raise UserError(f"{option}: an override names a section and a key, {example}; the sections are {sections}")
         _check_name(option, "section", section, kind.sections)
         values[section][field] = value
+        if section == "tokenizer":
+            asked[field] = value
     try:
+        _check_tokenizer_keys(asked, values["tokenizer"], str(path))
         return check_recipe(values, name, str(path), kind)
     except UserError as error:
         named = [f"--{key}" for key, _ in given if _is_named(key, str(error))]
@@ -240,7 +244,34 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
         if keys is not None and not isinstance(keys, dict):
             raise UserError(f"{source}: {section}: a section is a mapping of keys to values, not {quote(keys)}")
     inherited = read_values(path.parent / parent, kind, (*children, path)) if parent else {}
-    return {section: {**inherited.get(section, {}), **(values.get(section) or {})} for section in kind.sections}
+    merged = {section: {**inherited.get(section, {}), **(values.get(section) or {})} for section in kind.sections}
+    if path.name != RECIPE or read_mark(path.parent) is None:  # what a run has kept is merged
+        _check_tokenizer_keys(values.get("tokenizer") or {}, merged["tokenizer"], source)
+    return merged
+
+
+def _check_tokenizer_keys(asked: dict[str, Any], tokenizer: dict[str, Any], source: str) -> None:
+    """Refuse keys that say how a tokenizer is trained where one is taken as it is, unless they have their defaults.
+
+    Args:
+        asked: the keys of one file, or the overrides. What a parent says of its own tokenizer may stay behind.
+        tokenizer: the section with the keys of all parents.
+        source: how messages begin.
+    """
+    for key in OF_NEW if tokenizer.get("path") else ():
+        if asked.get(key, default := getattr(TokenizerArguments, key)) != default:
+            raise UserError(
+                f"{source}: tokenizer.{key} is {quote(asked[key])}, and has no effect beside tokenizer.path, whose "
+                "tokenizer is taken as it is; leave it out, or set tokenizer.path to null to train one"
+            )
+
+
+def used_values(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The sections without what a parent says of a new tokenizer, where a child takes another as it is."""
+    tokenizer = values.get("tokenizer") or {}
+    if not tokenizer.get("path"):
+        return values
+    return {**values, "tokenizer": {key: value for key, value in tokenizer.items() if key not in OF_NEW}}
 
 
 def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
