@@ -22,7 +22,9 @@ from hf_deepwide.data.tokenizer import TokenizerArguments
 from hf_deepwide.errors import UserError
 from hf_deepwide.loading import load_model
 from hf_deepwide.models.language_pairs import Languages, language_ids
+from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.translation import Translation
 
 NEW = {"nllb": "gsw_Latn", "m2m100": "gsw"}
 TOKENS = {"nllb": "gsw_Latn", "m2m100": "__gsw__"}
@@ -122,6 +124,21 @@ def test_codes_that_cannot_be_added_are_refused_and_change_nothing(kind, languag
 def test_fields_that_name_no_codes_are_refused(fields, message):
     with pytest.raises(UserError, match=f"tokenizer.new_languages.*{message}"):
         TokenizerArguments(**fields)
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_rows_that_start_at_random_are_told_of(more, tmp_path, caplog):
+    """Not those of a new language, which begin as another, and of the tag of synthetic pairs, which is meant."""
+    base, tokenizer = make_base("nllb", tmp_path / "base")
+    tokenizer.add_tokens([f"new{number}" for number in range(more)])
+    tokenizer.save_pretrained(tmp_path / "other")
+    options = {"path": str(tmp_path / "other"), "new_languages": {"gsw_Latn": "deu_Latn"}}
+    data = {"source_lang": "eng_Latn", "target_lang": "gsw_Latn", "synthetic": "made.jsonl", "synthetic_tag": "<bt>"}
+    recipe = recipe_of(tmp_path, "m2m_100", options, **data)
+    tokenizer = Translation(recipe).new_tokenizer({})
+    model = build_model(recipe, tokenizer, recipe.training_arguments())
+    assert model.config.vocab_size == len(tokenizer) == base.config.vocab_size + 2 + more
+    assert (f"{more} rows were added, and start at random" in caplog.text) is bool(more)
 
 
 @pytest.mark.parametrize("family", ["mat", "m2m_100"])

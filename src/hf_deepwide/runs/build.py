@@ -16,7 +16,7 @@ from transformers import (
     set_seed,
 )
 
-from ..data.languages import set_codes, translation_pairs
+from ..data.languages import set_codes, tag_of, translation_pairs
 from ..data.new_languages import start_embeddings
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, one_line, quote
@@ -60,11 +60,13 @@ def build_model(
     else:
         check_same_tokens(recipe, tokenizer)
         model = _from_checkpoint(recipe)
+        rows = model.config.vocab_size
         model.set_attn_implementation(args.attn_implementation)
         if recipe.tokenizer.new_languages:
             start_embeddings(model, tokenizer, recipe.tokenizer.new_languages)
         if (recipe.data.pairs or recipe.data.synthetic_tag) and len(tokenizer) > model.config.vocab_size:
             model.resize_token_embeddings(len(tokenizer))  # for tags that the base does not have
+        _warn_of_rows(recipe, tokenizer, range(rows, model.config.vocab_size))
     codes = set_codes(tokenizer, recipe.data)
     if "decoder_start_token_id" in codes:
         model.config.decoder_start_token_id = codes["decoder_start_token_id"]
@@ -84,6 +86,18 @@ def build_model(
     )
     set_search(model, recipe)
     return model.float()
+
+
+def _warn_of_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rows: range) -> None:
+    """Say that embeddings were added for tokens other than the tags and the new languages of the run."""
+    tags = [recipe.data.synthetic_tag, *(tag_of(target) for _, target in recipe.data.language_pairs)]
+    ids = {**tokenizer.get_vocab(), **language_ids(tokenizer)}
+    meant = {ids.get(token) for token in (*tags, *recipe.tokenizer.new_languages)}
+    if count := len({*rows} - meant):
+        logger.warning(
+            "the tokenizer %s has tokens that the base %s has no embeddings for: %d rows were added, and start at "
+            "random", recipe.tokenizer.path, recipe.init_from, count,
+        )  # fmt: skip
 
 
 def set_search(model: PreTrainedModel, recipe: Recipe) -> bool:
