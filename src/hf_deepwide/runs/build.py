@@ -29,7 +29,6 @@ from ..models.saved_fields import LIMITS
 from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
 from ..vanilla_form import check_config
-from ..warm_start import losses
 from .bases import adds_weights, check_fields
 from .recipe import Recipe, config_class
 
@@ -90,7 +89,7 @@ def build_model(
 
 def _warn_of_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rows: range) -> None:
     """Say that embeddings were added for tokens other than the tags and the new languages of the run."""
-    tags = [recipe.data.synthetic_tag, *(tag_of(target) for _, target in recipe.data.language_pairs)]
+    tags = [recipe.data.synthetic_tag, *(tag_of(target, tokenizer) for _, target in recipe.data.language_pairs)]
     ids = {**tokenizer.get_vocab(), **language_ids(tokenizer)}
     meant = {ids.get(token) for token in (*tags, *recipe.tokenizer.new_languages)}
     if count := len({*rows} - meant):
@@ -242,23 +241,20 @@ def new_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
-    """The checkpoint `init_from`, as it is if it is of the family, else converted by the family's `from_base`."""
+    """The checkpoint `init_from`, as it is if it is of the family and has all weights, else by `from_base`."""
     base, fields = recipe.init_from, recipe.model_fields | posterior_fields(recipe)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = check_base(recipe)
     cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
     try:
-        if theirs.model_type != recipe.family:
+        # joints that the base does not have start so that its layers keep their function
+        if theirs.model_type != recipe.family or adds_weights(theirs, fields):
             return cls.from_base(base, **fields)
-        added = adds_weights(theirs, fields)
-        model = load_model(cls, base, prefix, may_lack=lambda _: added, **fields)
+        return load_model(cls, base, prefix, **fields)
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
     except (ValueError, StrictDataclassError) as error:
         raise UserError(f"{prefix}: {one_line(error, 400)}") from error
-    for reason in losses(theirs, model.config) if added else ():
-        logger.warning("the model does not compute the function of %s: %s", base, reason)
-    return model
 
 
 def check_base(recipe: Recipe) -> PreTrainedConfig:
