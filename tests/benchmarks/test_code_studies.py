@@ -13,6 +13,7 @@ from definition import load_study, recipe_of
 
 from hf_deepwide.models.word_tokenizer import WordTokenizer
 from hf_deepwide.runs.build import new_config
+from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 
 FOLDER = Path(definition.__file__).parent
@@ -73,7 +74,7 @@ def test_study_runs_from_corpus_to_table(tmp_path, monkeypatch):
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     study, results = load_study(path), tmp_path / "results"
     # test_studies.py has the processes in which a study trains, and their threads
-    monkeypatch.setattr(command, "train", lambda recipe, threads: run_recipe(recipe))
+    monkeypatch.setattr(command, "train", lambda recipe, threads: run_recipe(check_recipe(recipe, "run", "run.yaml")))
     monkeypatch.setattr(command.concurrent.futures, "ThreadPoolExecutor", Here)
     command.Workshop(study, tmp_path / "runs", results, 1).make(study.systems)
     assert [record["system"] for record in records.read_records(results)] == ["vanilla", "mat"]

@@ -111,9 +111,10 @@ def family_of(name):
 
 def new_model(family, tokenizer, **fields):
     torch.manual_seed(1)
-    # weighed by 1/2, the random layers of latent depth would translate all texts alike
-    whole = {"inference_selection": "hard"} if family.config.model_type == "latent_depth" else {}
-    model = family.lm(family.config(vocab_size=len(tokenizer), **SIZES, **whole, **fields)).eval()
+    # layers weighed by 1/2, or a gate that keeps the embeddings, would translate all texts alike
+    apart = {"latent_depth": {"inference_selection": "hard"}, "depthwise_lstm": {"forget_bias_init": 0}}
+    fields |= apart.get(family.config.model_type, {})
+    model = family.lm(family.config(vocab_size=len(tokenizer), **SIZES, **fields)).eval()
     model.generation_config.update(num_beams=2, max_length=9)
     return model
 

@@ -91,7 +91,8 @@ class DepthwiseLSTMConfig(DeepWideConfig):
     def validate_lstm(self) -> None:
         """A GLU halves an even width, and only an LSTM has a forget gate."""
         check_bounds(self, -WEIGHT, WEIGHT, "forget_bias_init")
-        check_used(self, {"forget_bias_init": ("cell", ("lstm",))})
+        if self.forget_bias_init:  # 0 is none
+            check_used(self, {"forget_bias_init": ("cell", ("lstm",))})
         for name, hidden in (("encoder_ffn_dim", "lstm_hidden"), ("decoder_ffn_dim", "decoder_lstm_hidden")):
             if getattr(self, hidden) == "glu" and getattr(self, name) % 2:
                 raise ValueError(f"`{name}` must be even, for its GLU halves it, got {getattr(self, name)}")
