@@ -38,7 +38,7 @@ RANGES = {
     "bpe_dropout": Range(0, 1),
     "unigram_alpha": Range(0, 1, excludes_least=True),
 }
-OF_NEW = ("vocab_size", "lowercase", "normalization", "split_digits", "min_frequency")  # how a new one is trained
+TRAINING_KEYS = ("vocab_size", "lowercase", "normalization", "split_digits", "min_frequency")  # of a new tokenizer
 LARGEST = 10_000_000  # entries of a vocabulary: memory is set aside for them beforehand
 
 

@@ -188,15 +188,15 @@ class References:
 
     Args:
         usual: those of systems that are no runs.
-        of_runs: those of runs, which may each have further test sets beside the one that is compared.
+        by_run: those of runs, which may each have further test sets beside the one that is compared.
     """
 
     usual: Tested
-    of_runs: Mapping[Path, Tested]
+    by_run: Mapping[Path, Tested]
 
     def of(self, path: Path) -> Tested:
         """The references that stand beside the translations of a system's run or file."""
-        return self.of_runs.get(path, self.usual)
+        return self.by_run.get(path, self.usual)
 
 
 def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_set: str | None = None) -> References:

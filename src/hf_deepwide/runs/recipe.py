@@ -27,7 +27,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 
 from ..checkpoint_files import MARK
 from ..data.corpora import DataArguments
-from ..data.tokenizer import OF_NEW, TokenizerArguments
+from ..data.tokenizer import TRAINING_KEYS, TokenizerArguments
 from ..durable import is_same
 from ..errors import UserError, one_line, quote
 from ..evaluation.averages import groups
@@ -258,7 +258,7 @@ def _check_tokenizer_keys(asked: dict[str, Any], tokenizer: dict[str, Any], sour
         tokenizer: the section with the keys of all parents.
         source: how messages begin.
     """
-    for key in OF_NEW if tokenizer.get("path") else ():
+    for key in TRAINING_KEYS if tokenizer.get("path") else ():
         if asked.get(key, default := getattr(TokenizerArguments, key)) != default:
             raise UserError(
                 f"{source}: tokenizer.{key} is {quote(asked[key])}, and has no effect beside tokenizer.path, whose "
@@ -271,7 +271,7 @@ def used_values(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     tokenizer = values.get("tokenizer") or {}
     if not tokenizer.get("path"):
         return values
-    return {**values, "tokenizer": {key: value for key, value in tokenizer.items() if key not in OF_NEW}}
+    return {**values, "tokenizer": {key: value for key, value in tokenizer.items() if key not in TRAINING_KEYS}}
 
 
 def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
