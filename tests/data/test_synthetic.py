@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -16,6 +17,7 @@ from hf_deepwide.data.languages import add_tags, synthetic_tag_id
 from hf_deepwide.data.sampling import copies_by_rate
 from hf_deepwide.data.tokenizer import TokenizerArguments, load_or_train, train_tokenizer
 from hf_deepwide.errors import UserError
+from hf_deepwide.models.language_pairs import Languages
 from hf_deepwide.models.plain_text import TextEncoder
 
 REAL = [("a dog", "ein Hund"), ("a cat", "eine Katze"), ("<bt> two dogs", "zwei <bt> Hunde")]
@@ -64,6 +66,26 @@ def test_the_tag_is_an_id_before_synthetic_sources_and_text_everywhere_else(tag,
         assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == source
         assert tokenizer.decode(row["labels"], skip_special_tokens=True) == target
     assert encoded["synthetic"][:] == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["prefix", "tag"])
+def test_synthetic_sources_have_the_marks_of_their_language_too(kind, args):
+    """T5's words behind the tag of synthetic pairs; Marian's tag alone, as two tags cannot stand there."""
+    tokenizer, text = make_tokenizer(args), "a dog " if kind == "prefix" else ""
+    if kind == "tag":
+        tokenizer.add_special_tokens({"extra_special_tokens": [">>de<<"]}, replace_extra_special_tokens=False)
+    tasks = {"task_specific_params": {"translation_en_to_de": {"prefix": text}}} if text else {}
+    languages = Languages(SimpleNamespace(**tasks), None, tokenizer)
+    rows = load_parallel(args, "train")
+    if kind == "tag":
+        with pytest.raises(UserError, match=r"leave data\.synthetic_tag out"):
+            encode(rows, tokenizer, args, filter=True, languages=languages)
+        args.synthetic_tag = None
+    encoded = encode(rows, tokenizer, args, filter=True, languages=languages)
+    for row, (source, _) in zip(encoded, REAL + MADE, strict=True):
+        marks = [">>de<<"] if kind == "tag" else ["<bt>"] * row["synthetic"]
+        before = tokenizer.convert_tokens_to_ids(marks)
+        assert row["input_ids"] == [*before, *TextEncoder(tokenizer)([text + source])[0]]
 
 
 def test_validation_has_no_tag(args):

@@ -91,7 +91,7 @@ class PairEncoder:
         languages: Languages | None = None,
     ) -> None:
         self.tokenizer, self.mixed = tokenizer, mixed
-        self.mark = None if languages is None or args.pairs is not None else source_mark(languages, args, mixed)
+        self.mark = None if languages is None or args.pairs is not None else source_mark(languages, args)
         pairs: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
         self.languages: list[tuple[str | None, str | None]] = [(None, None)]  # the tokenizer has been told already
         if args.pairs is not None and language_codes(tokenizer) is not None:
@@ -106,8 +106,8 @@ class PairEncoder:
             if any(key in pair for pair in pairs):
                 self.columns[column] = [pair[key] for pair in pairs]
         self.encoders = []
-        for languages in self.languages:
-            with speaking(tokenizer, *languages):
+        for both in self.languages:
+            with speaking(tokenizer, *both):
                 source = TextEncoder(tokenizer)
                 self.encoders.append((source, TextEncoder(tokenizer, target=True, never=source.never)))
 
@@ -147,7 +147,8 @@ class PairEncoder:
         texts = rows["source"]
         if self.mark is not None:
             languages, choice = self.mark
-            tags, texts = zip(*(languages.tag_and_text(choice, text) for text in texts), strict=True)
+            found, texts = zip(*(languages.tag_and_text(choice, text) for text in texts), strict=True)
+            tags = [tag if mark is None else mark for tag, mark in zip(tags, found, strict=True)]  # never both
             texts = [choice.prefix + text for text in texts]
         with speaking(self.tokenizer, *self.languages[0]):
             bodies = sources.bodies(texts), targets.bodies(rows["target"])
@@ -170,7 +171,7 @@ class SourceMark(NamedTuple):
     choice: Choice
 
 
-def source_mark(languages: Languages, args: DataArguments, mixed: bool) -> SourceMark | None:
+def source_mark(languages: Languages, args: DataArguments) -> SourceMark | None:
     """What translating puts before the sources of the run's language pair; None: nothing.
 
     Raises:
@@ -182,7 +183,7 @@ def source_mark(languages: Languages, args: DataArguments, mixed: bool) -> Sourc
         choice = languages.choose(args.source_lang, args.target_lang)
     except ValueError as error:
         raise UserError(f"data.source_lang, data.target_lang: {error}") from error
-    if mixed and languages.tags:
+    if args.synthetic_tag is not None and languages.tags:
         raise UserError(
             "data.synthetic_tag: the sources of this model begin with the tag of their target language, and no second "
             "tag can stand there; leave data.synthetic_tag out"

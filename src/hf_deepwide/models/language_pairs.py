@@ -98,7 +98,8 @@ class Languages:
     def trained_pairs(self) -> list[tuple[str, str]]:
         """The pairs that a model with codes was trained on here."""
         pairs = _get(self.config, "trained_pairs")
-        split = [str(pair).strip("_").split("-", 1) for pair in pairs] if isinstance(pairs, list | tuple) else []
+        named = (str(pair).split("-", 1) for pair in (pairs if isinstance(pairs, list | tuple) else ()))
+        split = [[code.strip("_") for code in pair] for pair in named]
         return [(pair[0], pair[1]) for pair in split if len(pair) == 2 and {*pair} <= self.codes.keys()]
 
     def check(self, source_lang: str | None = None, target_lang: str | None = None) -> None:
