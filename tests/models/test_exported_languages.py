@@ -71,6 +71,7 @@ def test_the_lines_translate_into_another_language(kind, engine, tmp_path, monke
     assert source != target
     (expected,) = translate(model, tokenizer, [TEXT], SEARCH, source_lang=source, target_lang=target)
     assert found == expected
+    assert f"`{model.config.model_type}`" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_the_card_of_a_stock_class_translates_into_another_language(tmp_path, capsys):

@@ -25,7 +25,7 @@ from ..errors import UserError, need, quote
 from ..models.language_pairs import Languages
 from ..models.plain_text import source_limit
 from ..models.saved_fields import LIMITS
-from .opening import open_model
+from .opening import Exported, open_model
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
@@ -78,11 +78,11 @@ def export_ctranslate2(
     with saving(target), whole_folder(target) as draft:
         if quantization == EXACT:
             _write_engine(opened.model, opened.tokenizer, draft, EXACT)
-            difference = _check_scores(draft, *opened)
+            difference = _check_scores(draft, opened.model, opened.tokenizer)
         else:
             with tempfile.TemporaryDirectory(dir=draft.parent) as exact:
                 _write_engine(opened.model, opened.tokenizer, Path(exact), EXACT)
-                difference = _check_scores(Path(exact), *opened)
+                difference = _check_scores(Path(exact), opened.model, opened.tokenizer)
             _write_engine(opened.model, opened.tokenizer, draft, quantization)
         tokenizer = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
         tokenizer.model_max_length = source_limit(opened.model.config, tokenizer)
@@ -91,7 +91,7 @@ def export_ctranslate2(
         for name in LIMITS:
             setattr(search, name, getattr(opened.model.config, name, None))
         (draft / GENERATION_CONFIG_NAME).write_text(search.to_json_string(), encoding="utf-8")
-        (draft / CARD).write_text(readme(opened.model, opened.tokenizer), encoding="utf-8")
+        (draft / CARD).write_text(readme(opened), encoding="utf-8")
     logger.info("%s: in float32 its scores differ from the model's by up to %.2g", target, difference)
     return str(target)
 
@@ -106,11 +106,12 @@ def _write_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fo
     spec.save(str(folder))
 
 
-def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+def readme(opened: Exported) -> str:
     """The folder's README: lines of Python that translate as the model's generation config says.
 
     The engine's beam search ends as `generate` with `early_stopping=True` does.
     """
+    model, tokenizer, model_type = opened
     config, settings = model.config, model.generation_config
     languages = Languages(config, settings, tokenizer)
     shown = shown_languages(languages, tokenizer)
@@ -149,7 +150,7 @@ for result in translator.translate_batch(sources, **options):
 """
     return (
         "# A translation model for CTranslate2\n\n"
-        f"A `{config.model_type}`, exported by hf_deepwide. It needs "
+        f"A model of the type `{model_type}`, exported by hf_deepwide. It needs "
         f"`pip install {packages('ctranslate2', tokenizer)}`.\n\n"
         f"```python\n{code}```\n{shown.note}{others}"
     )

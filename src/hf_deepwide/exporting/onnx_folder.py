@@ -29,7 +29,7 @@ from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, need
 from ..models.language_pairs import Languages
 from ..models.plain_text import source_limit
-from .opening import open_model
+from .opening import Exported, open_model
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def export_onnx(
         cutting = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
         cutting.model_max_length = source_limit(plain.config, cutting)
         cutting.save_pretrained(draft)
-        (draft / CARD).write_text(readme(plain, opened.tokenizer), encoding="utf-8")
+        (draft / CARD).write_text(readme(opened), encoding="utf-8")
     logger.info("%s: its logits differ from the model's by up to %.2g", target, difference)
     return str(target)
 
@@ -226,8 +226,9 @@ def check_logits(model: PreTrainedModel, folder: Path) -> float:
     return worst
 
 
-def readme(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+def readme(opened: Exported) -> str:
     """The folder's README: lines of Python that translate greedily with onnxruntime."""
+    model, tokenizer, model_type = opened
     config, settings = model.config, model.generation_config
     languages = Languages(config, settings, tokenizer)
     shown = shown_languages(languages, tokenizer)
@@ -273,7 +274,7 @@ print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
 """
     return (
         "# A translation model in ONNX\n\n"
-        f"A `{config.model_type}`, exported by hf_deepwide. It needs "
+        f"A model of the type `{model_type}`, exported by hf_deepwide. It needs "
         f"`pip install {packages('onnxruntime', tokenizer)}`.\n\n"
         f"```python\n{code}```\n\nLeave empty lines out: a model makes some text of them.\n{shown.note}{others}"
     )

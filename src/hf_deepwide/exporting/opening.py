@@ -15,10 +15,11 @@ from ..vanilla_form import FOREIGN
 
 
 class Exported(NamedTuple):
-    """A model to export, in its own dtype, and its tokenizer."""
+    """A model to export, in its own dtype, its tokenizer, and the `model_type` that it had before it was made plain."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    model_type: str
 
 
 def open_model(
@@ -45,7 +46,8 @@ def open_model(
         tokenizer = load_tokenizer(model, prefix) if tokenizer is None else tokenizer
     else:
         loaded, prefix = model, f"cannot export the {type(model).__name__}"
-    if getattr(getattr(loaded, "config", None), "model_type", None) in FOREIGN:
+    model_type = getattr(getattr(loaded, "config", None), "model_type", None)
+    if model_type in FOREIGN:
         loaded = FAMILIES["vanilla_transformer"].lm.from_base(loaded)
     family = FAMILIES.get(getattr(getattr(loaded, "config", None), "model_type", None))
     if family is None or type(loaded) is not family.lm:
@@ -72,4 +74,4 @@ def open_model(
             "language; use the model itself, or `hf-deepwide share`"
         )
     check_tokenizer(tokenizer, loaded.config)
-    return Exported(loaded, tokenizer)
+    return Exported(loaded, tokenizer, str(model_type))
