@@ -248,28 +248,29 @@ def test_a_recipe_begins_with_what_it_extends(tmp_path):
     assert load_recipe(tmp_path / "tiny.yaml").values["training"]["seed"] == values["training"]["seed"]
 
 
+@pytest.mark.parametrize("taken", ["path", "codes"])
 @pytest.mark.parametrize(
     ("key", "value"), [("vocab_size", 500), ("lowercase", True), ("normalization", "nfc"), ("min_frequency", 3)]
 )
-def test_keys_of_a_new_tokenizer_are_refused_beside_an_existing_one(key, value, tmp_path):
+def test_keys_of_a_new_tokenizer_are_refused_beside_an_existing_one(key, value, taken, tmp_path):
     """But those of a parent, which trains one, stay behind."""
     values = tiny_values(tmp_path)
-    values["tokenizer"] = {"path": "here"}
-    path, told = write_recipe(tmp_path, values), rf"tokenizer\.{key} is .* no effect beside tokenizer\.path"
+    values["tokenizer"] = {taken: "here"}
+    path, told = write_recipe(tmp_path, values), rf"tokenizer\.{key} is .* no effect beside tokenizer\.{taken}"
     with pytest.raises(UserError, match=rf"{told}.*\(set by --tokenizer\.{key}\)"):
         load_recipe(path, [f"--tokenizer.{key}", str(value)])
-    load_recipe(path, [f"--tokenizer.{key}", str(value), "--tokenizer.path", "null"])
+    load_recipe(path, [f"--tokenizer.{key}", str(value), f"--tokenizer.{taken}", "null"])
     load_recipe(path, [f"--tokenizer.{key}", str(getattr(TokenizerArguments, key))])
     values["tokenizer"][key] = value
     with pytest.raises(UserError, match=told):
         load_recipe(write_recipe(tmp_path, values))
     values["tokenizer"] = {key: value}
     path, child = write_recipe(tmp_path, values), tmp_path / "child.yaml"
-    load_recipe(path, ["--tokenizer.path", "here"])
-    child.write_text("extends: tiny.yaml\ntokenizer: {path: here}\n")
+    load_recipe(path, [f"--tokenizer.{taken}", "here"])
+    child.write_text(f"extends: tiny.yaml\ntokenizer: {{{taken}: here}}\n")
     load_recipe(child)
     (tmp_path / "copy.yaml").write_text(whole(child))
-    assert load_recipe(tmp_path / "copy.yaml").values["tokenizer"] == {"path": "here"}
+    assert load_recipe(tmp_path / "copy.yaml").values["tokenizer"] == {taken: "here"}
     (tmp_path / "recipe.yaml").write_text(to_yaml(load_recipe(child).values))
     (tmp_path / "run.json").write_text('{"hf_deepwide": "1", "name": "tiny"}')
     load_recipe(tmp_path / "recipe.yaml")

@@ -258,18 +258,24 @@ def _check_tokenizer_keys(asked: dict[str, Any], tokenizer: dict[str, Any], sour
         tokenizer: the section with the keys of all parents.
         source: how messages begin.
     """
-    for key in TRAINING_KEYS if tokenizer.get("path") else ():
+    taken = _taken_tokenizer(tokenizer)
+    for key in TRAINING_KEYS if taken else ():
         if asked.get(key, default := getattr(TokenizerArguments, key)) != default:
             raise UserError(
-                f"{source}: tokenizer.{key} is {quote(asked[key])}, and has no effect beside tokenizer.path, whose "
-                "tokenizer is taken as it is; leave it out, or set tokenizer.path to null to train one"
+                f"{source}: tokenizer.{key} is {quote(asked[key])}, and has no effect beside tokenizer.{taken}, whose "
+                f"tokenizer is taken as it is; leave it out, or set tokenizer.{taken} to null to train one"
             )
+
+
+def _taken_tokenizer(tokenizer: dict[str, Any]) -> str | None:
+    """The key that names a tokenizer, or merges, which are taken as they are; None where one is trained."""
+    return next((key for key in ("path", "codes") if tokenizer.get(key)), None)
 
 
 def used_values(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The sections without what a parent says of a new tokenizer, where a child takes another as it is."""
     tokenizer = values.get("tokenizer") or {}
-    if not tokenizer.get("path"):
+    if not _taken_tokenizer(tokenizer):
         return values
     return {**values, "tokenizer": {key: value for key, value in tokenizer.items() if key not in TRAINING_KEYS}}
 
