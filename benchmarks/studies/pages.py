@@ -11,7 +11,7 @@ from typing import Any
 from definition import Study, recipe_of
 from drawings import curve_of, plot_curves, plot_gradient_norms
 from records import GRADIENT_NORMS, PRUNED, Record, read_records, read_translations
-from selection import Rows, chosen_rows, validation_loss
+from selection import Rows, chosen_rows, key_of, validation_loss
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
@@ -38,20 +38,32 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     rows = chosen_rows(study, records)
     if records:
         write_whole(results / SEARCH, search_table(study, records))
+    if rows:
+        compare(study, rows, results)
+    texts = page_texts(study, rows, records, results)
+    for page in pages:
+        write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, texts))
     if not rows:
         return ""
-    compare(study, rows, results)
+    write_whole(results / TABLE, texts["study"])
     lost = [record for record in records if "diverged" in record]
-    text = table(study, rows, results) + diverged_runs(study, lost)
-    write_whole(results / TABLE, text)
-    for page in pages:
-        short = summary(study, rows, results)
-        write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, text, short))
     if any(curve_of(record) for record in records):
         plot_curves(study, rows, results / "learning_curves.png", lost)
     if any(GRADIENT_NORMS in record for record in records):
         plot_gradient_norms(study, rows, results / "gradient_norms.png", lost)
-    return text
+    return texts["study"]
+
+
+def page_texts(study: Study, rows: Rows, records: Sequence[Record], results: Path) -> dict[str, str]:
+    """What stands on pages, by the first word of its marker: the table, its short form, and the first search."""
+    texts = {}
+    if records:
+        texts["search"] = search_grid(study, records)
+    if rows:
+        lost = [record for record in records if "diverged" in record]
+        texts["study"] = table(study, rows, results) + diverged_runs(study, lost)
+        texts["summary"] = summary(study, rows, results)
+    return texts
 
 
 def diverged_runs(study: Study, lost: Sequence[Record]) -> str:
@@ -88,13 +100,31 @@ def search_table(study: Study, records: Sequence[Record]) -> str:
     )
 
 
-def with_tables(page: str, study: Study, text: str, short: str) -> str:
-    """The page with the study's table, and its short form, between their markers, where it has them.
+def search_grid(study: Study, records: Sequence[Record]) -> str:
+    """The validation losses of the first stage: a row for each system, a column for each setting."""
+    found: dict[str, dict[tuple, str]] = {}
+    for record in records:
+        if record["stage"] == study.search[0].name:
+            loss = "diverged" if "diverged" in record else f"{validation_loss(record):.3f}"
+            found.setdefault(record["system"], {})[key_of(record["setting"])] = loss
+    settings = sorted({key for losses in found.values() for key in losses})
+    return markdown(
+        [
+            {"system": system.title}
+            | {setting_in_words({"setting": dict(key)}): found[system.name].get(key, "") for key in settings}
+            for system in study.systems
+            if system.name in found
+        ]
+    )
+
+
+def with_tables(page: str, study: Study, texts: dict[str, str]) -> str:
+    """The page with a study's tables between their markers, where it has them.
 
     Raises:
         UserError: a marker's end is missing.
     """
-    for kind, generated in (("study", text), ("summary", short)):
+    for kind, generated in texts.items():
         begin, end = f"<!-- {kind}: {study.name} -->\n", f"<!-- /{kind}: {study.name} -->"
         before, found, rest = page.partition(begin)
         _, ended, after = rest.partition(end)

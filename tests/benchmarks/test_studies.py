@@ -182,18 +182,32 @@ def test_a_wrong_study_is_refused(tmp_path, change, word):
 def test_the_committed_table_is_made_of_the_records(path):
     study, results = load_study(path), RESULTS / path.stem
     made = records.read_records(results)
-    rows, lost = selection.chosen_rows(study, made), [each for each in made if "diverged" in each]
+    rows = selection.chosen_rows(study, made)
     if made:
         assert (results / pages.SEARCH).read_text(encoding="utf-8") == pages.search_table(study, made)
-    if not rows:  # only a search has been made so far
-        assert not (results / pages.TABLE).exists()
-        return
-    table = pages.table(study, rows, results) + pages.diverged_runs(study, lost)
-    assert (results / pages.TABLE).read_text(encoding="utf-8") == table
-    texts = table, pages.summary(study, rows, results)
+    texts = pages.page_texts(study, rows, made, results)
     for file in ("docs/results.md", "README.md"):
         page = (FOLDER.parents[1] / file).read_text(encoding="utf-8")
-        assert pages.with_tables(page, study, *texts) == page
+        assert pages.with_tables(page, study, texts) == page
+    if rows:
+        assert (results / pages.TABLE).read_text(encoding="utf-8") == texts["study"]
+    else:  # only a search has been made so far
+        assert not (results / pages.TABLE).exists()
+
+
+def test_the_grid_of_a_search_has_a_column_for_each_setting(small):
+    (plain, wide), (short, full) = small.systems, small.search
+    rate = "training.learning_rate"
+    made = [record(small, plain, short, {rate: value}, 1, loss) for value, loss in ((0.002, 2), (0.001, 3))]
+    made += [record(small, wide, short, {rate: 0.001}, 1, 1.5), record(small, wide, full, {rate: 0.001}, 1, 0.5)]
+    lost = record(small, wide, short, {rate: 0.004}, 1, 1)
+    made.append({key: value for key, value in lost.items() if key != "train"} | {"diverged": "at step 3"})
+    assert pages.search_grid(small, made).splitlines() == [
+        "| system | learning_rate 0.001 | learning_rate 0.002 | learning_rate 0.004 |",
+        "|---|---|---|---|",
+        f"| {plain.title} | 3.000 | 2.000 |  |",
+        f"| {wide.title} | 1.500 |  | diverged |",
+    ]
 
 
 def test_cards_show_the_runs_of_the_study_that_names_them():

@@ -15,7 +15,7 @@ from ..vanilla_form import FOREIGN
 
 
 class Exported(NamedTuple):
-    """A model to export, in its own dtype, its tokenizer, and the `model_type` that it had before it was made plain."""
+    """A model to export, in its own dtype, its tokenizer, and the `model_type` that it had before it was plain."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
