@@ -435,6 +435,35 @@ def test_what_is_there_is_never_lost(spoil, tmp_path, hub, monkeypatch, capsys):
     assert contents(folder) == before
 
 
+def test_files_stay_beside_those_that_they_are_aligned_with(tmp_path, monkeypatch, capsys):
+    """English text is that of every pair: another release for one of them would part the others."""
+    source, folder = released("multi30k", tmp_path), tmp_path / "out" / "multi30k"
+    command = ("multi30k", "--source", source, "--output", tmp_path / "out", "--unchecked", "--languages")
+    call(monkeypatch, *command, "de")
+    before = {name: text for name, text in contents(folder).items() if name != "manifest.json"}
+    (english,) = source.rglob("train.en.gz")
+    whole = gzip.decompress(english.read_bytes())
+    english.write_bytes(gzip.compress(whole.replace(b"1", b"one")))
+    assert "train.en was made of other text" in error_of(monkeypatch, capsys, *command, "fr")
+    assert contents(folder).items() >= before.items()
+    assert not (folder / "train.fr").exists()
+    english.write_bytes(gzip.compress(whole))
+    call(monkeypatch, *command, "fr")
+    assert contents(folder).items() >= before.items()
+    assert (folder / "train.fr").is_file()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['<seg id="1">one</seg> <seg id="2">two</seg>', '<seg id="1">one\ntwo</seg>'],
+    ids=["two on a line", "one on two lines"],
+)
+def test_no_segment_is_lost(text, tmp_path):
+    write(tmp_path / "test.xml", ["<doc>", text, "</doc>"])
+    with pytest.raises(UserError, match=r"test\.xml, line 2: .*on a line of its own"):
+        list(sources.rows_of_files([tmp_path / "test.xml"] * 2, ("de", "en"), {}))
+
+
 @pytest.mark.parametrize("name", ["README.md", "de-en/bpe.codes"])
 def test_files_of_others_stay(name, tmp_path, hub, monkeypatch, capsys):
     write(tmp_path / "wmt14-en-de" / name, ["mine"])
@@ -652,6 +681,10 @@ def test_merges_are_learnt_from_both_sides_and_trained_with(tmp_path, monkeypatc
     call(monkeypatch, *command)
     assert codes.stat().st_mtime_ns == before
     assert "in another way" in error_of(monkeypatch, capsys, *command[:-1], "31")
+    for file in Path("out/iwslt14").glob("[tv]*i*.*"):  # train and valid
+        file.unlink()
+    call(monkeypatch, *command)
+    assert codes.stat().st_mtime_ns == before, "the same text has the same merges"
 
     words = told.rpartition("train: hf-deepwide train ")[2].split()
     tiny = (
@@ -663,6 +696,33 @@ def test_merges_are_learnt_from_both_sides_and_trained_with(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "argv", ["hf-deepwide", "train", *words, *tiny.split()])
     hf_deepwide_cli.main()
     assert json.loads(Path("run/results.json").read_text())["train"]["steps"] == 2
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_merges_are_learnt_again_where_their_text_has_changed(changed, tmp_path, monkeypatch, capsys):
+    """Also if the command that makes the text again asks for none. Merges that somebody has changed stay."""
+    source = released("iwslt14-de-en", tmp_path)
+    command = ("iwslt14-de-en", "--source", source, "--output", tmp_path, "--unchecked")
+    call(monkeypatch, *command, "--bpe", "30")
+    codes = tmp_path / "iwslt14" / "bpe.codes"
+    before = codes.read_text()
+    for split in ("train", "valid"):
+        for lang in ("de", "en"):
+            (tmp_path / "iwslt14" / f"{split}.{lang}").unlink()
+    for lang in ("de", "en"):
+        (file,) = source.rglob(f"train.tags.de-en.{lang}*")
+        file.write_text(file.read_text().replace("ou", "uo"))
+    if changed:
+        codes.write_text("mine")
+    call(monkeypatch, *command)
+    if changed:
+        assert codes.read_text() == "mine"
+        assert "bpe.codes is there, but was not made" in error_of(monkeypatch, capsys, *command, "--bpe", "30")
+        return
+    assert not codes.exists()
+    call(monkeypatch, *command, "--bpe", "30")
+    assert codes.read_text() != before
+    assert any("uo" in "".join(merge) for merge in read_codes(codes))
 
 
 def test_merges_of_a_data_set_lie_beside_its_training_pairs(tmp_path, hub):

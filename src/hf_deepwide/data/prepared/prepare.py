@@ -275,11 +275,37 @@ class Preparation:
                         left_out=dict(left_out),
                         commits=sorted(commits),
                     )
+            self._check_kept(entries)
+            self._forget_codes(task, entries)
             self.manifest.add(entries)
         for split, files in task.files.items():
             logger.info("%s: %s rows", ", ".join(files), f"{writers[split].rows:,}")
         for description, count in left_out.items():
             logger.info("  %s left out: %s", f"{count:,}", description)
+
+    def _check_kept(self, entries: dict[str, Entry]) -> None:
+        """Refuse other text for a file that is there: files made before are aligned with it."""
+        for file, entry in entries.items():
+            if file in self.finished and entry["sha256"] != self.manifest.entries[file]["sha256"]:
+                raise UserError(
+                    f"{one_line(self.folder / file)} was made of other text than there is now, and other files belong "
+                    "to it; give another --output, or move the whole folder away"
+                )
+
+    def _forget_codes(self, task: Task, entries: dict[str, Entry]) -> None:
+        """Remove merges that were learnt on other text than that of the new training files."""
+        codes, known = self._codes(task.languages), self.manifest.entries
+        learnt_on = entries.keys() & {*self._names(task.languages, "train")}
+        if codes not in known or all(
+            file in known and known[file]["sha256"] == entries[file]["sha256"] for file in learnt_on
+        ):
+            return
+        path = self.folder / codes
+        if path.is_file() and sha256_of(path) == known[codes]["sha256"]:  # a file that was changed stays
+            path.unlink()
+            logger.info("%s: removed, as its training files have changed", codes)
+        del known[codes]
+        self.finished.discard(codes)
 
     def _rows(self, task: Task, commits: set[str]) -> Iterator[Row]:
         """The rows of all places of a task, with a bar."""

@@ -16,6 +16,7 @@ from .catalogue import Languages, Part, SacreBleuSet
 from .cleaning import Row
 
 _SEGMENT = re.compile(r"<seg id=[^>]*>\s*(.*?)\s*</seg>")
+_SEGMENT_BEGIN = re.compile(r"<seg\b")
 _ABOUT = ("<url>", "<talkid>", "<keywords>")  # lines about a talk, which are not translated
 _MARKS = re.compile("</?(?:title|description)>")
 TABLES = ("dataset_dict.json", "*.parquet", "*.jsonl")  # what copies of data sets are made of
@@ -185,7 +186,12 @@ def _sentences(file: Path) -> Iterator[str]:
     """The sentences of a file; training files of WIT3, and test sets of IWSLT and WMT, lose their mark-up."""
     name = file.name.removesuffix(".gz")
     if name.endswith((".xml", ".sgm")):
-        yield from (match[1] for line in read_lines(file) if (match := _SEGMENT.search(line)))
+        for number, line in enumerate(read_lines(file), start=1):
+            match = _SEGMENT.search(line)
+            if len(_SEGMENT_BEGIN.findall(line)) != (match is not None):
+                raise UserError(f"{file}, line {number}: the release has each <seg>…</seg> on a line of its own")
+            if match:
+                yield match[1]
     elif name.startswith("train.tags."):
         yield from (_MARKS.sub("", line) for line in read_lines(file) if not any(mark in line for mark in _ABOUT))
     else:
