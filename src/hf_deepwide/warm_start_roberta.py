@@ -58,7 +58,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
 
     The base is not changed and shares no memory with the result. The result has the base's dtype and device, and is in
     evaluation mode. Config fields come from the base, with two exceptions: the fields in `config_overrides`, and the
-    fields of branches if the base has a single branch and drops none (then the family's defaults hold).
+    fields of branches if the base has a single branch and drops none (then the family's defaults hold). A head goes by
+    the names of the labels: in another order its rows are, too.
 
     Args:
         cls: `MATRobertaModel`, `MATRobertaForMaskedLM` or `MATRobertaForSequenceClassification`.
@@ -80,6 +81,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         for key, tensor in copy_branches(tensors, base_config, config).items()
         if not key.startswith("classifier.") or config.num_labels == base_config.num_labels
     }
+    if order := _order_of_labels(base_config, config):
+        given |= {key: given[key][order] for key in given if key.startswith("classifier.out_proj.")}
     state = own | {key: tensor for key, tensor in given.items() if key in own}
     if config.tie_word_embeddings and "lm_head.weight" in own:
         state["lm_head.weight"] = state["model.encoder.embed_tokens.weight"]
@@ -95,6 +98,12 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     for reason in merge_losses(base_config, config):
         logger.warning(f"the result does not compute the function of {name}: {reason}")
     return result.to(model.device)
+
+
+def _order_of_labels(base: MATRobertaConfig, config: MATRobertaConfig) -> list[int] | None:
+    """The base's number of each label, where both have the same names in another order."""
+    theirs, ours = ([names[number] for number in sorted(names)] for names in (base.id2label, config.id2label))
+    return [theirs.index(name) for name in ours] if theirs != ours and sorted(theirs) == sorted(ours) else None
 
 
 def _load(base: Any) -> PreTrainedModel:

@@ -119,7 +119,7 @@ def test_a_folder_does_not_hide_a_packaged_recipe(tmp_path, monkeypatch, capsys)
         ("--seed", "here --data.seed or --training.seed"),
         ("--training.lr", "the nearest is 'learning_rate'"),
         ("--training.freeze_encoder", "`hf-deepwide recipes reference` shows all"),
-        ("--model.residual", "model.residual is no key of mat; vanilla_transformer has it"),
+        ("--model.residual", "model.residual is no key of mat; families with this key: vanilla_transformer"),
     ],
 )
 def test_an_override_without_its_section_is_shown_with_it(override, told):

@@ -178,6 +178,19 @@ def test_logits_are_the_bases(case, saved, tmp_path):
     assert not ours.training
 
 
+def test_a_head_goes_by_the_names_of_its_labels():
+    names = ["no", "perhaps", "yes"]
+    model = new(MATRobertaForSequenceClassification, id2label=dict(enumerate(names)), drop_branch=0.0)
+    for order in ([2, 0, 1], [0, 1, 2]):
+        labels = [names[number] for number in order]
+        again = MATRobertaForSequenceClassification.from_base(model, id2label=dict(enumerate(labels)))
+        with torch.no_grad():
+            torch.testing.assert_close(again(**batch()).logits, model.eval()(**batch()).logits[:, order])
+    others = MATRobertaForSequenceClassification.from_base(model, id2label={0: "a", 1: "b", 2: "c"})
+    with torch.no_grad():
+        torch.testing.assert_close(others(**batch()).logits, model(**batch()).logits)
+
+
 def test_a_classifier_starts_from_a_language_model(caplog):
     theirs = base()
     labels = {"id2label": {0: "no", 1: "perhaps", 2: "yes"}, "label2id": {"no": 0, "perhaps": 1, "yes": 2}}

@@ -37,6 +37,7 @@ from hf_deepwide.evaluation.classification import classification_scores
 from hf_deepwide.runs import figures
 from hf_deepwide.runs.classification import ClassificationRecipe, run_classification
 from hf_deepwide.runs.recipe import check_recipe, load_recipe, packaged_recipes
+from hf_deepwide.runs.schema import recipe_schema
 
 NOUNS = ("dog", "tree", "house", "river", "bird", "coat")
 RECIPES = [name for name in packaged_recipes() if name.startswith("classification/")]
@@ -397,6 +398,19 @@ def test_other_models_are_fine_tuned_plainly(data, base, tmp_path):
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "run").config.model_type == "roberta"
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("problem_type", "regression"), ("num_labels", 2), ("id2label", {0: "a"}), ("label2id", {"a": 0})],
+)
+@pytest.mark.parametrize("family", ["mat_roberta", "roberta"])
+def test_labels_are_not_keys_of_the_model(family, key, value, data, base, tmp_path):
+    values = recipe_of(data, base, tmp_path / "run").values
+    values["model"] = {"family": family, "init_from": str(base), key: value}
+    with pytest.raises(UserError, match=rf"model\.{key} has no effect here"):
+        check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe)
+    assert key not in recipe_schema(ClassificationRecipe)["properties"]["model"]["properties"]
+
+
 def test_a_base_is_refused_before_the_sentences_are_read(data, base, tmp_path):
     recipe = recipe_of(data, base, tmp_path / "run")
     recipe.data = ClassificationArguments(train="nowhere", validation="nowhere")
@@ -449,6 +463,10 @@ def test_a_file_may_hold_objects_or_quoted_columns(tmp_path):
     (tmp_path / "b.csv").write_text("sentence,label\n" + "".join(f"{t},{n}\n" for t, n in names))
     found = read_splits(ClassificationArguments("csv", "b.csv", "b.csv", root=str(tmp_path)))["train"]
     assert list(zip(found["text"], found["label"], strict=True)) == names
+    dates = [("2020-01-01", "a"), ("2020-01-02", "1.50")]  # nor dates
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"sentence": t, "label": n}) + "\n" for t, n in dates))
+    found = read_splits(ClassificationArguments("jsonl", "b.jsonl", "b.jsonl", root=str(tmp_path)))["train"]
+    assert list(zip(found["text"], found["label"], strict=True)) == dates
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"sentence": t, "label": int(n)}) + "\n" for t, n in expected)
     )
@@ -464,7 +482,10 @@ def test_a_file_may_hold_objects_or_quoted_columns(tmp_path):
     [
         ({"train": None}, "data.train is not set"),
         ({"validation": None}, "validation_size: give exactly one"),
-        ({"sentence1": "frist"}, "data.sentence1: there is no column 'frist'; the columns are id, first"),
+        (
+            {"sentence1": "frist"},
+            "train.tsv.gz, line 1: data.sentence1: there is no column 'frist'; the columns are id, first",
+        ),
         ({"train": "nothing.tsv"}, "no file"),
         ({"labels": ["same"]}, "two or more classes"),
         ({"label": "id"}, "^data.label: the column 'id' of the training split has only the class '7'; name"),
@@ -484,6 +505,31 @@ def test_mistakes_in_data_are_named(fields, words, data):
         read()
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"sentence": "b"}', "line 2: data.label: there is no column 'label'"),
+        ('{"sentence": ["b"], "label": 1}', "line 2: 'sentence' holds a list; accepted: text or a number"),
+        ('{"sentence": "\\ud800", "label": 1}', "line 2: half a surrogate pair"),
+        ('{"sentence": ', "line 2: not JSON"),
+    ],
+)
+def test_a_wrong_object_is_named(line, words, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": 0}\n' + line + "\n")
+    with pytest.raises(UserError, match=words):
+        read_splits(ClassificationArguments("jsonl", "a.jsonl", "a.jsonl", root=str(tmp_path)))
+
+
+def test_numbers_to_be_learnt_are_refused_unless_they_are_listed(tmp_path):
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\na\t0.5\nb\t1\n")
+    usual = {"train": "a.tsv", "validation": "a.tsv", "root": str(tmp_path)}
+    args = ClassificationArguments(**usual)
+    with pytest.raises(UserError, match=r"numbers such as 0\.5, .* data\.labels"):
+        class_names(args, read_splits(args))
+    args = ClassificationArguments(**usual, labels=["0.5", "1"])
+    assert class_names(args, read_splits(args)) == ["0.5", "1"]
+
+
 def test_columns_are_read_whole(data, monkeypatch):
     """Row by row, a column takes a thousand times as long."""
     monkeypatch.setattr(Column, "__iter__", lambda column: pytest.fail("row by row"))
@@ -496,9 +542,13 @@ def test_columns_are_read_whole(data, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"sentence,label\na,1\nb,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
-        ("sentence,label\nGr\u00fc\u00dfe,1\n".encode("latin-1"), "can't decode byte 0xfc"),
-        (b"", "No columns to parse"),
+        (b"sentence,label\na,1\nb,2,3,4\n", "a.csv, line 3: 4 columns; the header has 2"),
+        (b"sentence,label\na,1,x\nb,2,y\n", "a.csv, line 2: 3 columns; the header has 2"),
+        (b'sentence,label\n"a\nb",1\nb\n', "a.csv, line 4: 1 columns; the header has 2"),
+        (b'sentence,label\na,1\n"b,2\n', "a.csv, line 3: unexpected end of data"),
+        (b"sentence\na\n", r"data\.label: there is no column 'label'; the columns are sentence \(a split without"),
+        ("sentence,label\nGr\u00fc\u00dfe,1\n".encode("latin-1"), "a.csv, line 2: byte 3 .0xfc. is not UTF-8"),
+        (b"", "a.csv is empty"),
         (None, r"no file .*a.csv or a.csv.gz\. Relative paths start at \S+, else at \S+ \([^)]*\), else in the "
          r"working directory$"),
     ],

@@ -1,9 +1,9 @@
 """Labelled sentences and pairs of sentences: read, check, encode."""
 
 import csv
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset, load_dataset
@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError, one_line, quote
 from ..limits import Range, check_numbers
 from .arguments import RANGES, Places, Split
-from .corpora import find_file
+from .corpora import checked_characters, find_file, json_rows, read_lines
 
+KEYS = {"text": "sentence1", "pair": "sentence2", "label": "label"}  # part of a row to the key that names its column
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 NUMBERS = {"max_length": RANGES["max_length"], "validation_size": Range(1, RANGES["train_size"].most)}
 
@@ -87,9 +88,14 @@ def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) ->
     """The classes in the order of their numbers.
 
     Raises:
-        UserError: there is only one, or a split has others.
+        UserError: there is only one, a split has others, or they are numbers with fractions that are not listed.
     """
     names = args.labels or sorted(set(splits["train"]["label"][:]))
+    if not args.labels and all(map(_is_number, names)) and (fractions := [name for name in names if "." in name]):
+        raise UserError(
+            f"data.label: the column {quote(args.label)} holds numbers such as {fractions[0]}, and a classifier "
+            "learns classes; if they are classes, list them in data.labels"
+        )
     if len(names) < 2:
         raise UserError(
             f"data.label: the column {quote(args.label)} of the training split has only the class {quote(names[0])}; "
@@ -120,45 +126,90 @@ def encode_rows(
 def _read(args: ClassificationArguments, split: Split) -> Dataset:
     place = args.location(split)
     prefix = f"data.{split} {quote(place)}"
-    rows = _load(args, place, prefix)
-    columns = {"text": args.sentence1, "pair": args.sentence2, "label": args.label}
-    for role, column in columns.items():
-        if column is not None and column not in rows.column_names:
-            key = {"text": "sentence1", "pair": "sentence2", "label": "label"}[role]
-            have = ", ".join(rows.column_names)
-            raise UserError(
-                f"{prefix}: data.{key}: there is no column {quote(column)}; the columns are {one_line(have)}"
-            )
-    if rows.num_rows == 0:
+    columns = {role: column for role, key in KEYS.items() if (column := getattr(args, key)) is not None}
+    if args.format == "datasets":
+        taken = _read_data_set(args, place, columns, prefix)
+    else:
+        try:
+            file = find_file(args.resolve(place))
+            read = _read_objects(file, columns) if args.format == "jsonl" else _read_table(file, columns, args.format)
+            taken = {role: [_text(cell) for cell in cells] for role, cells in read.items()}
+        except UserError as error:
+            raise UserError(f"{prefix} could not be loaded: {error}") from error
+    if not taken["text"]:
         raise UserError(f"{prefix}: there are no rows")
-    named = getattr(rows.features[args.label], "names", None)
-    taken = {role: [_text(value) for value in rows[column][:]] for role, column in columns.items() if column}
-    if named:  # `datasets` keeps numbers beside the names of classes
-        taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label][:]]
     for role in ("text", "label"):
         if "" in taken[role]:
             raise UserError(f"{prefix}, row {taken[role].index('') + 1}: the column {quote(columns[role])} is empty")
     return Dataset.from_dict(taken)
 
 
-def _load(args: ClassificationArguments, place: str, prefix: str) -> Dataset:
-    """The rows of a split as they are, with all columns."""
+def _read_data_set(
+    args: ClassificationArguments, place: str, columns: Mapping[str, str], prefix: str
+) -> dict[str, list[str]]:
+    """The wanted columns of a split on the Hub, or of a folder that `datasets` reads."""
     try:
-        file = "" if args.format == "datasets" else os.fspath(find_file(args.resolve(place)))
-    except UserError as error:
-        raise UserError(f"{prefix} could not be loaded: {error}") from error
-    try:
-        if args.format == "datasets":
-            return load_dataset(str(args.name), args.config, split=place)
-        if args.format == "jsonl":
-            return load_dataset("json", data_files=file, split="train")
-        plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if args.format == "tsv" else {}
-        texts = {column: str for column in (args.sentence1, args.sentence2, args.label) if column}  # 01 is no number
-        return load_dataset("csv", data_files=file, split="train", keep_default_na=False, converters=texts, **plain)
+        rows = load_dataset(str(args.name), args.config, split=place)
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
         # `datasets` says only that something went wrong, and keeps what it was as the cause
         reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
         raise UserError(f"{prefix} could not be loaded: {one_line(reason)}") from error
+    for role, column in columns.items():
+        if column not in rows.column_names:
+            raise UserError(f"{prefix}: {_no_column(role, column, rows.column_names)}")
+    taken = {role: [_text(value) for value in rows[column][:]] for role, column in columns.items()}
+    if named := getattr(rows.features[args.label], "names", None):  # numbers stand beside the names of classes
+        taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label][:]]
+    return taken
+
+
+def _read_table(file: Path, columns: Mapping[str, str], kind: str) -> dict[str, list[str]]:
+    """The wanted columns of a table with a header. Text is never taken for a number or a date."""
+    style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {"strict": True}
+    table = csv.reader((f"{line}\n" for line in read_lines(file)), **style)
+    taken: dict[str, list[str]] = {role: [] for role in columns}
+    try:
+        header = next(table)
+        for role, column in columns.items():
+            if column not in header:
+                raise UserError(f"{file}, line 1: {_no_column(role, column, header)}")
+        places = {role: header.index(column) for role, column in columns.items()}
+        for row in table:
+            if row and len(row) != len(header):
+                raise UserError(f"{file}, line {table.line_num}: {len(row)} columns; the header has {len(header)}")
+            for role, place in places.items() if row else ():
+                taken[role].append(row[place])
+    except csv.Error as error:
+        raise UserError(f"{file}, line {table.line_num}: {error}") from error
+    return taken
+
+
+def _read_objects(file: Path, columns: Mapping[str, str]) -> dict[str, list[Any]]:
+    """The wanted fields of a file with an object on each line."""
+    taken: dict[str, list[Any]] = {role: [] for role in columns}
+    for where, row in json_rows(file):
+        for role, column in columns.items():
+            if column not in row:
+                raise UserError(f"{where}: {_no_column(role, column, row)}")
+            value = row[column]
+            if isinstance(value, list | dict):
+                raise UserError(f"{where}: {quote(column)} holds a {type(value).__name__}; accepted: text or a number")
+            taken[role].append(checked_characters(value, where) if isinstance(value, str) else value)
+    return taken
+
+
+def _no_column(role: str, column: str, names: Iterable[str]) -> str:
+    unlabelled = " (a split without classes cannot be scored: leave it out)" if role == "label" else ""
+    columns = one_line(", ".join(names))
+    return f"data.{KEYS[role]}: there is no column {quote(column)}; the columns are {columns}{unlabelled}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:

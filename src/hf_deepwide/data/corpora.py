@@ -330,23 +330,42 @@ def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterat
     path = find_file(args.resolve(file))
 
     def pairs() -> Iterator[Pair]:
-        for number, line in enumerate(read_lines(path), start=1):
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
-            except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets as deep
-                raise UserError(f"{where}: not JSON that can be read ({one_line(error)})") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
+        for number, (where, row) in enumerate(json_rows(path), start=1):
             source, target = pick(row, args.source_name, where), pick(row, args.target_name, where)
-            if found := _NO_TEXT.search(source + target):
-                what = "a zero byte" if found[0] == "\0" else "half a surrogate pair (\\ud800 to \\udfff)"
-                raise UserError(f"{where}: {what} is no character")
-            yield number, source, target
+            yield number, *(checked_characters(text, where) for text in (source, target))
 
     return (str(path), str(path)), pairs()
+
+
+def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
+    """Yield the object on each line of a file, after the place that messages name.
+
+    Raises:
+        UserError: the file cannot be read, or a line is no JSON object.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets as deep
+            raise UserError(f"{where}: not JSON that can be read ({one_line(error)})") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
+        yield where, row
+
+
+def checked_characters(text: str, where: str) -> str:
+    """The text, if all that its escapes stand for are characters.
+
+    Raises:
+        UserError: it holds something else; `where` opens the message.
+    """
+    if found := _NO_TEXT.search(text):
+        what = "a zero byte" if found[0] == "\0" else "half a surrogate pair (\\ud800 to \\udfff)"
+        raise UserError(f"{where}: {what} is no character")
+    return text
 
 
 def pick(row: dict, name: str, where: str) -> str:

@@ -71,6 +71,8 @@ class ClassificationRecipe(Recipe):
         "bpe_dropout": "it is for training translation models",
         "unigram_alpha": "it is for training translation models",
         "new_languages": "it is for training translation models",
+        "problem_type": "each sentence has one class",
+        **dict.fromkeys(("id2label", "label2id", "num_labels"), "the classes are those of the data; see data.labels"),
         "resume_from_checkpoint": "an interrupted run is resumed by itself",
         "push_to_hub": REFUSED["push_to_hub"],
         "greater_is_better": "the largest score is the best one",

@@ -201,7 +201,8 @@ def find_recipe(path: str | Path) -> Path:
         return packaged
     if name.exists():
         return name
-    near = difflib.get_close_matches(str(name), packaged_recipes(), n=1)
+    known = packaged_recipes()
+    near = difflib.get_close_matches(str(name), known, n=1) or [each for each in known if each.endswith(f"/{name}")]
     hint = f"did you mean {near[0]!r}?" if near else "`hf-deepwide recipes` lists the packaged ones"
     raise UserError(f"there is no recipe {quote(str(path))}: no file, and no packaged recipe of this name; {hint}")
 
@@ -413,9 +414,13 @@ def _check_model(fields: dict[str, Any], kind: type[Recipe], source: str) -> Non
         )
     known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
+        if key in kind.refused:
+            raise UserError(f"{source}: model.{key} has no effect here: {kind.refused[key]}")
         having = [name for name in all_families() if key in config_class(name).__dataclass_fields__]
         if key not in known and family in all_families() and having:
-            raise UserError(f"{source}: model.{key} is no key of {family}; {', '.join(having)} has it")
+            raise UserError(
+                f"{source}: model.{key} is no key of {family}; families with this key: {', '.join(having)}"
+            )
         _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])
     given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
     if given.get("dtype") not in (None, "float32"):

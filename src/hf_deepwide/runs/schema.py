@@ -76,7 +76,7 @@ def _model(kind: type[Recipe], comments: dict[str, str]) -> dict[str, Any]:
         "init_from": {"type": ["string", "null"], "description": comments.get("init_from", "")},
     }
     for family in families.values():
-        for field in dataclasses.fields(family.config):
+        for field in (field for field in dataclasses.fields(family.config) if field.name not in kind.refused):
             explained = {"description": comments[field.name]} if field.name in comments else {}
             properties.setdefault(field.name, _typed(field.type) | explained)
     return {"type": "object", "properties": properties}
