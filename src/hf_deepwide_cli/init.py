@@ -46,11 +46,16 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     check_output(args.output)
     if args.family not in FAMILIES:
         raise UserError(f"--family {quote(args.family)}; accepted: {', '.join(FAMILIES)}")
+    fields = dict(parse_overrides(overrides, "--field value"))
+    for field in fields:
+        having = [name for name, family in FAMILIES.items() if hasattr(family.config, field)]
+        if args.family not in having and having:
+            raise UserError(f"--{field}: {args.family} has no such field; give --family {' or '.join(having)}")
     base = load_base(args.base)
     tolerance = ROUNDED_TOLERANCE if base.dtype.itemsize < 4 else TOLERANCE
     prefix = f"{args.base}: no tokenizer could be loaded (--no_tokenizer does without)"
     tokenizer = None if args.no_tokenizer else load_tokenizer(args.base, prefix)
-    model = FAMILIES[args.family].lm.from_base(base, **dict(parse_overrides(overrides, "--field value")))
+    model = FAMILIES[args.family].lm.from_base(base, **fields)
     preserves = preserves_function(model.config, as_vanilla(base)[0])
     with whole_folder(args.output) as draft:
         with saving(args.output):

@@ -39,6 +39,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     from hf_deepwide.errors import UserError, quote
 
     task, recipe = (args.recipe[0], args.recipe[1:]) if args.recipe[0] in TASKS else (None, args.recipe)
+    if len(recipe) == 2 and task is None:
+        tasks = ", ".join(TASKS)
+        raise UserError(f"there is no task {quote(recipe[0])}; accepted: {tasks}, or a recipe alone for translation")
     if len(recipe) != 1:
         raise UserError(f"one recipe is expected, not {quote(recipe)}")
     train = {None: train_translation, "masked-lm": train_masked_lm, "classification": train_classification}[task]

@@ -92,5 +92,5 @@ def test_a_model_without_learned_joints_is_refused(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert "joined without learned weights" in capsys.readouterr().err
+    assert "there is no figure of how the layers" in capsys.readouterr().err
     assert not (tmp_path / "model" / "plots").exists()

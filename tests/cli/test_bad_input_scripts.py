@@ -360,10 +360,12 @@ def test_arguments(name, workspace, tmp_path, capsys, monkeypatch):
         ("train_translation.py", "--data.root ../data recipe.yaml --data.seed=-1", "data.seed is -1"),
         ("train_translation.py", "recipe.yaml --data.seed", "--data.seed has no value"),
         ("train_translation.py", "--data.seed --overwrite recipe.yaml", "--data.seed has no value"),
-        ("train_translation.py", "recipe.yaml other.yaml", "one recipe is expected"),
+        ("train_translation.py", "classifcation recipe.yaml", "no task 'classifcation'; accepted: masked-lm, class"),
+        ("train_translation.py", "classification recipe.yaml other.yaml", "one recipe is expected"),
         ("train_translation.py", "--data.root ../data", "the following arguments are required: recipe"),
         ("train_masked_lm.py", "--data.root ../data no.yaml", "there is no recipe no.yaml"),
         ("proximal_init.py", "--attention_branches 2 --family mat ./no out", "'./no': there is no such folder"),
+        ("proximal_init.py", "--residual hyper ./no out", "mat has no such field; give --family vanilla_transformer"),
     ],
 )
 def test_overrides_may_stand_before_the_recipe(script, arguments, said, workspace, tmp_path, capsys, monkeypatch):

@@ -74,6 +74,7 @@ def test_sentence_bleu4_is_the_formulas_mean():
         ("def f ( self ) : DCNL return 1", False),
         ("if x &lt; 1 :", True),
         ("x = ' &quot; '", True),
+        ("x = ' &#39; '", True),
         ("x = &lt;", False),
         ("", False),
         ("x = '\0'", False),
@@ -97,10 +98,12 @@ def test_a_valid_line_of_python_may_need_other_lines(code, valid):
         ("def f ( self ) : DCNL DCSP return DCSP 1", True),
         ("def f ( self ) : DCNL return 1", False),
         ("x = 1 &lt; 2", True),
+        ("x = ' &#39; '", True),
+        ("if x &lt; : pass", False),
     ],
 )
 def test_valid_python_is_a_program(code, valid):
-    """As MAT's evaluation has it: HTML's escapes are read, DCNL is a line break and DCSP a tab."""
+    """As MAT's evaluation has it: DCNL is a line break and DCSP a tab. HTML's escapes may be text, or read."""
     assert is_python(code) is valid
 
 

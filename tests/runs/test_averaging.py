@@ -135,6 +135,14 @@ def test_fields_of_all_families_decide_what_a_model_computes(tmp_path, model_typ
         average_checkpoints([one, two], tmp_path / "mean")
 
 
+def test_two_families_are_named_before_the_fields_that_one_of_them_lacks(tmp_path):
+    one, two = (checkpoint(tmp_path / name, w=torch.zeros(3)) for name in ("one", "two"))
+    (one / "config.json").write_text('{"model_type": "mat"}')
+    (two / "config.json").write_text('{"model_type": "vanilla_transformer", "aggregation_dilation": 2}')
+    with pytest.raises(UserError, match=r"`model_type` is 'mat' in one and 'vanilla_transformer' in the other"):
+        average_checkpoints([one, two], tmp_path / "mean")
+
+
 def test_fields_that_concern_training_may_differ_in_a_mean():
     """Each exists in some config, so that a renamed field does not stay in the list."""
     configs = [MarianConfig, BartConfig, RobertaConfig, *(family.config for family in FAMILIES.values())]

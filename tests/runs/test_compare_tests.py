@@ -9,7 +9,9 @@ from unittest.mock import Mock
 import pytest
 import sacrebleu
 import yaml
+from datasets import Dataset
 
+from hf_deepwide.data.digest import text_digest
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, welch
 from hf_deepwide.runs.compare import Comparison, compare_runs, p_value, parse_margins, report
@@ -234,6 +236,41 @@ def test_a_run_of_several_pairs_is_named(runs, with_recipes):
 
 def test_losses_of_two_validation_sets_are_not_compared(runs, with_recipes, caplog):
     with_recipes("deep-3", data__validation="other")
+    assert {each.metric for each in compare_runs(systems(runs), metrics=["bleu"])} == {"bleu"}
+    assert "different validation sets" in caplog.text
+
+
+def note_digests(runs, **names):
+    """Let each run note the sentences that it was validated and tested on, as they are now."""
+    for file in runs.glob("*-*/results.json"):
+        texts = {
+            split: {lang: (runs / f"{name}.{lang}").read_text().splitlines() for lang in ("de", "en")}
+            for split, name in names.items()
+        }
+        digests = {
+            split: text_digest(Dataset.from_dict({"source": sides["de"], "target": sides["en"]}))
+            for split, sides in texts.items()
+        }
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"digests": digests}))
+
+
+def test_a_test_set_that_has_changed_is_no_reference(runs, with_recipes):
+    note_digests(runs, test="test", validation="valid")
+    compared = compare_runs(systems(runs), metrics=["bleu"])
+    assert compare_runs(systems(runs), metrics=["bleu"], test_set="test") == compared
+    lines = (runs / "test.en").read_text().splitlines()
+    (runs / "test.en").write_text("".join(f"{line}\n" for line in reversed(lines)))
+    for chosen in (None, "test"):
+        with pytest.raises(UserError, match=r"plain-1 was tested on other sentences than data.test 'test' holds now"):
+            compare_runs(systems(runs), metrics=["bleu"], test_set=chosen)
+    assert compare_runs(systems(runs), str(runs / "reference"), metrics=["bleu"]) == compared
+
+
+def test_losses_on_a_validation_set_that_has_changed_between_runs_are_not_compared(runs, with_recipes, caplog):
+    note_digests(runs, test="test", validation="valid")
+    file = runs / "deep-3" / "results.json"
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps(results | {"digests": results["digests"] | {"validation": "another"}}))
     assert {each.metric for each in compare_runs(systems(runs), metrics=["bleu"])} == {"bleu"}
     assert "different validation sets" in caplog.text
 

@@ -429,6 +429,22 @@ def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no
         run_recipe(again)
 
 
+def test_scoring_again_says_that_the_test_set_has_changed(corpus, finished, tmp_path, no_training, caplog):
+    run, file = copy_of(finished, tmp_path), corpus / "test.tsv"
+    run_recipe(recipe(corpus, run, evaluation={"num_beams": 2}))
+    assert "other sentences" not in caplog.text
+    earlier = json.loads((run / "results.json").read_text(encoding="utf-8"))["digests"]
+    text = file.read_text(encoding="utf-8")
+    try:
+        file.write_text("".join(reversed(text.splitlines(keepends=True))), encoding="utf-8")
+        results = run_recipe(recipe(corpus, run, evaluation={"num_beams": 3}))
+    finally:
+        file.write_text(text, encoding="utf-8")  # other tests read it
+    assert "data.test holds other sentences than when the run was scored before" in caplog.text
+    assert results["digests"]["test"] != earlier["test"]
+    assert results["digests"]["validation"] == earlier["validation"]
+
+
 def test_an_edited_card_is_kept_when_a_run_is_scored_again(corpus, finished, tmp_path, no_training, caplog):
     run = copy_of(finished, tmp_path)
     run_recipe(recipe(corpus, run, evaluation={"num_beams": 2}))

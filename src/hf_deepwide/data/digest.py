@@ -44,6 +44,14 @@ def data_digest(dataset: Dataset | IterableDataset, args: Places | None = None) 
     return digest.hexdigest()
 
 
+def text_digest(pairs: Dataset) -> str:
+    """The digest of the sentences of a split that is evaluated on: source, target, and their order."""
+    digest = hashlib.sha256()
+    for side in ("source", "target"):
+        digest.update(json.dumps(pairs[side][:]).encode())
+    return digest.hexdigest()
+
+
 def _add(digest: "hashlib._Hash", values: pa.ChunkedArray | pa.Array) -> None:
     """Numbers, or strings or lists of numbers: their lengths, and then what is in them."""
     if isinstance(values, pa.ChunkedArray):

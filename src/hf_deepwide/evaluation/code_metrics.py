@@ -146,9 +146,11 @@ def plain_code(text: str) -> str:
 def is_python(text: str) -> bool:
     """Whether Python's parser takes a text as a program, as in MAT's evaluation.
 
-    Published text is escaped for HTML (`&lt;` for `<`). An empty text is a program.
+    Published text is escaped for HTML (`&lt;` for `<`), so the parser may take it as it is or as it stands for. An
+    empty text is a program.
     """
-    return _parses(html.unescape(plain_code(text)))
+    code = plain_code(text)
+    return _parses(code) or _parses(html.unescape(code))
 
 
 def is_python_line(text: str) -> bool:
@@ -157,8 +159,8 @@ def is_python_line(text: str) -> bool:
     The line `if x:` is valid, as it needs only a body. So are `else:` and `try:`, which need other lines, too. An
     empty text is no line.
     """
-    code = html.unescape(plain_code(text)).strip()
-    return code != "" and _is_program_or_head(code)
+    code = plain_code(text).strip()
+    return code != "" and (_is_program_or_head(code) or _is_program_or_head(html.unescape(code).strip()))
 
 
 def _is_program_or_head(code: str) -> bool:

@@ -150,7 +150,8 @@ def _check_configs(folders: Sequence[Path]) -> None:
     last = read_config(folders[-1])
     for folder in folders[:-1]:
         config = read_config(folder)
-        for field in sorted((config.keys() | last.keys()) - FREE) if config and last else ():
+        fields = sorted((config.keys() | last.keys()) - FREE, key=lambda field: (field != "model_type", field))
+        for field in fields if config and last else ():
             have, want = _value(config, field), _value(last, field)
             if have != want:
                 raise UserError(

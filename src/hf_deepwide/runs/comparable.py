@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from datasets import Dataset
+
 from ..data.arguments import DataArguments, Split
 from ..data.corpora import load_whole, local_files, read_lines
+from ..data.digest import text_digest
 from ..errors import UserError, quote
 from ..evaluation.metrics import build_metrics
 from ..evaluation.translate import SEARCH, settings_apart
@@ -223,10 +226,33 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_se
                 f"{path} was tested on other sentences than {first} ({' and '.join(named)}); compare runs with one "
                 "test set, or name a file of references: --reference FILE"
             )
-    usual = _tested(recipes[first].data, test_set)
     if test_set is None:
-        return References(usual, {})
-    return References(usual, {path: _tested(recipe.data, test_set) for path, recipe in recipes.items()})
+        loaded = load_whole(ours, "test")
+        for path, recipe in recipes.items():
+            _check_unchanged(path, recipe.data, loaded)
+        return References(Tested(loaded["target"][:]), {})
+    tested = {path: _tested(path, recipe.data, test_set) for path, recipe in recipes.items()}
+    return References(tested[first], tested)
+
+
+def _check_unchanged(path: Path, data: DataArguments, loaded: Dataset) -> None:
+    """See that a test set holds what a run was tested on; an older run did not note it.
+
+    Raises:
+        UserError: it does not, and the run's translations would stand beside other references.
+    """
+    digest = text_digest(loaded)
+    if _results(path).get("digests", {}).get("test", digest) != digest:
+        raise UserError(
+            f"{path} was tested on other sentences than data.test {quote(data.test)} holds now; bring the old ones "
+            "back, or name a file with the old references: --reference FILE"
+        )
+
+
+def _results(path: Path) -> dict[str, Any]:
+    """What a run's folder says of it; {} of an unfinished run."""
+    file = path / RESULTS
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _compared(path: Path, data: DataArguments, test_set: str | None) -> DataArguments:
@@ -244,11 +270,12 @@ def _test_sets(data: DataArguments) -> dict[str, DataArguments]:
     return data.test_sets or replace(data, test=[data.test]).test_sets
 
 
-def _tested(data: DataArguments, test_set: str | None) -> Tested:
-    """The references of a run, and which of them are of the test set; None: all."""
+def _tested(path: Path, data: DataArguments, test_set: str) -> Tested:
+    """The references of a run, and which of them are of the test set."""
     loaded, sets = load_whole(data, "test"), list(_test_sets(data))
+    _check_unchanged(path, data, loaded)
     lines = loaded["target"][:]
-    if test_set is None or len(sets) == 1:
+    if len(sets) == 1:
         return Tested(lines)
     return Tested(lines, [row for row, index in enumerate(loaded["test_set"][:]) if index == sets.index(test_set)])
 
@@ -284,13 +311,12 @@ def validation_losses(
     if not first_one or any(each != first_one for each in other_ones):
         logger.warning("validation losses are left out: the runs have different tokenizers, or none")
         return {}
-    results = {path: json.loads((path / RESULTS).read_text(encoding="utf-8")) for path in folders}
+    results = {path: _results(path) for path in folders}
     losses = {path: _losses(results[path]) for path in folders}
     if not all(losses.values()):
         logger.warning("validation losses are left out: not every run has measured one")
         return {}
-    (first, *others) = [recipes[path].data for path in folders if path in recipes] or [None]
-    if not all(_same_lines(first, other, "validation") for other in others):
+    if not _same_validation_set(folders, recipes, results):
         logger.warning("validation losses are left out: the runs have different validation sets")
         return {}
     usual = TranslationTrainingArguments.label_smoothing_factor
@@ -300,6 +326,17 @@ def validation_losses(
         logger.warning("the smoothed validation loss is left out: the runs have different label_smoothing_factor")
         known.remove("loss")
     return {name: {system: [losses[path][name] for path in paths] for system, paths in runs.items()} for name in known}
+
+
+def _same_validation_set(
+    folders: Sequence[Path], recipes: Mapping[Path, Recipe], results: Mapping[Path, Mapping[str, Any]]
+) -> bool:
+    """Whether all runs were validated on one set, as they noted; older runs: as their recipes say."""
+    digests = [results[path].get("digests", {}).get("validation") for path in folders]
+    if all(digests):
+        return len(set(digests)) == 1
+    first, *others = [recipes[path].data for path in folders if path in recipes] or [None]
+    return all(_same_lines(first, other, "validation") for other in others)
 
 
 def _losses(results: Mapping[str, Any]) -> dict[str, float]:

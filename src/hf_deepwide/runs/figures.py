@@ -175,8 +175,9 @@ def draw_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iter
     gates = load_history(run) if getattr(model.config, "encoder_solver", None) is not None else []
     if not weights and not gates:
         raise UserError(
-            f"{run}: the layers of this {model.config.model_type} are joined without learned weights; accepted is a "
-            "vanilla_transformer with `layer_aggregation`, `encoder_solver`, or `residual` attention, hyper or mhc"
+            f"{run}: there is no figure of how the layers of this {model.config.model_type} are joined; there is one "
+            "of `layer_aggregation` dlcl and denseformer, of `residual` attention, hyper and mhc, and of "
+            "`encoder_solver`"
         )
     if gates and not solver_gates(gates)[0]:
         raise UserError(f"{run}: its log holds no gates of the solver; give the folder of a run that logged")

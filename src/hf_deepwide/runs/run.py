@@ -102,9 +102,13 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
         trainer.model = trainer.model_wrapped = model.to(args.device)
         here = {"versions": versions(), "machine": machine()}
         trained = {name: (start.results or here)[name] for name in here}
+        scores = task.score(trainer, encoded, texts)
+        if (earlier := (start.results or {}).get("digests")) and "digests" in scores:
+            warn_of_other_texts(earlier, scores["digests"])
+            scores["digests"] = earlier | scores["digests"]
         results = {
             **({"validation": start.results["validation"]} if "validation" in (start.results or {}) else {}),
-            **task.score(trainer, encoded, texts),
+            **scores,
             "parameters": model.num_parameters(),
             "train": train,
             "recipe": recipe.values,
@@ -116,6 +120,13 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
                 finish(task, folder, model, results, history)
         process.wait_for_everyone()
     return results
+
+
+def warn_of_other_texts(earlier: dict[str, str], now: dict[str, str]) -> None:
+    """Say that a run is scored on other sentences than before, though its recipe names the same place."""
+    for split in now:
+        if earlier.get(split, now[split]) != now[split]:
+            logger.warning("data.%s holds other sentences than when the run was scored before", split)
 
 
 def make_tokenizer(

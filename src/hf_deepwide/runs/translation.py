@@ -9,6 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ..data.corpora import load_parallel, load_whole
+from ..data.digest import text_digest
 from ..data.encoding import encode
 from ..data.languages import add_tags, set_codes
 from ..data.new_languages import add_codes
@@ -162,9 +163,11 @@ class Translation(Task):
     ) -> dict[str, Any]:
         """Validation losses of the final model, scores of the test split's translations, and how fast they were made.
 
+        `digests` says which sentences these are of, for `compare`.
         Several test sets are scored together, and each alone (`sets`).
         """
-        results: dict[str, Any] = {}
+        evaluated = [split for split in ("validation", "test") if split in texts]
+        results: dict[str, Any] = {"digests": {split: text_digest(texts[split]) for split in evaluated}}
         if "validation" in encoded:
             results["validation"] = trainer.validation_losses()
         self.samples: list[tuple[str, str, str]] = []
