@@ -107,6 +107,7 @@ def test_a_language_is_asked_for_by_its_code(pair, tmp_path):
 
 
 def test_tags_of_several_pairs(tmp_path):
+    """The folder knows the pairs, and refuses others as the model does."""
     for side in ("source", "decoder"):
         model, tokenizer = build("vanilla_transformer", side)
         model.save_pretrained(tmp_path / side)
@@ -117,6 +118,44 @@ def test_tags_of_several_pairs(tmp_path):
             for name, source_lang in ((side, "en"), (f"{side}-exported", None))
         ]
         assert made[0] == made[1], side
+        messages = []
+        for name in (side, f"{side}-exported"):
+            for pair in (("fr", "en"), (None, None)):
+                with pytest.raises(UserError) as refused:
+                    translate(*load_any_translator(tmp_path / name), TEXTS, SEARCH, None, *pair)
+                messages.append(str(refused.value))
+        assert messages[:2] == messages[2:], side
+
+
+@pytest.mark.parametrize("side", ["source", "decoder"])
+def test_an_exported_model_of_one_pair_needs_no_language(side, tmp_path):
+    """As one that was pruned to a pair: its tag comes from the folder, and no other is taken."""
+    model, tokenizer = build("vanilla_transformer", side)
+    pairs = model.config.translation_pairs
+    model.config.translation_pairs = {"en-fr": pairs["en-fr"]}
+    model.save_pretrained(tmp_path / "own")
+    tokenizer.save_pretrained(tmp_path / "own")
+    export_ctranslate2(tmp_path / "own", tmp_path / "exported")
+    own, exported = (translate(*load_any_translator(tmp_path / name), TEXTS, SEARCH) for name in ("own", "exported"))
+    assert own == exported
+    assert any(own)
+    with pytest.raises(UserError, match="not trained on the language pair …-de"):
+        translate(*load_any_translator(tmp_path / "exported"), TEXTS, SEARCH, None, None, "de")
+
+
+def test_a_decoder_that_starts_from_a_language_must_be_given_one(tmp_path):
+    """Of a folder that does not say which pairs were trained."""
+    model, tokenizer = build("vanilla_transformer", "decoder")
+    export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    file = tmp_path / "out" / "generation_config.json"
+    fields = json.loads(file.read_text())
+    del fields["translation_pairs"]
+    file.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="say the target language"):
+        translate(*load_any_translator(tmp_path / "out"), TEXTS, SEARCH)
+    file.write_text(json.dumps(fields | {"translation_pairs": [1]}))
+    with pytest.raises(UserError, match="translation_pairs are not of the form"):
+        load_any_translator(tmp_path / "out")
 
 
 def test_what_the_engine_cannot_do_is_refused(folders, tmp_path):

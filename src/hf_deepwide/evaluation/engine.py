@@ -17,7 +17,7 @@ from ..generation_fields import check_fields
 from ..loading import load_tokenizer
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import MOST_TOKENS, source_limit
-from ..models.saved_fields import LIMITS
+from ..models.saved_fields import FIELDS
 
 LIMIT = 1024  # tokens of a source that CTranslate2 reads unless it is told otherwise
 
@@ -51,10 +51,11 @@ class Engine:
             self.translator = ctranslate2.Translator(os.fspath(folder), device.type, device_index=device.index or 0)
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
             self.generation_config = self._generation_config()
+            model = SimpleNamespace(**{name: getattr(self.generation_config, name) for name in FIELDS})
+            self.languages = Languages(model, self.generation_config, self.tokenizer)
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(f"{folder} cannot be loaded by CTranslate2: {one_line(error)}") from error
         self.starts_from_target = config.get("decoder_start_token", "") is None
-        self.languages = Languages(SimpleNamespace(), self.generation_config, self.tokenizer)
 
     def _generation_config(self) -> GenerationConfig:
         """How the model searched that was exported; its search ends as the engine's."""
@@ -64,9 +65,7 @@ class Engine:
             check_fields(fields)
         settings = GenerationConfig.from_dict(fields)
         settings.early_stopping = True
-        for (
-            name
-        ) in LIMITS:  # `from_dict` leaves out what is not Transformers', if the fields come from a model's config
+        for name in FIELDS:  # `from_dict` leaves them out if the fields come from a model's config
             setattr(settings, name, fields.get(name))
         return settings
 
@@ -77,8 +76,12 @@ class Engine:
             ValueError: the model does not know a language, or one is missing.
         """
         choice = self.languages.choose(source_lang, target_lang)
+        if self.languages.pairs and not self.starts_from_target:  # all pairs start alike, and the engine does it
+            return choice._replace(settings={})
         if self.starts_from_target and choice.tag_id is not None:
-            return choice._replace(tag_id=None, settings={"decoder_start_token_id": choice.tag_id})
+            choice = choice._replace(tag_id=None, settings={"decoder_start_token_id": choice.tag_id})
+        if self.starts_from_target and not self.prefix(choice):
+            raise ValueError("the decoder starts from the token of the target language: say the target language")
         return choice
 
     def prefix(self, choice: Choice) -> list[int]:

@@ -24,7 +24,7 @@ from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, need, quote
 from ..models.language_pairs import Languages
 from ..models.plain_text import source_limit
-from ..models.saved_fields import LIMITS
+from ..models.saved_fields import FIELDS
 from .opening import Exported, open_model
 from .shown_languages import packages, shown_languages
 
@@ -88,7 +88,7 @@ def export_ctranslate2(
         tokenizer.model_max_length = source_limit(opened.model.config, tokenizer)
         tokenizer.save_pretrained(draft)
         search = copy.deepcopy(opened.model.generation_config)  # for `hf-deepwide translate`
-        for name in LIMITS:
+        for name in FIELDS:
             setattr(search, name, getattr(opened.model.config, name, None))
         (draft / GENERATION_CONFIG_NAME).write_text(search.to_json_string(), encoding="utf-8")
         (draft / CARD).write_text(readme(opened), encoding="utf-8")
