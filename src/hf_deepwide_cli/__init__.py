@@ -76,6 +76,8 @@ def execute(run: Callable[[], None]) -> None:
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("hf_deepwide").setLevel(logging.INFO if first else logging.ERROR)
+    # each process has a largest batch of its own
+    logging.getLogger("hf_deepwide.training.out_of_memory").setLevel(logging.INFO if first else logging.WARNING)
 
     def run_and_leave() -> None:
         with leaving_process_group():

@@ -134,8 +134,8 @@ def limit_memory(trainer: TranslationTrainer, tokens: int, where: str, error: Ex
     """Let memory run out for batches of more than so many source tokens.
 
     Args:
-        where: in the last layer of the encoder, "forward", when dropout has drawn numbers, or "backward", when the
-            gradients of the decoder have been added.
+        where: before the model computes, "input"; in the last layer of the encoder, "forward", when dropout has drawn
+            numbers, or "backward", when the gradients of the decoder have been added.
 
     Returns:
         A list that the step of each failure is put into.
@@ -155,7 +155,17 @@ def limit_memory(trainer: TranslationTrainer, tokens: int, where: str, error: Ex
         elif module.training:
             check(size)
 
-    trainer.model.model.encoder.layers[-1].register_forward_hook(after)
+    prepare = trainer._prepare_inputs
+
+    def before(inputs: Any) -> Any:
+        if trainer.model.training:
+            check(inputs["input_ids"].numel())
+        return prepare(inputs)
+
+    if where == "input":
+        trainer._prepare_inputs = before
+    else:
+        trainer.model.model.encoder.layers[-1].register_forward_hook(after)
     return failures
 
 
@@ -328,6 +338,7 @@ def run_sharded_twice(run: Path) -> None:
     assert made == [5, 6, 7, 8], made
 
 
+SHORT = [*((family, where) for family in ("mat", "marian") for where in ("forward", "backward")), ("mat", "input")]
 KINDS = ("pairs", "masked")
 
 
@@ -392,8 +403,7 @@ def main(out: Path) -> None:
     report["faults"] = keep_faults(corpus, out, "faults")
     report["short of memory"] = {
         f"{family}-{where}": train_short_of_memory(corpus, out / f"short-{family}-{where}", family, where)
-        for family in ("mat", "marian")
-        for where in ("forward", "backward")
+        for family, where in SHORT
     }
     report["stream"] = stream_twice(corpus, out / "stream")
     report["runs"] = {kind: run_of(kind, out / kind) for kind in KINDS}

@@ -95,9 +95,8 @@ def test_two_processes_equal_one_that_accumulates(family, together, corpus, tmp_
                 assert flat(ours[key]) == pytest.approx(flat(theirs[key]), rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("family", ["mat", "marian"])
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_memory_that_runs_out_in_one_process(where, family, together, reports, corpus, tmp_path):
+@pytest.mark.parametrize(("family", "where"), scale_worker.SHORT)
+def test_memory_that_runs_out_in_one_process(family, where, together, reports, corpus, tmp_path):
     """It splits its batches alone; both synchronize as often, also where DDP already waited for gradients."""
     assert [report["short of memory"][f"{family}-{where}"] for report in reports] == [[], [1]]
     training = {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2}

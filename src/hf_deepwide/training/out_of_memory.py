@@ -23,6 +23,7 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -126,7 +127,7 @@ class BatchSplitter:
                 losses.append(self._add_missing(alone, part, tokens, progress.missing()))
                 continue
             parts.insert(0, part)
-            if target is not alone:
+            if progress.forward_has_begun:
                 model.require_forward_param_sync = False  # the pass that failed has synchronized the buffers
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -225,21 +226,29 @@ class Progress:
 
     Args:
         model: the model that computes: as DDP has wrapped it, or bare.
+
+    Attributes:
+        forward_has_begun: whether DDP has let the model compute.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._before = [(each, _version(each)) for each in model.parameters() if each.requires_grad]
-        self._reducing = False
+        self._reducing = self.forward_has_begun = False
 
     def __enter__(self) -> None:
-        self._hook = None
+        self._hooks: list[RemovableHandle] = []
         if isinstance(self._model, DistributedDataParallel):
-            self._hook = self._model.register_forward_hook(self._after_forward)
+            self._hooks.append(self._model.module.register_forward_pre_hook(self._before_forward))
+            self._hooks.append(self._model.register_forward_hook(self._after_forward))
 
     def __exit__(self, *_: object) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before_forward(self, *_: Any) -> None:
+        """DDP has synchronized the buffers of all processes by now."""
+        self.forward_has_begun = True
 
     def _after_forward(self, model: DistributedDataParallel, *_: Any) -> None:
         """From here on DDP waits for the gradient of each parameter."""
