@@ -36,7 +36,7 @@ from . import checkpoint_files
 from .errors import UNREADABLE, UserError, one_line, quote, some
 from .generation_fields import check_fields, check_generation
 from .hub import offline_where_unreachable
-from .models.language_pairs import forget_unsaid, language_ids
+from .models.language_pairs import forget_unsaid, language_ids, make_codes_special
 from .shards import only_weights
 
 logger = logging.getLogger(__name__)
@@ -227,6 +227,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         _check_tokenizer(tokenizer)
         forget_unsaid(tokenizer)
+        make_codes_special(tokenizer)
         return tokenizer
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from coded_languages import KINDS, SIZES, nllb, token_id
+from coded_languages import KINDS, SIZES, m2m, nllb, token_id
 from tiny_run import tiny_values
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -16,8 +16,10 @@ from hf_deepwide.data.batches import TranslationCollator
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import set_codes
+from hf_deepwide.data.new_languages import add_codes
 from hf_deepwide.errors import UserError
-from hf_deepwide.models.language_pairs import set_languages
+from hf_deepwide.loading import load_tokenizer
+from hf_deepwide.models.language_pairs import language_ids, set_languages
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 
@@ -97,3 +99,21 @@ def test_sets_only_the_given_language(tmp_path):
     assert set_languages(tokenizer, "deu_Latn") == {}
     assert set_languages(tokenizer, None, "eng_Latn") == {"forced_bos_token_id": token_id(tokenizer, "eng_Latn")}
     assert tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"])[0] == "deu_Latn"
+
+
+def test_codes_of_a_loaded_tokenizer_are_no_text(tmp_path):
+    """M2M100's tokenizer, as its class makes it, writes the code of a translation's language into the text."""
+    made = m2m(tmp_path)
+    made.save_pretrained(tmp_path)
+    codes = language_ids(made)
+    assert made.decode([codes["de"], 4, 2], skip_special_tokens=True).startswith("__de__")
+    loaded = load_tokenizer(tmp_path)
+    add_codes(loaded, {"gsw": "de"})
+    loaded.save_pretrained(tmp_path)
+    for tokenizer in (loaded, load_tokenizer(tmp_path)):
+        found = language_ids(tokenizer)
+        assert codes.items() <= found.items()
+        assert tokenizer("a b")["input_ids"] == made("a b")["input_ids"]
+        for code in ("de", "gsw"):
+            ids = [found[code], *tokenizer("a b")["input_ids"][1:]]
+            assert tokenizer.decode(ids, skip_special_tokens=True) == "a b"

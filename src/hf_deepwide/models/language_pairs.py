@@ -299,6 +299,17 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return ids - {tokenizer.unk_token_id}
 
 
+def make_codes_special(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let M2M100's tokenizer count its codes as special tokens, as published ones do.
+
+    As its class makes it, it does not, and the code that a translation begins with would be text.
+    """
+    codes = getattr(tokenizer, "lang_code_to_token", None)
+    if codes and not {*codes.values()} <= {*tokenizer.all_special_tokens}:
+        every = dict.fromkeys([*map(str, tokenizer.extra_special_tokens), *codes.values()])
+        tokenizer.add_special_tokens({"extra_special_tokens": [*every]})
+
+
 @contextmanager
 def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target_lang: str | None) -> Iterator[None]:
     """Tell a tokenizer with codes its languages for a while; None leaves a language, and a tokenizer without codes.

@@ -191,7 +191,7 @@ class LayerSelection(nn.Module):
         logger.warning_once(
             f"no layer is left of the {self.stack} in evaluation: all logits of a posterior are below 0, and "
             "`inference_selection` is 'hard', so its output is its embeddings. Set it to 'tempered', which weighs all "
-            f"layers, or train with `target_{self.stack}_layers`"
+            f"layers, or train with a larger `target_{self.stack}_layers`"
         )
 
 
