@@ -58,8 +58,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
 
     The base is not changed and shares no memory with the result. The result has the base's dtype and device, and is in
     evaluation mode. Config fields come from the base, with two exceptions: the fields in `config_overrides`, and the
-    fields of branches if the base has a single branch and drops none (then the family's defaults hold). A head goes by
-    the names of the labels: in another order its rows are, too.
+    fields of branches if the base has a single branch and drops none (then the family's defaults hold). If the labels
+    have another order, the rows of the head get this order.
 
     Args:
         cls: `MATRobertaModel`, `MATRobertaForMaskedLM` or `MATRobertaForSequenceClassification`.

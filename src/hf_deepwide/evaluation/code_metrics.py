@@ -146,8 +146,8 @@ def plain_code(text: str) -> str:
 def is_python(text: str) -> bool:
     """Whether Python's parser takes a text as a program, as in MAT's evaluation.
 
-    Published text is escaped for HTML (`&lt;` for `<`), so the parser may take it as it is or as it stands for. An
-    empty text is a program.
+    Published text is escaped for HTML (`&lt;` for `<`). So the parser reads the text as it is, and then without
+    escapes. An empty text is a program.
     """
     code = plain_code(text)
     return _parses(code) or _parses(html.unescape(code))

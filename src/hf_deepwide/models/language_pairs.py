@@ -302,7 +302,7 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 def make_codes_special(tokenizer: PreTrainedTokenizerBase) -> None:
     """Let M2M100's tokenizer count its codes as special tokens, as published ones do.
 
-    As its class makes it, it does not, and the code that a translation begins with would be text.
+    A tokenizer that was made by its class alone does not. The code at the beginning of a translation would be text.
     """
     codes = getattr(tokenizer, "lang_code_to_token", None)
     if codes and not {*codes.values()} <= {*tokenizer.all_special_tokens}:

@@ -163,7 +163,7 @@ class Translation(Task):
     ) -> dict[str, Any]:
         """Validation losses of the final model, scores of the test split's translations, and how fast they were made.
 
-        `digests` says which sentences these are of, for `compare`.
+        `digests` identify the sentences; `compare` checks them.
         Several test sets are scored together, and each alone (`sets`).
         """
         evaluated = [split for split in ("validation", "test") if split in texts]

@@ -284,7 +284,7 @@ class Preparation:
             logger.info("  %s left out: %s", f"{count:,}", description)
 
     def _check_kept(self, entries: dict[str, Entry]) -> None:
-        """Refuse other text for a file that is there: files made before are aligned with it."""
+        """Refuse to replace a finished file by other text: more files are aligned with it."""
         for file, entry in entries.items():
             if file in self.finished and entry["sha256"] != self.manifest.entries[file]["sha256"]:
                 raise UserError(
