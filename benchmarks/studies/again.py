@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from definition import Study, System, load_study
 from pages import TITLES, markdown, with_error
-from records import Record, read_records
+from records import Record, read_records, scores_of
 from selection import chosen_rows, validation_loss
 from study import ROOT, Run, Workshop
 
@@ -79,7 +79,7 @@ def beside(study: Study, system: System, rows: dict[str, list[Record]]) -> str:
     """The two rows as a table, and the distance of their mean losses in standard errors."""
     measures = {
         "validation loss": (validation_loss, 3),
-        TITLES[study.metric]: (lambda record: record["test"][study.metric], 2),
+        TITLES[study.metric]: (lambda record: scores_of(record)[study.metric], 2),
     }
     cells = [
         {

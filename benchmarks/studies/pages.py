@@ -10,7 +10,16 @@ from typing import Any
 
 from definition import Study, recipe_of
 from drawings import curve_of, plot_curves, plot_gradient_norms
-from records import GRADIENT_NORMS, PRUNED, Record, read_records, read_translations
+from records import (
+    CHOSEN_LAYERS,
+    GRADIENT_NORMS,
+    PRUNED,
+    Record,
+    parts_of,
+    read_records,
+    read_translations,
+    scores_of,
+)
 from selection import Rows, chosen_rows, key_of, validation_loss
 
 from hf_deepwide.data.corpora import load_parallel
@@ -63,6 +72,8 @@ def page_texts(study: Study, rows: Rows, records: Sequence[Record], results: Pat
         lost = [record for record in records if "diverged" in record]
         texts["study"] = table(study, rows, results) + diverged_runs(study, lost)
         texts["summary"] = summary(study, rows, results)
+        if any(CHOSEN_LAYERS in run for by_seed in rows.values() for run in by_seed.values()):
+            texts["layers"] = layers_table(study, rows)
     return texts
 
 
@@ -118,6 +129,26 @@ def search_grid(study: Study, records: Sequence[Record]) -> str:
     )
 
 
+def layers_table(study: Study, rows: Rows) -> str:
+    """The layers that each posterior of each run uses in evaluation: a row for a stack."""
+    return markdown(
+        [
+            {
+                "system": study.system(name).title,
+                "seed": str(seed),
+                "posterior": posterior,
+                "stack": stack,
+                "layers": " ".join(str(layer + 1) for layer in layers),
+                "of them": str(len(layers)),
+            }
+            for name, by_seed in rows.items()
+            for seed, run in by_seed.items()
+            for posterior, stacks in (run.get(CHOSEN_LAYERS, {}) if not name.startswith(PRUNED) else {}).items()
+            for stack, layers in stacks.items()
+        ]
+    )
+
+
 def with_tables(page: str, study: Study, texts: dict[str, str]) -> str:
     """The page with a study's tables between their markers, where it has them.
 
@@ -138,8 +169,11 @@ def with_tables(page: str, study: Study, texts: dict[str, str]) -> str:
 def compare(study: Study, rows: Rows, results: Path) -> None:
     """Test each system against the baseline, over the sentences, on the seeds that both have.
 
-    A test whose translations have not changed is kept, and so is one whose translations are not here.
+    A test whose translations have not changed is kept, and so is one whose translations are not here. There is no
+    test of several language pairs, whose score is a mean: `hf-deepwide compare` tests each pair's translations.
     """
+    if has_pairs(rows):
+        return
     kept, translations = load_comparison(results), read_translations(results)
     comparison = {}
     for name in rows:
@@ -192,7 +226,7 @@ def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
     return {"seeds": seeds, "runs": [[runs[seed]["run"] for seed in seeds] for runs in (rows[name], theirs)]}
 
 
-def about(study: Study) -> str:
+def about(study: Study, rows: Rows) -> str:
     """What the columns of a table with validation losses mean."""
     equal = (
         f"p (equal) comes from two one-sided tests that the losses differ by less than {study.margin} nats, and is "
@@ -200,12 +234,17 @@ def about(study: Study) -> str:
         if study.margin
         else ""
     )
+    of_scores = (
+        "A score that names no language pair is the mean over the pairs."
+        if has_pairs(rows)
+        else "p (sentences) comes from approximate randomisation over sentences: "
+        "it is about these trained models only."
+    )
     return (
         "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is "
         "a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p (Holm) "
         f"corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose the "
-        "setting, and a system close to the baseline gets more seeds. p (sentences) comes from approximate "
-        "randomisation over sentences: it is about these trained models only."
+        f"setting, and a system close to the baseline gets more seeds. {of_scores}"
     )
 
 
@@ -214,7 +253,7 @@ def beside_published(study: Study, rows: Rows) -> str:
     cells = []
     for by_seed in rows.values():
         for name, published in study.published["scores"].items():
-            scores = {seed: run["test"]["sets"][name][study.metric] for seed, run in sorted(by_seed.items())}
+            scores = {seed: parts_of(run)[name][study.metric] for seed, run in sorted(by_seed.items())}
             deviation = f"{statistics.stdev(scores.values()):.2f}" if len(scores) > 1 else ""
             mean = statistics.mean(scores.values())
             cells.append(
@@ -236,7 +275,7 @@ def table(study: Study, rows: Rows, results: Path) -> str:
         return beside_published(study, rows)
     cells = list(table_cells(study, rows, results).values())
     if is_measured(rows):
-        return f"{markdown(cells)}\n{about(study)}\n"
+        return f"{markdown(cells)}\n{about(study, rows)}\n"
     of_older_runs = (
         "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
         "share. p comes from approximate randomisation over sentences: it is about these trained models only, not "
@@ -278,15 +317,15 @@ def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]
         difference = p = ""
         if pair["seeds"]:
             systems = rows[name], rows[str(baseline_of(study, name))]
-            scores = [[runs[seed]["test"][study.metric] for seed in pair["seeds"]] for runs in systems]
+            scores = [[scores_of(runs[seed])[study.metric] for seed in pair["seeds"]] for runs in systems]
             difference = with_error([ours - theirs for ours, theirs in zip(*scores, strict=True)], sign="+")
             p = f"{test[study.metric]['p_randomization']:.4f}" if pair.items() <= test.items() else ""
         pruned = name.startswith(PRUNED)
         cells[name] = {
             "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
             "parameters": f"{sum(run['parameters'] for run in runs) / len(runs) / 1e6:.2f} M",
-            TITLES[study.metric]: with_error([run["test"][study.metric] for run in runs]),
-            TITLES[study.beside]: with_error([run["test"][study.beside] for run in runs]),
+            TITLES[study.metric]: with_error([scores_of(run)[study.metric] for run in runs]),
+            TITLES[study.beside]: with_error([scores_of(run)[study.beside] for run in runs]),
             "difference": difference,
             "p (sentences)": p,
             "seeds": str(len(runs)),
@@ -295,6 +334,11 @@ def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]
             "updates": "" if pruned else updates(runs),
         }
     return cells
+
+
+def has_pairs(rows: Rows) -> bool:
+    """True if the runs translate several language pairs."""
+    return any("pairs" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())
 
 
 def is_measured(rows: Rows) -> bool:
@@ -317,6 +361,7 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
         p = tests.get(name, [None] * 3)
         pruned = name.startswith(PRUNED)
         known = paired_runs(study, rows, name).items() <= test.items()
+        p_sentences = f"{test[study.metric]['p_randomization']:.4f}" if known else ""
         difference = ""
         if name in others:
             difference = f"{statistics.mean(losses[name]) - statistics.mean(against[name]):+.3f}"
@@ -328,13 +373,10 @@ def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[s
             **({"compared with": title_of_baseline(study, name)} if has_baselines(study) else {}),
             "difference": difference,
             **{column: p_value(value) for column, value in zip(p_columns, p, strict=False)},
-            scores: with_error([run["test"][study.metric] for run in runs]),
-            **{
-                each: with_error([run["test"]["sets"][each][study.metric] for run in runs])
-                for each in runs[0]["test"].get("sets", {})
-            },
-            TITLES[study.beside]: with_error([run["test"][study.beside] for run in runs]),
-            "p (sentences)": f"{test[study.metric]['p_randomization']:.4f}" if known else "",
+            scores: with_error([scores_of(run)[study.metric] for run in runs]),
+            **{each: with_error([parts_of(run)[each][study.metric] for run in runs]) for each in parts_of(runs[0])},
+            TITLES[study.beside]: with_error([scores_of(run)[study.beside] for run in runs]),
+            **({} if has_pairs(rows) else {"p (sentences)": p_sentences}),
             "seeds": str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
             "updates": "" if pruned else updates(runs),

@@ -1,9 +1,10 @@
 """What is kept of a study's runs: a line a run in `runs.jsonl`, and the translations in `translations.jsonl.gz`.
 
 A record is the run's `results.json`, validation curve included, beside `run` (its name), `system`, `stage`, `setting`
-and `seed`; `pruned`, the parameters, layers and scores of the model that pruning leaves; and `gradient_norms`, by
-layer, at some moments of the training, where the recipe logs them.
-Translations are kept of the last stage, whose runs are the rows of the table.
+and `seed`; `pruned`, the parameters, layers and scores of the model that pruning leaves; `chosen_layers` of a model of
+latent depth, by posterior and stack; and `gradient_norms`, by layer, at some moments of the training, where the recipe
+logs them. Translations are kept of the last stage, whose runs are the rows of the table; those of several language
+pairs stand one after the other.
 """
 
 import gzip
@@ -17,7 +18,7 @@ from hf_deepwide.durable import whole_file, write_whole
 
 Record = dict[str, Any]
 RUNS, TRANSLATIONS = "runs.jsonl", "translations.jsonl.gz"
-GRADIENT_NORMS = "gradient_norms"
+GRADIENT_NORMS, CHOSEN_LAYERS = "gradient_norms", "chosen_layers"
 MOMENTS = 6  # of which gradient norms are kept
 PRUNED = "pruned "  # before the name of a system or a run: the same model without the layers that it does not use
 
@@ -28,6 +29,16 @@ def read_records(results: Path) -> list[Record]:
     if not file.is_file():
         return []
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def scores_of(record: Record) -> dict[str, Any]:
+    """The test scores of a run; of several language pairs, the means over the pairs."""
+    return record["test"].get("average", record["test"])
+
+
+def parts_of(record: Record) -> dict[str, dict[str, Any]]:
+    """The scores of each of a run's language pairs, or of each of its test sets, where there are several."""
+    return record["test"].get("pairs") or record["test"].get("sets") or {}
 
 
 def read_translations(results: Path) -> dict[str, list[str]]:

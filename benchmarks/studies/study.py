@@ -30,6 +30,7 @@ from cards import write_cards
 from definition import Setting, Stage, Study, System, load_study, recipe_of, run_name
 from pages import write_pages
 from records import (
+    CHOSEN_LAYERS,
     GRADIENT_NORMS,
     PRUNED,
     Record,
@@ -43,15 +44,18 @@ from trainings import train
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
+from hf_deepwide.analysis.layer_utilization import posterior_names
 from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.scoring import score_sets
 from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_model, load_tokenizer
+from hf_deepwide.models.configuration_latent_depth import LatentDepthConfig
+from hf_deepwide.prune import kept_layers
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
-from hf_deepwide.runs.translation import Translation
+from hf_deepwide.runs.translation import Translation, translation_files
 from hf_deepwide.training.checkpoints import checkpoints, load_history
 from hf_deepwide.training.faults import NonFiniteError
 
@@ -210,10 +214,11 @@ class Workshop:
             self._keep(diverged(run, recipe, error), {})
             return
         results = json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
-        record: Record = run.fields | results | logged_norms(recipe)
+        record: Record = run.fields | results | logged_norms(recipe) | chosen_layers(recipe)
         translations = {}
         if not run.stage.name:
-            translations[recipe.name] = list(read_lines(recipe.output_dir / "translations.txt"))
+            files = translation_files(recipe.data).values()
+            translations[recipe.name] = [line for file in files for line in read_lines(recipe.output_dir / file)]
         if run.system.prune and "test" in results:
             record["pruned"], translations[f"{PRUNED}{recipe.name}"] = score_pruned(recipe)
         self._keep(record, translations)
@@ -279,6 +284,15 @@ def logged_norms(recipe: Recipe) -> Record:
     if not recipe.values["training"].get("gradient_norms") or not checkpoints(recipe.output_dir):
         return {}
     return {GRADIENT_NORMS: gradient_norms(load_history(recipe.output_dir))}
+
+
+def chosen_layers(recipe: Recipe) -> Record:
+    """The layers that each posterior of a trained model of latent depth uses in evaluation, from 0."""
+    if recipe.values["model"]["family"] != LatentDepthConfig.model_type:
+        return {}
+    model = load_model(AutoModelForSeq2SeqLM, recipe.output_dir)
+    names = posterior_names(model.config)
+    return {CHOSEN_LAYERS: {name: kept_layers(model, index) for index, name in enumerate(names)}}
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:

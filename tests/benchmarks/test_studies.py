@@ -29,9 +29,9 @@ import yaml
 from definition import load_study, recipe_of, run_name
 from digit_corpus import write_digits
 from scipy.stats import ttest_ind
-from tiny_run import tiny_values
+from tiny_run import hold_out_few, tiny_values
 
-from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.families import FAMILIES
@@ -428,7 +428,13 @@ systems: {{tiny: {{title: tiny}}}}
 """
 
 
-def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path):
+def train_here(values, threads):
+    """Train in this process; the start of another takes most of the time."""
+    name = Path(values["training"]["output_dir"]).name
+    run_recipe(check_recipe(values, name, name))
+
+
+def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path, monkeypatch):
     """The winner, then what starts from it: each a process that really trains."""
     folder = write_digits(tmp_path)
     values = tiny_values(folder / "x", "vanilla_transformer", max_steps=4, warmup_steps=2)
@@ -460,11 +466,49 @@ def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path):
 
     # on another machine there are the records, and no folders: what the system starts from is made again
     records.write_records(results, [plain])
+    monkeypatch.setattr(command, "train", train_here)
     workshop = command.Workshop(study, folder / "elsewhere", results, 1)
     workshop.make(study.systems)
     again = records.read_records(results)[1]
     assert again["recipe"]["model"]["init_from"] == str(folder / "elsewhere" / plain["run"])
     assert again["validation"] == wide["validation"]
+
+
+def test_a_study_of_several_language_pairs_shows_each_and_the_layers_of_each(tmp_path, monkeypatch):
+    hold_out_few(monkeypatch)
+    monkeypatch.setattr(command, "train", train_here)
+    latent = {"decoder_layers": 2, "latent_encoder": False, "layer_selection_init": 0.5}
+    values = tiny_values(tmp_path / "x", "latent_depth", latent, max_steps=4, warmup_steps=2)
+    values["data"] = {"format": "phrases", "pairs": ["de-en", "en-de"], "train_size": 150, "language_tag": "decoder"}
+    values["data"]["posteriors"] = "target"
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    study = {"recipe": str(tmp_path / "recipe.yaml"), "model": values["model"], "search": [{"settings": [{}]}]}
+    study |= {
+        "seeds": [1, 2],
+        "baseline": "plain",
+        "systems": {"plain": {"title": "plain"}, "other": {"title": "other"}},
+    }
+    (tmp_path / "languages.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    study, results = load_study(tmp_path / "languages.yaml"), tmp_path / "results"
+    workshop = command.Workshop(study, tmp_path / "runs", results, 1)
+    workshop._make(workshop.missing(study.systems[:1])[0])
+
+    (made,) = records.read_records(results)
+    assert made["chosen_layers"] == {"en": {"decoder": [0, 1]}, "de": {"decoder": [0, 1]}}
+    folder = tmp_path / "runs" / made["run"]
+    (kept,) = records.read_translations(results).values()
+    assert kept == [line for pair in ("de-en", "en-de") for line in read_lines(folder / f"translations.{pair}.txt")]
+    for system, seed, bleu in (("plain", 2, 10.0), ("other", 1, 20.0), ("other", 2, 22.0)):
+        pairs = {"de-en": {"bleu": bleu, "chrf": 1.0}, "en-de": {"bleu": bleu + 2, "chrf": 1.0}}
+        test = {"average": {"bleu": bleu + 1, "chrf": 1.0}, "pairs": pairs}
+        run = run_name(study.system(system), study.search[0], {}, seed)
+        records.add_record(results, made | {"run": run, "system": system, "seed": seed, "test": test}, {})
+    head, _, _, other = pages.write_pages(study, results).splitlines()[:4]
+    cells = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, other)), strict=True))
+    assert (cells["sacreBLEU"], cells["de-en"], cells["en-de"]) == ("22.00 ± 1.00", "21.00 ± 1.00", "23.00 ± 1.00")
+    assert "p (sentences)" not in head
+    rows = selection.chosen_rows(study, records.read_records(results))
+    assert "| other | 2 | de | decoder | 1 2 | 2 |" in pages.page_texts(study, rows, [made], results)["layers"]
 
 
 def test_sentences_are_tested_again_where_translations_have_changed(small, tmp_path, monkeypatch):
@@ -721,6 +765,21 @@ def test_a_study_of_joints_compares_like_with_like(name):
         epochs = stage.overrides.get("training.num_train_epochs", study.overrides["training.num_train_epochs"])
         for setting in stage.settings:
             assert setting.get("training.warmup_steps", 0) < 220 * epochs, setting
+
+
+def test_a_selection_for_each_language_is_compared_with_both_depths():
+    """Of the same width: that of the layers that are trained, and that of the layers that a language is to use."""
+    study = load_study(FOLDER / "multi30k_languages.yaml")
+    trained, used, latent = (study.model | system.model for system in study.systems)
+    assert latent["decoder_layers"] == trained["decoder_layers"] == 2 * used["decoder_layers"]
+    assert latent["target_decoder_layers"] == used["decoder_layers"]
+    apart = set(latent.items()) ^ set(trained.items())
+    width = {key for key, _ in apart if key.endswith(("dim", "heads", "d_model", "encoder_layers"))}
+    assert width == set()
+    rates = [study.stages(system)[0].settings for system in study.systems]
+    dropouts = [study.stages(system)[-1].settings for system in study.systems]
+    assert rates == [rates[0]] * 3
+    assert dropouts == [dropouts[0]] * 3
 
 
 def test_joints_start_from_the_baseline_at_convergence():

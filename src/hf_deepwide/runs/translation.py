@@ -8,6 +8,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
+from ..data.arguments import DataArguments
 from ..data.corpora import load_parallel, load_whole
 from ..data.digest import text_digest
 from ..data.encoding import encode
@@ -194,7 +195,14 @@ class Translation(Task):
         if set_search(model, recipe):
             write_whole(folder / GENERATION_CONFIG_NAME, model.generation_config.to_json_string())
             write_whole(folder / CONFIG_NAME, model.config.to_json_string())
+        files = translation_files(recipe.data)
         for pair, lines in self.translations.items():
-            name = TRANSLATIONS if recipe.data.pairs is None else f"translations.{pair}.txt"
-            write_whole(folder / name, "".join(f"{line}\n" for line in lines))
+            write_whole(folder / files[pair], "".join(f"{line}\n" for line in lines))
         write_model_card(folder, recipe, results, self.samples)
+
+
+def translation_files(data: DataArguments) -> dict[str, str]:
+    """Each language pair, and the file in a run's folder with its translations of the test split."""
+    if data.pairs is None:
+        return {f"{data.source_lang}-{data.target_lang}": TRANSLATIONS}
+    return {pair: f"translations.{pair}.txt" for pair in data.evaluated_pairs}
