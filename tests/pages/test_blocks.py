@@ -1,6 +1,7 @@
 """The Python and shell blocks of README and getting-started run as printed, one after the other, in an empty folder.
 
-Nothing in a block is changed. The command `hf-deepwide` that the blocks find makes every training a short one.
+Nothing in a block is changed. The command `hf-deepwide` that the blocks find makes every training a short one. It and
+Python's blocks run in children of a server, which has imported what takes longest.
 """
 
 import json
@@ -10,6 +11,8 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -46,34 +49,47 @@ SHORT = {
 TOGETHER = pytest.mark.xdist_group("as long as getting started, which another process runs meanwhile")
 COMMAND = """#!/bin/sh
 if [ "$1" = train ]; then set -- "$@" {short}; fi
-exec {python} -m hf_deepwide.cli "$@"
+exec {client} hf-deepwide "$@"
 """
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT / "src"),
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def client():
+    """The words that begin a command of the server's, which runs meanwhile."""
+    program = str(Path(__file__).with_name("forked_commands.py"))
+    with tempfile.TemporaryDirectory() as folder:  # of a short name: the address of a socket has 107 characters
+        address = f"{folder}/socket"
+        command = [sys.executable, program, "serve", address]
+        with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout.readline() == "ready\n"
+            yield [sys.executable, "-S", "-E", program, address]  # without site packages, it starts at once
+            server.terminate()
 
 
 @pytest.fixture
-def paste(tmp_path):
+def paste(tmp_path, client):
     """Runs the blocks of a page, or of a section, in an empty folder; `short` are further keys for the trainings."""
     folder, programs = tmp_path / "folder", tmp_path / "bin"
     folder.mkdir()
     programs.mkdir()
-    environment = {
-        **os.environ,
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = {**ENVIRONMENT, "PATH": f"{programs}:{os.environ['PATH']}"}
 
     def run(page, section="", **short):
         words = [word for key, value in {**SHORT, **short}.items() for word in (f"--{key}", str(value))]
         command = programs / "hf-deepwide"
-        command.write_text(COMMAND.format(short=shlex.join(words), python=shlex.quote(sys.executable)))
+        command.write_text(COMMAND.format(short=shlex.join(words), client=shlex.join(client)))
         command.chmod(0o755)
         output = []
         for language, code in fenced(page, section):
             if language not in ("python", "shell") or INSTALLS.search(code):
                 continue
-            program = [sys.executable, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]
+            program = [*client, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]
             ran = subprocess.run([*program, code], cwd=folder, env=environment, capture_output=True, text=True)
             assert ran.returncode == 0, f"{code}\n{ran.stdout}\n{ran.stderr}"
             output.append(ran.stdout)

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import sys
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -14,10 +15,18 @@ from datasets import Dataset
 from hf_deepwide.data.digest import text_digest
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, welch
+from hf_deepwide.runs import compare
 from hf_deepwide.runs.compare import Comparison, compare_runs, p_value, parse_margins, report
 from hf_deepwide_cli import main
 
 LOSSES = {"plain": [2.10, 2.14, 2.12], "wide": [2.01, 2.05], "deep": [2.11, 2.15, 2.10]}
+
+
+@pytest.fixture(autouse=True)
+def few_trials(monkeypatch):
+    """The tests over sentences have tests of their own, and take seconds."""
+    monkeypatch.setattr(compare, "randomization", partial(compare.randomization, trials=99))
+    monkeypatch.setattr(compare, "clustered_bootstrap", partial(compare.clustered_bootstrap, samples=99))
 
 
 @pytest.fixture
