@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from mistakes import SHORT, make_workspace, spoilt
 from model_cases import CASES, config_of
 from tiny_run import tiny_values
+from transformers import CONFIG_MAPPING
 
 from hf_deepwide.errors import UserError, quote
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
-from hf_deepwide.runs.recipe import Recipe, check_recipe, config_class
+from hf_deepwide.runs.recipe import Recipe, check_recipe
 from hf_deepwide.runs.yaml_values import parse_yaml, to_yaml
 from hf_deepwide.training.ranges import RANGES
 
@@ -310,7 +311,7 @@ def test_the_least_parameters_are_less_than_there_are(case):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_number_of_a_config_has_a_limit(family):
-    cls = config_class(family)
+    cls = CONFIG_MAPPING[family]
     hints = get_type_hints(cls, localns={"torch": torch})
     numbers = [field.name for field in dataclasses.fields(cls) if _is_number(hints[field.name])]
     assert len(numbers) > 15
@@ -360,7 +361,7 @@ values_of_yaml = st.recursive(
 )
 KEYS = [
     *((family, "model", field.name) for family in (*FAMILIES, "marian", "bart") for field in
-      dataclasses.fields(config_class(family))),
+      dataclasses.fields(CONFIG_MAPPING[family])),
     *(("mat", section, field.name) for section, cls in Recipe.sections.items() if cls for field in
       dataclasses.fields(cls) if field.init),
 ]  # fmt: skip

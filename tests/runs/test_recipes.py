@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 from tiny_run import tiny_values, write_recipe
-from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
+from transformers import CONFIG_MAPPING, PreTrainedConfig, Seq2SeqTrainingArguments
 
 import hf_deepwide
 from hf_deepwide.data.phrases import build_phrases
@@ -20,7 +20,6 @@ from hf_deepwide.runs.recipe import (
     PACKAGED,
     Recipe,
     check_recipe,
-    config_class,
     differences,
     load_recipe,
     packaged_recipes,
@@ -431,7 +430,7 @@ def test_a_key_of_evaluate_is_refused_in_a_recipe():
 
 def test_a_recipe_holds_the_settings_of_the_released_latent_depth():
     fields = load_recipe("ted8_related_o2m_latent_released").model_fields
-    config = config_class("latent_depth")(**fields)
+    config = CONFIG_MAPPING["latent_depth"](**fields)
     assert (config.encoder_layers, config.decoder_layers, config.target_decoder_layers) == (12, 24, 12)
     assert (config.gumbel_temperature, config.soft_selection_steps, config.kl_estimator) == (5, 500, "fairseq")
     assert (config.kl_weight, config.kl_reduction, config.layer_sharing_weight) == (0.1, "mean", 0.1)

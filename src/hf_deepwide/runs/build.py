@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -30,7 +31,7 @@ from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
 from ..vanilla_form import check_config
 from .bases import adds_weights, check_fields
-from .recipe import Recipe, config_class
+from .recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ def check_memory(config: PreTrainedConfig, source: str) -> None:
 
 def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """The config of a new model: the recipe's fields, and ids and vocabulary of the tokenizer."""
-    cls = config_class(recipe.family)
+    cls = CONFIG_MAPPING[recipe.family]
     given = recipe.model_fields
     origins = {"tokenizer": _from_tokenizer(tokenizer, cls()), "section data": posterior_fields(recipe)}
     for origin, decided in origins.items():
@@ -166,7 +167,7 @@ def posterior_fields(recipe: Recipe) -> dict[str, Any]:
     if not names:
         _check_prior(recipe)
         return {}
-    family = family_of(config_class(recipe.family))
+    family = family_of(CONFIG_MAPPING[recipe.family])
     if family is None or not family.has_posteriors:
         raise UserError(
             f"{recipe.source}: data.posteriors: a model of the family {recipe.family} has none; set it to none"
@@ -245,7 +246,7 @@ def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
     base, fields = recipe.init_from, recipe.model_fields | posterior_fields(recipe)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = check_base(recipe)
-    cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)]
+    cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[CONFIG_MAPPING[recipe.family]]
     try:
         # joints that the base does not have start so that its layers keep their function
         if theirs.model_type != recipe.family or adds_weights(theirs, fields):
@@ -268,7 +269,7 @@ def check_base(recipe: Recipe) -> PreTrainedConfig:
     theirs = load_config(base, prefix)
     if theirs.model_type == recipe.family:
         check_fields(prefix, theirs, recipe.model_fields)
-    elif not hasattr(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class(recipe.family)], "from_base"):
+    elif not hasattr(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[CONFIG_MAPPING[recipe.family]], "from_base"):
         raise UserError(f"{prefix}: a {theirs.model_type} model cannot be made into a {recipe.family} model")
     else:
         try:

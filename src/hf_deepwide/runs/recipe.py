@@ -11,35 +11,34 @@ All keys are checked before anything is read or trained: a recipe that loads fai
 """
 
 import copy
-import dataclasses
 import difflib
 import json
 import re
-import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar
 
-import torch
-from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 from ..checkpoint_files import MARK
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TRAINING_KEYS, TokenizerArguments
 from ..durable import is_same
 from ..errors import UserError, one_line, quote
-from ..evaluation.averages import groups
-from ..evaluation.metrics import build_metrics
 from ..evaluation.translate import EvaluationArguments
-from ..families import all_families
-from ..limits import Range
-from ..models.configuration_base import ENTRIES, LAYERS, WEIGHT, DeepWideConfig
 from ..models.quoting import QUOTED
 from ..reading import home_expanded, read_text
-from ..redaction import hide, is_secret, take_secrets, with_secrets, without_secrets
+from ..redaction import hide, take_secrets, with_secrets
 from ..training.arguments import REFUSED, TranslationTrainingArguments
+from .recipe_checks import (
+    check_evaluation,
+    check_fields,
+    check_model,
+    check_name,
+    check_tokenizer_keys,
+    taken_tokenizer,
+)
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
@@ -47,9 +46,6 @@ NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 LINEAGE = 5  # how many recipes may extend one another
 
 RECIPE = "recipe.yaml"  # in the folder of a run: what it was started with
-# What keys and model types are called elsewhere.
-ALSO_CALLED = {"lr": "learning_rate", "batch_size": "max_tokens", "epochs": "num_train_epochs"}
-ALSO_CALLED |= {"nllb": "m2m_100", "opus-mt": "marian", "mbart50": "mbart", "transformer": "vanilla_transformer"}
 EXTENDS = "extends"  # the key that names the recipe whose keys a recipe begins with
 PACKAGED = Path(__file__).parents[1] / "recipes"
 
@@ -169,12 +165,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
             example = f"here {meant}" if owners else "as in --training.max_steps 100"
             sections = ", ".join(kind.sections)
             raise UserError(f"{option}: an override names a section and a key, {example}; the sections are {sections}")
-        _check_name(option, "section", section, kind.sections)
+        check_name(option, "section", section, kind.sections)
         values[section][field] = value
         if section == "tokenizer":
             asked[field] = value
     try:
-        _check_tokenizer_keys(asked, values["tokenizer"], str(path))
+        check_tokenizer_keys(asked, values["tokenizer"], str(path))
         return check_recipe(values, name, str(path), kind)
     except UserError as error:
         named = [f"--{key}" for key, _ in given if _is_named(key, str(error))]
@@ -241,49 +237,27 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
             f"{source}: {EXTENDS}: {quote(parent)} is no file name; write the recipe that this one changes"
         )
     for section, keys in values.items():
-        _check_name(source, "section", section, kind.sections)
+        check_name(source, "section", section, kind.sections)
         if keys is not None and not isinstance(keys, dict):
             raise UserError(f"{source}: {section}: a section is a mapping of keys to values, not {quote(keys)}")
     inherited = read_values(path.parent / parent, kind, (*children, path)) if parent else {}
     merged = {section: {**inherited.get(section, {}), **(values.get(section) or {})} for section in kind.sections}
     if path.name != RECIPE or read_mark(path.parent) is None:  # what a run has kept is merged
-        _check_tokenizer_keys(values.get("tokenizer") or {}, merged["tokenizer"], source)
+        check_tokenizer_keys(values.get("tokenizer") or {}, merged["tokenizer"], source)
     return merged
-
-
-def _check_tokenizer_keys(asked: dict[str, Any], tokenizer: dict[str, Any], source: str) -> None:
-    """Refuse keys that say how a tokenizer is trained where one is taken as it is, unless they have their defaults.
-
-    Args:
-        asked: the keys of one file, or the overrides. What a parent says of its own tokenizer may stay behind.
-        tokenizer: the section with the keys of all parents.
-        source: how messages begin.
-    """
-    taken = _taken_tokenizer(tokenizer)
-    for key in TRAINING_KEYS if taken else ():
-        if asked.get(key, default := getattr(TokenizerArguments, key)) != default:
-            raise UserError(
-                f"{source}: tokenizer.{key} is {quote(asked[key])}, and has no effect beside tokenizer.{taken}, whose "
-                f"tokenizer is taken as it is; leave it out, or set tokenizer.{taken} to null to train one"
-            )
-
-
-def _taken_tokenizer(tokenizer: dict[str, Any]) -> str | None:
-    """The key that names a tokenizer, or merges, which are taken as they are; None where one is trained."""
-    return next((key for key in ("path", "codes") if tokenizer.get(key)), None)
 
 
 def used_values(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The sections without what a parent says of a new tokenizer, where a child takes another as it is."""
     tokenizer = values.get("tokenizer") or {}
-    if not _taken_tokenizer(tokenizer):
+    if not taken_tokenizer(tokenizer):
         return values
     return {**values, "tokenizer": {key: value for key, value in tokenizer.items() if key not in TRAINING_KEYS}}
 
 
 def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
     """Check every key and value and make the sections; `source` opens the messages."""
-    _check_model(values["model"], kind, source)
+    check_model(values["model"], kind, source)
     if values["model"].get("init_from") and not values["tokenizer"].get("path"):
         raise UserError(
             f"{source}: model.init_from: the checkpoint knows only its own tokens, so tokenizer.path must be set "
@@ -297,30 +271,15 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
     for section, cls in kind.sections.items():
         if cls is None:
             continue
-        _check_fields(values[section], section, cls, kind.refused, source)
+        check_fields(values[section], section, cls, kind.refused, source)
         if section == "training":
             continue
         try:
             sections[section] = cls(**copy.deepcopy(values[section]))
         except UserError as error:
             raise UserError(f"{source}: {error}") from None
-    evaluation = sections.get("evaluation")
-    if evaluation and evaluation.average_languages:
-        pairs = sections["data"].evaluated_pairs
-        if not pairs:
-            raise UserError(f"{source}: evaluation.average_languages: there is one language pair; set data.pairs")
-        try:
-            groups(pairs, evaluation.average_languages)
-        except UserError as error:
-            raise UserError(f"{source}: evaluation.{error}") from None
-    if evaluation:
-        data = sections["data"]
-        scored = [pair for pair in data.language_pairs if "-".join(pair) not in data.train_only_pairs]
-        for target_lang in dict.fromkeys(target for _, target in scored):
-            try:  # a tokenizer may need a package that is not installed
-                build_metrics(evaluation.metrics, tokenize=evaluation.tokenize, target_lang=target_lang)
-            except UserError as error:
-                raise UserError(f"{source}: evaluation.{error}") from None
+    if "evaluation" in sections:
+        check_evaluation(sections["evaluation"], sections["data"], source)
     public, secrets = take_secrets(values)
     return kind(name, source, public, **sections, secrets=secrets)
 
@@ -384,148 +343,3 @@ def differences(
                 shown = [quote(side[key]) if key in side else "not set" for side in (a, b)]
                 lines.append(f"{section}.{key}: {shown[0]}, now {shown[1]}")
     return lines
-
-
-def config_class(family: str) -> type[PreTrainedConfig]:
-    """The config class of a model type."""
-    return CONFIG_MAPPING[family]
-
-
-def _check_model(fields: dict[str, Any], kind: type[Recipe], source: str) -> None:
-    family, families = fields.get("family"), kind.families()
-    if not isinstance(family, str):
-        examples = "latent_depth" if len(families) == 1 else "vanilla_transformer or mat"
-        raise UserError(f"{source}: model.family: give a model type, such as {examples}")
-    if family not in families and family in CONFIG_MAPPING:
-        accepted = one_line(", ".join(map(repr, families)), 150)
-        raise UserError(
-            f"{source}: model.family: {quote(family)} is not for {kind.task}; accepted: {accepted}. `hf-deepwide "
-            "train` trains translation models, `train masked-lm` and `train classification` the others"
-        )
-    _check_name(f"{source}: model.family", "model type", family, families)
-    init_from = fields.get("init_from")
-    if init_from is not None and not isinstance(init_from, str):
-        raise UserError(f"{source}: model.init_from: {quote(init_from)} is neither a folder, a Hub id, nor null")
-    cls = config_class(family)
-    if init_from is None and cls.sub_configs:
-        raise UserError(
-            f"{source}: model.family: a new {quote(family)} model cannot be made, as its parts have configs of their "
-            "own; start from a checkpoint of this family (model.init_from)"
-        )
-    known = [field.name for field in dataclasses.fields(cls)]
-    for key in fields:
-        if key in kind.refused:
-            raise UserError(f"{source}: model.{key} has no effect here: {kind.refused[key]}")
-        having = [name for name in all_families() if key in config_class(name).__dataclass_fields__]
-        if key not in known and family in all_families() and having:
-            raise UserError(
-                f"{source}: model.{key} is no key of {family}; families with this key: {', '.join(having)}"
-            )
-        _check_name(f"{source}: model", "key", key, ["family", "init_from", *known])
-    given = {key: value for key, value in fields.items() if key not in ("family", "init_from")}
-    if given.get("dtype") not in (None, "float32"):
-        raise UserError(
-            f"{source}: model.dtype: {quote(given['dtype'])} is not accepted; weights are trained in float32, and "
-            "training.bf16 says how they are multiplied"
-        )
-    hints = get_type_hints(cls, localns={"torch": torch})  # Transformers imports torch for type checkers alone
-    for key, value in given.items():
-        _check_type(key, value, hints[key], f"{source}: model")
-    _check_sizes(cls, given, source)
-    for key in ("is_encoder_decoder", "return_dict"):
-        value = given.get(key)
-        if value is not None and value != (needed := getattr(cls(), key)):
-            raise UserError(f"{source}: model.{key}: {quote(value)} is not accepted; the family needs {needed}")
-    if init_from is not None:
-        given = _without_base(given, known)
-    try:
-        cls(**given)
-    except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:  # AttributeError: no such dtype
-        raise UserError(f"{source}: model: {one_line(error, 400)}") from error
-
-
-def _without_base(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """Fields of a model that starts from a base, which has the width or the heads that they leave out."""
-    heads = [name for name in ("encoder_attention_heads", "decoder_attention_heads") if name in known]
-    if "d_model" in given:
-        return {**dict.fromkeys(heads, 1), **given}
-    return {key: value for key, value in given.items() if key not in heads}
-
-
-def _check_sizes(cls: type[PreTrainedConfig], given: dict[str, Any], source: str) -> None:
-    """Refuse numbers that no model can have; configs of our own know better, those of Transformers know no limit."""
-    for name, value in given.items():
-        accepted = Range(-WEIGHT, LAYERS if "layers" in name else ENTRIES)
-        if issubclass(cls, DeepWideConfig) or not isinstance(value, int | float) or isinstance(value, bool):
-            continue
-        if not accepted.holds(value):
-            raise UserError(f"{source}: model.{name} is {quote(value)}; accepted: {accepted}")
-
-
-def _check_fields(values: dict[str, Any], section: str, cls: type, refused: dict[str, str], source: str) -> None:
-    hints = get_type_hints(cls)
-    known = [field.name for field in dataclasses.fields(cls) if field.init]
-    for key, value in values.items():
-        if key in refused:
-            raise UserError(f"{source}: {section}.{key} has no effect here: {refused[key]}")
-        _check_name(f"{source}: {section}", "key", key, [name for name in known if name not in refused])
-        _check_type(key, value, hints[key], f"{source}: {section}")
-
-
-def _check_type(key: str, value: Any, hint: Any, where: str) -> None:
-    """Refuse a value of another type than an annotation says; a secret is not shown."""
-    if not _fits(value, hint):
-        shown = "its value" if is_secret(key) else quote(without_secrets(value))
-        raise UserError(f"{where}.{key}: {shown} is not accepted; give {_describe(hint)}")
-
-
-def _check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is not among the known ones, and say which of them may have been meant."""
-    known = list(known)
-    if name in known:
-        return
-    given = one_line(name, QUOTED)
-    near = difflib.get_close_matches(ALSO_CALLED.get(given, given), known, n=1)
-    all_of_them = "`hf-deepwide recipes reference` shows all" if kind == "key" else f"accepted: {', '.join(known)}"
-    hint = f"the nearest is {near[0]!r}" if near else one_line(all_of_them, 300)
-    raise UserError(f"{where}: unknown {kind} {quote(name)}; {hint}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """True if a value read from YAML is of the type that an annotation asks for."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, option) for option in inner)
-    if origin is Literal:
-        return value in inner
-    if origin is list:
-        return isinstance(value, list) and all(_fits(element, inner[0]) for element in value)
-    if origin in (dict, tuple):  # YAML has no tuples, but lists
-        return isinstance(value, dict if origin is dict else list)
-    if hint in (int, float) and isinstance(value, bool):
-        return False
-    if hint is float:
-        return isinstance(value, int | float)
-    return isinstance(value, hint)
-
-
-def _describe(hint: Any) -> str:
-    """An annotation in words."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_describe, inner)))
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, inner))
-    if origin is list:
-        return f"a list of {_describe(inner[0])}"
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        dict: "a mapping",
-        type(None): "null",
-    }
-    return names.get(origin or hint, getattr(hint, "__name__", str(hint)))
