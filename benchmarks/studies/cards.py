@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from definition import Study
-from pages import TITLES, is_measured, markdown, table_cells
+from pages import TITLES, markdown, table_cells
 from records import PRUNED, Record, read_records
 from selection import Rows, chosen_rows
 
@@ -43,15 +43,10 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
     )
     cells = table_cells(study, rows, results)
     columns = ("system", "parameters", TITLES[study.metric], TITLES[study.beside], *COLUMNS)
-    difference = (
-        "that of the validation losses"
-        if is_measured(rows)
-        else "that of the first score, over the seeds that both have"
-    )
     shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
     scores = (
         f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"
-        f"± is a standard error over seeds. The difference to the baseline is {difference}.\n"
+        f"± is a standard error over seeds. The difference to the baseline is that of the validation losses.\n"
         "[The page of results](../docs/results.md) says how the settings were chosen.\n\n"
         f"The rest of this card is about the model of seed {seed}.\n"
     )

@@ -274,14 +274,7 @@ def table(study: Study, rows: Rows, results: Path) -> str:
     if study.published:
         return beside_published(study, rows)
     cells = list(table_cells(study, rows, results).values())
-    if is_measured(rows):
-        return f"{markdown(cells)}\n{about(study, rows)}\n"
-    of_older_runs = (
-        "± is a standard error over seeds. The difference is the mean over the seeds that a system and the baseline "
-        "share. p comes from approximate randomisation over sentences: it is about these trained models only, not "
-        "about other seeds. Validation loss is in nats a token, smoothed as in training."
-    )
-    return f"{markdown(cells)}\n{of_older_runs}\n"
+    return f"{markdown(cells)}\n{about(study, rows)}\n"
 
 
 def summary(study: Study, rows: Rows, results: Path) -> str:
@@ -303,50 +296,12 @@ def markdown(rows: list[dict[str, str]]) -> str:
     return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
-def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
-    """System to column to cell: all cells of the study's table."""
-    return (_measured_cells if is_measured(rows) else _cells)(study, rows, results)
-
-
-def _cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
-    """System to column to cell, of older runs."""
-    comparison, cells = load_comparison(results), {}
-    for name, by_seed in rows.items():
-        runs = list(by_seed.values())
-        pair, test = paired_runs(study, rows, name), comparison.get(name, {})
-        difference = p = ""
-        if pair["seeds"]:
-            systems = rows[name], rows[str(baseline_of(study, name))]
-            scores = [[scores_of(runs[seed])[study.metric] for seed in pair["seeds"]] for runs in systems]
-            difference = with_error([ours - theirs for ours, theirs in zip(*scores, strict=True)], sign="+")
-            p = f"{test[study.metric]['p_randomization']:.4f}" if pair.items() <= test.items() else ""
-        pruned = name.startswith(PRUNED)
-        cells[name] = {
-            "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
-            "parameters": f"{sum(run['parameters'] for run in runs) / len(runs) / 1e6:.2f} M",
-            TITLES[study.metric]: with_error([scores_of(run)[study.metric] for run in runs]),
-            TITLES[study.beside]: with_error([scores_of(run)[study.beside] for run in runs]),
-            "difference": difference,
-            "p (sentences)": p,
-            "seeds": str(len(runs)),
-            "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
-            "validation loss": "" if pruned else with_error([validation_loss(run) for run in runs], digits=3),
-            "updates": "" if pruned else updates(runs),
-        }
-    return cells
-
-
 def has_pairs(rows: Rows) -> bool:
     """True if the runs translate several language pairs."""
     return any("pairs" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())
 
 
-def is_measured(rows: Rows) -> bool:
-    """True if the validation loss of each run's final model is known; older runs have only their curves."""
-    return bool(rows) and all("validation" in run for by_seed in rows.values() for run in by_seed.values())
-
-
-def _measured_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
+def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
     """System to column to cell: validation loss first, with the tests in which a seed is the unit."""
     comparison, scores, cells = load_comparison(results), TITLES[study.metric], {}
     p_columns = ["p (seeds)", "p (Holm)", *(["p (equal)"] if study.margin else [])]
@@ -423,7 +378,7 @@ def layers_left(runs: list[Record]) -> str:
     return ", ".join(f"{run['layers']['encoder']} + {run['layers']['decoder']} layers" for run in runs)
 
 
-def with_error(values: list[float], sign: str = "-", digits: int = 2) -> str:
-    """Mean and standard error; `sign` is that of format specifications."""
+def with_error(values: list[float], digits: int = 2) -> str:
+    """Mean and standard error."""
     error = standard_error(values)
-    return f"{statistics.mean(values):{sign}.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+    return f"{statistics.mean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

@@ -84,6 +84,7 @@ def record(study, system, stage, setting, seed, loss, bleu=10.0, **more):
         "seed": seed,
         "parameters": 3_000_000,
         "test": {"bleu": bleu, "chrf": 2 * bleu},
+        "validation": {"loss": loss, "nll": loss - 1},
         "train": {"best_validation_loss": loss, "steps": 40, "validation_curve": [[20, loss + 1], [40, loss]]},
         **more,
     }
@@ -127,7 +128,7 @@ def test_a_row_is_the_mean_over_seeds_with_its_standard_error(small, tmp_path):
     rate, dropout = "training.learning_rate", "model.dropout"
     scores = {plain.name: [10.0, 12.0], wide.name: [13.0, 14.0]}
     made = [
-        record(small, system, full, {rate: 0.002, dropout: 0.3}, seed, 1.0, scores[system.name][seed - 1])
+        record(small, system, full, {rate: 0.002, dropout: 0.3}, seed, seed / 4, scores[system.name][seed - 1])
         for system in (plain, wide)
         for seed in small.seeds
     ]
@@ -140,7 +141,8 @@ def test_a_row_is_the_mean_over_seeds_with_its_standard_error(small, tmp_path):
     text = pages.write_pages(small, tmp_path)
     plain_line, wide_line = (next(line for line in text.splitlines() if f"| {name} |" in line) for name in scores)
     assert f"11.00 ± {statistics.stdev([10, 12]) / 2**0.5:.2f}" in plain_line
-    assert f"+2.50 ± {statistics.stdev([3, 2]) / 2**0.5:.2f}" in wide_line
+    assert f"| 0.375 ± {statistics.stdev([0.25, 0.5]) / 2**0.5:.3f} | -0.625 ± " in wide_line, "nats, smoothed and not"
+    assert "| +0.000 | 1.0000 |" in wide_line
     assert (tmp_path / "learning_curves.png").is_file()
 
 
@@ -340,7 +342,7 @@ def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, sma
     study = dataclasses.replace(small, close_seeds=[3], margin=0.5)
     made(lambda run: loss_of(run) + 0.99 * (run.system.name == "wide"), study)
     rows = selection.chosen_rows(study, records.read_records(tmp_path / "results"))
-    cells = pages._measured_cells(study, rows, tmp_path / "results")
+    cells = pages.table_cells(study, rows, tmp_path / "results")
     losses = {name: [run["validation"]["loss"] for run in rows[name].values()] for name in rows}
     p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
     assert cells["wide"]["p (seeds)"] == cells["wide"]["p (Holm)"] == f"{p:.4f}"
