@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from hf_deepwide.data.bpe_codes import tokenizer_from_codes
@@ -76,7 +76,7 @@ def probabilities(pieces: tuple[str, ...], merges: list[tuple[str, str]], rate: 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_pieces_are_as_frequent_as_algorithm_1_says(rate):
     merges = [("a", "b"), ("ab", "a"), ("b", "a"), ("aba", "b"), ("c", "a"), ("ab", "ab")]
-    pieces = ["a", "b", "c", *dict.fromkeys("".join(merge) for merge in merges)]
+    pieces = ["a", "b", "c", "▁", *dict.fromkeys("".join(merge) for merge in merges)]
     model = models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
     dropout, draws, number = BPEDropout(tokenizer, rate), random.Random(0), 20_000
@@ -114,3 +114,13 @@ def test_refuses_a_tokenizer_without_merges():
         BPEDropout(PreTrainedTokenizerFast(tokenizer_object=unigram), 0.1)
     with pytest.raises(UserError, match=r"tokenizer\.bpe_dropout is 2"):
         TokenizerArguments(bpe_dropout=2)
+
+
+def test_pieces_that_mark_no_word_are_refused(tmp_path):
+    """A sentence would be one word, and pieces would join across spaces."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=60, special_tokens=["<pad>", "<unk>"]))
+    plain = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>")
+    with pytest.raises(UserError, match=r"tokenizer\.bpe_dropout: no piece of the tokenizer"):
+        BPEDropout(plain, 0.1)

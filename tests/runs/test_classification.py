@@ -110,6 +110,56 @@ def test_a_base_whose_sentences_have_no_end_token(data, tmp_path):
     assert run_classification(recipe)["test"]["accuracy"]["median"] > 0
 
 
+@pytest.mark.parametrize("family", ["roberta", "mat_roberta"])
+def test_accumulation_changes_no_gradient(family, data, base, tmp_path):
+    """Two batches of 8 are one of 16, also for classes whose `forward` takes any keyword."""
+    plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = {"roberta": plain, "mat_roberta": {"dropout": 0.0, "attention_dropout": 0.0, "attention_branches": 2}}
+    model["mat_roberta"] |= {"drop_branch": 0.0}
+    for size, accumulation in ((16, 1), (8, 2)):
+        run = tmp_path / f"{size}"
+        recipe = recipe_of(
+            data, base, run, seeds=[1], max_steps=4, per_device_train_batch_size=size, max_grad_norm=0,
+            gradient_accumulation_steps=accumulation, optim="sgd", learning_rate=0.1, load_best_model_at_end=False,
+            lr_scheduler_type="constant",
+        )  # fmt: skip
+        values = {**recipe.values, "model": {"family": family, "init_from": str(base), **model[family]}}
+        run_classification(check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe))
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("16", "8"))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_does_not_go_on_with_other_data(data, base, tmp_path, monkeypatch):
+    """Its seeds would be trained and scored on different rows."""
+    corpus = tmp_path / "corpus"
+    shutil.copytree(data, corpus)
+    with monkeypatch.context() as patch:
+        kill_at(patch, seed=2, step=2)
+        with pytest.raises(KeyboardInterrupt):
+            run_classification(recipe_of(corpus, base, tmp_path / "run"))
+    shutil.copy(data / "dev.tsv.gz", corpus / "test.tsv.gz")
+    with pytest.raises(UserError, match="the test data are others than those that the run began with"):
+        run_classification(recipe_of(corpus, base, tmp_path / "run"))
+    shutil.copy(data / "test.tsv.gz", corpus / "test.tsv.gz")
+    assert len(run_classification(recipe_of(corpus, base, tmp_path / "run"))["seeds"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_type cosine_with_min_lr cannot be made"),
+        ({"report_to": "foo"}, "report_to"),
+        ({"log_level": "foo"}, "log_level is 'foo'"),
+        ({"torch_compile_backend": "foo"}, "torch_compile_backend is 'foo'"),
+        ({"fsdp": "full_shard"}, "fsdp spreads weights over several processes"),
+    ],
+)
+def test_names_in_training_are_checked_before_anything_is_read(fields, words, base, tmp_path):
+    with pytest.raises(UserError, match=words):
+        run_classification(recipe_of(tmp_path / "nowhere", base, tmp_path / "run", **fields))
+
+
 def after_steps(monkeypatch, act):
     """Call a function with the arguments and the state after each step of a training."""
 
@@ -475,6 +525,16 @@ def test_a_file_may_hold_objects_or_quoted_columns(tmp_path):
         args = ClassificationArguments(format=kind, root=str(tmp_path), train=f"a.{kind}", validation=f"a.{kind}")
         found = read_splits(args)["train"]
         assert list(zip(found["text"], found["label"], strict=True)) == expected
+
+
+def test_a_folder_that_datasets_reads_lies_below_the_root(tmp_path, monkeypatch, tmp_path_factory):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    (tmp_path / "folder").mkdir()
+    rows = [("NA", "none"), ("null", "some"), ("a", "none")]
+    (tmp_path / "folder" / "train.csv").write_text("sentence,label\n" + "".join(f"{t},{n}\n" for t, n in rows))
+    args = ClassificationArguments("datasets", "train", "train", name="folder", root=str(tmp_path))
+    found = read_splits(args)["train"]
+    assert list(zip(found["text"], found["label"], strict=True)) == rows
 
 
 @pytest.mark.parametrize(

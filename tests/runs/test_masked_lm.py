@@ -368,6 +368,16 @@ def test_columns_are_read_whole(data, tokenizer, tmp_path, monkeypatch):
     assert sizes == {language: rows["pair"][:].count(index) for index, language in enumerate(recipe.data.languages)}
 
 
+def test_held_out_text_of_which_nothing_is_predicted_is_refused(data, tokenizer, tmp_path):
+    """It would have no loss."""
+    for language in ("en", "de"):
+        (tmp_path / f"short.{language}").write_text("the cat\n")
+    args = MonolingualArguments(["en", "de"], "short", "short", root=str(tmp_path), mask_probability=0.0001)
+    with pytest.raises(UserError, match=r"data.validation: none of its \d+ tokens was drawn to be predicted"):
+        encode_texts(args, "validation", tokenizer)
+    assert len(encode_texts(args, "train", tokenizer)) == 2
+
+
 def test_lines_that_are_empty_or_too_long(data, tokenizer):
     args = MonolingualArguments(
         ["en", "de"], "train", "heldout", "train", root=str(data), posteriors="language", max_length=100

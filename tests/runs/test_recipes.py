@@ -27,6 +27,7 @@ from hf_deepwide.runs.recipe import (
 from hf_deepwide.runs.schema import reference_comments
 from hf_deepwide.runs.yaml_values import to_yaml
 from hf_deepwide.training.arguments import REFUSED, TranslationTrainingArguments
+from hf_deepwide.training.classification import ClassificationTrainingArguments
 from hf_deepwide_cli.recipes import whole
 
 RECIPES = [name for name in packaged_recipes() if not name.startswith(("masked_lm/", "classification/"))]
@@ -157,6 +158,12 @@ def test_odd_overrides_are_refused(arguments, words, tmp_path):
         ({"save_steps": 8, "early_stopping_patience": 2}, ["eval_steps is 4", "save_steps 8"]),
         ({"max_tokens": 0}, ["max_tokens"]),
         ({"save_strategy": "best"}, ["save_strategy"]),
+        (
+            {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"mode": "max"}},
+            ["mode is 'max'", "loss, less is better"],
+        ),
+        ({"fsdp": "full_shard"}, ["fsdp", "several processes"]),
+        ({"optim": "galore_adamw"}, ["optim", "galore-torch"]),
     ],
 )
 def test_training_arguments_that_contradict_are_refused(fields, words, tmp_path):
@@ -166,6 +173,18 @@ def test_training_arguments_that_contradict_are_refused(fields, words, tmp_path)
         check_recipe(values, "tiny", "tiny.yaml").training_arguments()
     for word in ["tiny.yaml", *words]:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
+def test_a_schedule_that_follows_the_metric_knows_which_way_is_better(schedule, tmp_path):
+    """Transformers leaves it at: less. BLEU that rises would lower the rate."""
+    values = tiny_values(tmp_path)
+    values["training"]["lr_scheduler_type"] = schedule
+    assert check_recipe(values, "tiny", "tiny.yaml").training_arguments().lr_scheduler_kwargs["mode"] == "min"
+    values["training"] |= {"metric_for_best_model": "bleu", "predict_with_generate": True}
+    assert check_recipe(values, "tiny", "tiny.yaml").training_arguments().lr_scheduler_kwargs["mode"] == "max"
+    args = ClassificationTrainingArguments(str(tmp_path), lr_scheduler_type=schedule, use_cpu=True)
+    assert args.lr_scheduler_kwargs["mode"] == "max", "accuracy"
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,27 @@ def test_a_base_is_refused_before_the_corpus_is_read(family, message, corpus, tm
         run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("fields", "selection"),
+    [
+        ({}, "tempered"),
+        ({"final_temperature": 0.5}, "hard"),
+        ({"soft_selection_steps": 5, "inference_selection": "soft"}, "soft"),
+    ],
+)
+def test_layers_are_chosen_as_the_recipe_draws_them_and_not_as_its_base_did(fields, selection, corpus, tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", family="latent_depth")
+    base = build_model(recipe, corpus.tokenizer, recipe.training_arguments())
+    base.save_pretrained(tmp_path / "base")
+    corpus.tokenizer.save_pretrained(tmp_path / "base")
+    values = tiny_values(tmp_path / "run")
+    values["model"] = {"family": "latent_depth", "init_from": str(tmp_path / "base"), **fields}
+    values["tokenizer"] = {"path": str(tmp_path / "base")}
+    recipe = check_recipe(values, "tiny", "tiny.yaml")
+    model = build_model(recipe, corpus.tokenizer, recipe.training_arguments())
+    assert model.config.inference_selection == selection
+
+
 @pytest.mark.parametrize("family", ["vanilla_transformer", "mat"])
 def test_a_base_in_half_precision_is_trained_in_float32(family, corpus, tmp_path):
     """As it is, and widened; in bfloat16 a small update would be lost to rounding."""
@@ -364,6 +385,30 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path, capsys):
     kept = load_file(tmp_path / "run" / f"checkpoint-{best}" / "model.safetensors")
     final = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(kept[name], final[name]) for name in kept)
+
+
+def test_a_run_that_ends_as_planned_did_not_end_early(tmp_path, capsys):
+    run_recipe(tiny_recipe(tmp_path / "run", early_stopping_patience=9, max_steps=8))
+    assert "training ends early" not in capsys.readouterr().err
+
+
+def test_a_save_at_the_end_of_an_epoch_follows_the_evaluation(tmp_path):
+    """The last checkpoint knows of it, and so do the results."""
+    every = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 3, "load_best_model_at_end": False}
+    run = tmp_path / "run"
+    results = run_recipe(tiny_recipe(run, max_steps=12, **every))
+    state = json.loads((run / "checkpoint-6" / "trainer_state.json").read_text(encoding="utf-8"))
+    (first,) = [entry["step"] for entry in state["log_history"] if "eval_loss" in entry]
+    assert first == state["global_step"] == 6, "epochs of six steps"
+    assert [step for step, _ in results["train"]["validation_curve"]] == [6, 12]
+
+
+def test_a_resumed_run_does_not_evaluate_as_at_its_start(make, tmp_path):
+    often = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    make("mat", max_steps=4, **often).train()
+    again = make("mat", max_steps=4, **often)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert [entry["step"] for entry in again.state.log_history if "eval_loss" in entry] == [0, 2, 4]
 
 
 def test_a_stream_is_trained_on_and_resumed(tmp_path):

@@ -12,7 +12,7 @@ from itertools import pairwise
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .subword_collator import WORD_STARTS, subword_model, words_of
+from .subword_collator import WORD_STARTS, check_marks, subword_model, words_of
 
 
 class BPEDropout:
@@ -44,8 +44,10 @@ class BPEDropout:
             self._merges.setdefault(pair, (rank, whole))
             self._parts.setdefault(whole, pair)
         whole = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
-        self._starts = whole | {number for piece, number in vocabulary.items() if piece.startswith(WORD_STARTS)}
-        self._ends = whole | {number for piece, number in vocabulary.items() if suffix and piece.endswith(suffix)}
+        starts = {number for piece, number in vocabulary.items() if piece.startswith(WORD_STARTS)}
+        ends = {number for piece, number in vocabulary.items() if suffix and piece.endswith(suffix)}
+        check_marks(tokenizer, bool(starts or ends or prefix), "bpe_dropout")
+        self._starts, self._ends = whole | starts, whole | ends
 
     def __call__(self, ids: Sequence[int], draws: random.Random) -> list[int]:
         """Cut a sentence anew, with random numbers from `draws`."""

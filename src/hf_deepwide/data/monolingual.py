@@ -144,7 +144,7 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
     Validation and test rows are masked, and have `labels`.
 
     Raises:
-        UserError: no line is left.
+        UserError: no line is left, or nothing in it is to be predicted.
     """
     lines = list(read_texts(args, split))
     if not lines:
@@ -166,6 +166,11 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
         masked = [collator.mask(torch.tensor([row])) for row in kept]
         columns["input_ids"] = [ids[0].tolist() for ids, _ in masked]
         columns["labels"] = [labels[0].tolist() for _, labels in masked]
+        if not any(label != -100 for labels in columns["labels"] for label in labels):
+            raise UserError(
+                f"data.{split}: none of its {sum(lengths)} tokens was drawn to be predicted, so it has no loss; give "
+                "more text, or a larger data.mask_probability"
+            )
     return Dataset.from_dict(columns)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..errors import UserError
 from .batches import TranslationCollator
 
 WORD_STARTS = ("▁", "Ġ")  # marks of a space, of Metaspace and of byte-level BPE
@@ -51,6 +52,19 @@ class SubwordCollator(TranslationCollator):
     def _cut(self, ids: list[int], draws: random.Random) -> list[int]:
         pieces = self.cut(ids, draws)
         return pieces if len(pieces) <= self.max_length else ids
+
+
+def check_marks(tokenizer: PreTrainedTokenizerBase, marked: bool, key: str) -> None:
+    """Refuse a tokenizer none of whose pieces says where a word starts or ends: pieces would join across words.
+
+    Raises:
+        UserError: it is such a one; `key` is the key of the recipe that asked.
+    """
+    if not marked:
+        raise UserError(
+            f"tokenizer.{key}: no piece of the tokenizer, a {type(tokenizer).__name__}, marks where a word starts or "
+            f"ends; accepted: tokenizers that mark it (▁, Ġ, or an end such as </w>). Leave {key} out"
+        )
 
 
 def words_of(ids: Sequence[int], starts: Container[int], ends: Container[int]) -> Iterator[list[int]]:

@@ -18,7 +18,7 @@ from itertools import accumulate
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .subword_collator import WORD_STARTS, subword_model, words_of
+from .subword_collator import WORD_STARTS, check_marks, subword_model, words_of
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
 KEPT = 2**17  # words whose segmentations are kept
@@ -50,9 +50,9 @@ class UnigramSampling:
         self._names = [piece for piece, _ in vocabulary]
         whole = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values(), model["unk_id"]}
         self._whole = whole | {number for number, piece in enumerate(self._names) if BYTE.fullmatch(piece)}
-        self._starts = self._whole | {
-            number for number, piece in enumerate(self._names) if piece.startswith(WORD_STARTS)
-        }
+        starts = {number for number, piece in enumerate(self._names) if piece.startswith(WORD_STARTS)}
+        check_marks(tokenizer, bool(starts), "unigram_alpha")
+        self._starts = self._whole | starts
         self._pieces = {
             piece: (number, alpha * score)
             for number, (piece, score) in enumerate(vocabulary)

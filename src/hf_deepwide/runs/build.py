@@ -35,6 +35,8 @@ from .recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
+SAMPLING = {"gumbel_temperature", "final_temperature", "soft_selection_steps"}  # how latent depth draws its layers
+
 
 def build_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, args: TranslationTrainingArguments
@@ -251,7 +253,11 @@ def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
         # joints that the base does not have start so that its layers keep their function
         if theirs.model_type != recipe.family or adds_weights(theirs, fields):
             return cls.from_base(base, **fields)
-        return load_model(cls, base, prefix, **fields)
+        model = load_model(cls, base, prefix, **fields)
+        if fields.keys() & SAMPLING and "inference_selection" not in fields:
+            # what fits the samples that the base was trained with need not fit those of this recipe
+            model.config.inference_selection = model.config.trained_selection
+        return model
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
     except (ValueError, StrictDataclassError) as error:

@@ -32,6 +32,7 @@ from transformers.trainer_utils import EvalPrediction
 from ..analysis.learning_curves import plot_runs
 from ..checkpoint_files import RESULTS
 from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
+from ..data.digest import data_digest
 from ..data.tokenizer import TokenizerArguments, load_or_train
 from ..durable import discard, saving, whole_files, write_whole
 from ..errors import UserError, quote
@@ -77,6 +78,7 @@ class ClassificationRecipe(Recipe):
         "push_to_hub": REFUSED["push_to_hub"],
         "greater_is_better": "the largest score is the best one",
         "save_only_model": REFUSED["save_only_model"],
+        "dataloader_drop_last": "each row is trained on in each epoch",
         "deepspeed": REFUSED["deepspeed"],
         "label_names": REFUSED["label_names"],
         **dict.fromkeys(
@@ -140,7 +142,7 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
     with locked(run) if process.is_main_process else nullcontext():
         try:
             if process.is_main_process:
-                folder.begin(recipe, overwrite)
+                folder.begin(recipe, overwrite, {split: data_digest(rows) for split, rows in encoded.items()})
             results_by_seed = _train_all(recipe, args, names, tokenizer, encoded, process)
         finally:
             if process.is_main_process and read_mark(run / NEW) is not None and not has_begun(run / NEW):

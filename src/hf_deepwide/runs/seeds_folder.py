@@ -18,6 +18,7 @@ from ..durable import remove, write_whole
 from ..errors import UserError
 from ..lock import locked
 from ..training.checkpoints import newest_whole
+from ..training.checksums import refuse_other_data
 from .facts import versions
 from .recipe import RECIPE, Recipe, differences, read_mark
 from .run_folder import CURVES, NEW, RENEWED, RunFolder, discard_start, some_of
@@ -39,17 +40,27 @@ class SeedsFolder(RunFolder):
                 self.finish_replacing(goes_on)
         self._refuse_another(recipe, overwrite)
 
-    def begin(self, recipe: Recipe, overwrite: bool) -> None:
-        """Leave the mark and the recipe of a run in its folder, or in `.new` if the run replaces another one."""
+    def begin(self, recipe: Recipe, overwrite: bool, data: dict[str, str]) -> None:
+        """Leave the mark and the recipe of a run in its folder, or in `.new` if the run replaces another one.
+
+        Args:
+            recipe: what is trained.
+            overwrite: an older run is replaced.
+            data: the digest of each split.
+        """
         run = self.path
         self.finish_replacing()
         self._refuse_another(recipe, overwrite)  # again: another process may have had the folder meanwhile
+        mark = read_mark(run)
+        if mark and not overwrite and has_begun(run):
+            refuse_other_data(run, mark.get("data", data), data)
         discard_start(run / NEW)
         if overwrite and read_mark(run) is not None:
             logger.info("%s stays as it is until the new run has trained its first seed", run)
             run = run / NEW
             run.mkdir()
-        write_whole(run / MARK, json.dumps({"hf_deepwide": versions()["hf_deepwide"], "name": recipe.name}) + "\n")
+        mark = {"hf_deepwide": versions()["hf_deepwide"], "name": recipe.name, "data": data}
+        write_whole(run / MARK, json.dumps(mark) + "\n")
         write_whole(run / RECIPE, to_yaml(recipe.values))
 
     def changes(self, recipe: Recipe) -> list[str]:

@@ -16,7 +16,7 @@ from ..redaction import without_secrets
 from .depth import DepthArguments
 from .faults import FaultArguments
 from .lora import LoraArguments
-from .ranges import RANGES, check_files, check_names
+from .ranges import RANGES, check_batches, check_files, check_names, follow_metric
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,9 @@ class TranslationTrainingArguments(
     def _check(self) -> None:
         self.check_faults()
         self.check_lora()
+        check_batches(self)
         check_names(self)
+        follow_metric(self)
         if self.save_total_limit and self.save_total_limit <= self.average_last:
             raise ValueError(
                 f"save_total_limit {self.save_total_limit} would delete checkpoints that average_last "

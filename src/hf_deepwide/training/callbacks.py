@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import SchedulerType
+from transformers.trainer_utils import IntervalStrategy, SchedulerType
 
 from ..data.batches import TokenBatchSampler
 from ..errors import UserError
@@ -50,14 +50,43 @@ class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs: Any
     ) -> None:
-        """As the parent's."""
+        """As the parent's, of the validation in training; other splits are evaluated by other names."""
+        name = args.metric_for_best_model.removeprefix("eval_")
+        if f"eval_{name}" not in metrics:
+            return
         super().on_evaluate(args, state, control, metrics, **kwargs)
-        if control.should_training_stop and state.is_world_process_zero:
-            name = args.metric_for_best_model.removeprefix("eval_")
+        ends = self.early_stopping_patience_counter >= self.early_stopping_patience
+        if ends and state.is_world_process_zero:
             tell(
                 f"step {state.global_step}: training ends early, as the validation's {name} has not improved "
                 f"{self.early_stopping_patience_counter} times; it was best at step {state.best_global_step}"
             )
+
+
+class SaveAfterEvaluation(TrainerCallback):
+    """Puts a save that is due in the last step of an epoch behind the evaluation with which the epoch ends.
+
+    The checkpoint then knows of this evaluation. A run that goes on from it does not miss one, and what is read from
+    the last checkpoint has all.
+    """
+
+    def __init__(self) -> None:
+        self._due = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The epoch ends with its last step, or with the last step of all."""
+        ends = control.should_training_stop or float(state.epoch).is_integer()
+        if control.should_save and ends and args.eval_strategy == IntervalStrategy.EPOCH:
+            self._due, control.should_save = True, False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The trainer evaluates, and then saves."""
+        if self._due:
+            self._due, control.should_save = False, True
 
 
 class SeedByRank(TrainerCallback):

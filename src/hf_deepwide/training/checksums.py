@@ -5,6 +5,7 @@ The file is written last into a checkpoint, and read when a run goes on. `sha256
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,23 @@ def check_data(checkpoint: Path, data: dict[str, str]) -> None:
     """
     saved = read_checksums(checkpoint)
     earlier = data if saved is None else saved["data"]
+    refuse_other_data(checkpoint, earlier, data)
+
+
+def refuse_other_data(place: Path, earlier: Mapping[str, str], data: Mapping[str, str]) -> None:
+    """Refuse to go on from a place with other data than those that the run began with.
+
+    Args:
+        place: a checkpoint, or the folder of a run.
+        earlier: split to digest, as the run began.
+        data: the same of the data that are there now.
+
+    Raises:
+        UserError: a split that both name differs.
+    """
     if changed := [split for split in data.keys() & earlier.keys() if data[split] != earlier[split]]:
         raise UserError(
-            f"{checkpoint}: the {' and '.join(sorted(changed))} data are others than those that the run began with, "
+            f"{place}: the {' and '.join(sorted(changed))} data are others than those that the run began with, "
             "though they have the same name. Put the earlier data back, give another training.output_dir, or "
             "--overwrite to start afresh"
         )

@@ -17,7 +17,7 @@ from .arguments import OneDevice, WithoutSecrets
 from .checkpoints import best_checkpoint, load_state
 from .faults import NonFiniteError
 from .preemption import Preemption
-from .ranges import COUNT, RANGES
+from .ranges import COUNT, RANGES, check_names, follow_metric
 
 METRICS = ("accuracy", "f1", "matthews")
 SIZES = ("per_device_train_batch_size", "per_device_eval_batch_size", "eval_accumulation_steps")
@@ -60,6 +60,8 @@ class ClassificationTrainingArguments(WithoutSecrets, OneDevice, TrainingArgumen
             )
         if self.attn_implementation not in ("eager", "sdpa"):
             raise ValueError(f"attn_implementation is {quote(self.attn_implementation)}; accepted: eager, sdpa")
+        check_names(self)
+        follow_metric(self)
 
 
 class ClassificationTrainer(Trainer):
@@ -67,6 +69,8 @@ class ClassificationTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # A classifier's loss is the mean of its batch, also where its `forward` takes any keyword.
+        self.model_accepts_loss_kwargs = False
         self.preemption = Preemption()
         self.add_callback(self.preemption)
 
@@ -99,6 +103,7 @@ class ClassificationTrainer(Trainer):
         """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
         self._find_best()
         super()._load_callback_state()
+        self.args.eval_on_start = False  # this is no start
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Load the best weights and delete checkpoints, unless a signal ended training: the run needs its newest."""

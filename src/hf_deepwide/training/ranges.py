@@ -1,12 +1,15 @@
 """Values of training arguments that Transformers takes as they come, and which fail late or train nonsense."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import Seq2SeqTrainingArguments, Trainer, get_scheduler
+from transformers import Seq2SeqTrainingArguments, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import ParallelMode
 from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_liger_kernel_available
 from transformers.utils.logging import get_log_levels_dict
 
@@ -17,7 +20,9 @@ from ..reading import what_is
 
 BATCH_BY = get_args(BatchBy)
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
-WANTS_MODEL = ("galore", "apollo", "lomo", "adalomo")  # optimizers that cannot be made without a model
+# Beginnings of optimizers' names that cannot be made without a model, and the packages that have them.
+WANTS_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
+FOLLOWS_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules
 SEEDS = 2**32  # how many there are for NumPy
 
 
@@ -77,8 +82,8 @@ def check_files(args: Seq2SeqTrainingArguments) -> None:
             raise ValueError(f"{name}: {one_line(path)} is {found}, not a JSON file")
 
 
-def check_names(args: Seq2SeqTrainingArguments) -> None:
-    """Refuse names of what does not exist or is not installed, and what no optimizer or schedule can be made of.
+def check_batches(args: Seq2SeqTrainingArguments) -> None:
+    """Refuse what the trainers of batches by tokens do not take.
 
     Raises:
         ValueError: names the argument, its value, and what is accepted.
@@ -101,17 +106,27 @@ def check_names(args: Seq2SeqTrainingArguments) -> None:
             f"optim is {args.optim}, whose weights are right only after optimizer.eval(), and checkpoints are saved "
             "at any step; accepted: another optimizer. average_last takes the mean of checkpoints"
         )
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(args.accelerator_config, name):
+            raise ValueError(
+                f"accelerator_config: {name} would cut batches, which are counted in tokens; leave it out"
+            )
+
+
+def check_names(args: TrainingArguments) -> None:
+    """Refuse names of what does not exist or is not installed, and what no optimizer or schedule can be made of.
+
+    Raises:
+        ValueError: names the argument, its value, and what is accepted.
+    """
+    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:
+        raise ValueError("fsdp spreads weights over several processes, and there is one; start more, or leave it out")
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise ValueError("use_liger_kernel needs the package liger-kernel, which is not installed")
     levels = ["passive", *get_log_levels_dict()]
     for name in ("log_level", "log_level_replica"):
         if getattr(args, name) not in levels:
             raise ValueError(f"{name} is {quote(getattr(args, name))}; accepted: {', '.join(levels)}")
-    for name in ("split_batches", "dispatch_batches"):
-        if getattr(args.accelerator_config, name):
-            raise ValueError(
-                f"accelerator_config: {name} would cut batches, which are counted in tokens; leave it out"
-            )
     if args.dataloader_persistent_workers and not args.dataloader_num_workers:
         raise ValueError("dataloader_persistent_workers needs dataloader_num_workers, which is 0")
     installed = get_available_reporting_integrations()
@@ -126,11 +141,32 @@ def check_names(args: Seq2SeqTrainingArguments) -> None:
     if args.torch_compile_mode and args.torch_compile_mode not in (modes := torch._inductor.list_mode_options()):
         raise ValueError(f"torch_compile_mode is {quote(args.torch_compile_mode)}; accepted: {', '.join(modes)}")
     _try_checkpointing(args)
-    if not str(args.optim).split(".")[-1].lower().startswith(WANTS_MODEL):
+    optimizer = str(args.optim).split(".")[-1].lower()
+    package = next((package for name, package in WANTS_MODEL.items() if optimizer.startswith(name)), None)
+    if package is None:
         _try_optimizer(args)
+    elif not find_spec(package):
+        raise ValueError(f"optim {optimizer} needs the package {package.replace('_', '-')}, which is not installed")
 
 
-def _try_checkpointing(args: Seq2SeqTrainingArguments) -> None:
+def follow_metric(args: TrainingArguments) -> None:
+    """Tell a scheduler that follows the metric which way is better; Transformers leaves it at: less.
+
+    Raises:
+        ValueError: the recipe says that the worse way is better.
+    """
+    if args.lr_scheduler_type not in FOLLOWS_METRIC or args.greater_is_better is None:
+        return
+    mode, given = "max" if args.greater_is_better else "min", args.lr_scheduler_kwargs or {}
+    if given.get("mode", mode) != mode:
+        raise ValueError(
+            f"lr_scheduler_kwargs: mode is {quote(given['mode'])}, and of metric_for_best_model, "
+            f"{args.metric_for_best_model}, {'more' if args.greater_is_better else 'less'} is better; leave it out"
+        )
+    args.lr_scheduler_kwargs = {**given, "mode": mode}
+
+
+def _try_checkpointing(args: TrainingArguments) -> None:
     """Checkpoint a function of one number, so that options that do not exist show before anything is read."""
     renamed = hasattr(args, "activation_checkpointing_kwargs")  # by Transformers 5.23
     name = "activation_checkpointing_kwargs" if renamed else "gradient_checkpointing_kwargs"
@@ -148,7 +184,7 @@ def _try_checkpointing(args: Seq2SeqTrainingArguments) -> None:
         raise ValueError(f"{prefix}: {one_line(error)}") from error
 
 
-def _try_optimizer(args: Seq2SeqTrainingArguments) -> None:
+def _try_optimizer(args: TrainingArguments) -> None:
     """Make the optimizer and the scheduler for one parameter, so that what is wrong shows before anything is read."""
     try:
         cls, options = Trainer.get_optimizer_cls_and_kwargs(args)
@@ -176,6 +212,6 @@ def _try_optimizer(args: Seq2SeqTrainingArguments) -> None:
         )
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"lr_scheduler_type {args.lr_scheduler_type} cannot be made with lr_scheduler_kwargs "
+            f"lr_scheduler_type {SchedulerType(args.lr_scheduler_type).value} cannot be made with lr_scheduler_kwargs "
             f"{quote(args.lr_scheduler_kwargs)}: {one_line(error)}"
         ) from error

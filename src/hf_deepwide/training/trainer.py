@@ -38,7 +38,15 @@ from ..models.loss import cross_entropy
 from ..models.pretrained_model import DeepWidePreTrainedModel
 from ..progress import shows_bars
 from .arguments import TranslationTrainingArguments
-from .callbacks import EarlyStoppingCallback, EpochCallback, PlainProgress, SeedByRank, Throughput, TranslationProgress
+from .callbacks import (
+    EarlyStoppingCallback,
+    EpochCallback,
+    PlainProgress,
+    SaveAfterEvaluation,
+    SeedByRank,
+    Throughput,
+    TranslationProgress,
+)
 from .checkpoints import check_weights
 from .depth import DepthTraining
 from .faults import FaultGuard
@@ -114,6 +122,7 @@ class TokenBatchTrainer(Trainer):
     def _callbacks(self) -> Iterator[TrainerCallback]:
         """What happens between the hooks below, in this order at each event."""
         yield from self.latent.callbacks  # the model learns its step; layers' use and gradients go into the log
+        yield SaveAfterEvaluation()  # at the end of an epoch
         yield self.preemption  # saves and stops when a signal came
         yield Throughput()  # counts
         yield LargestBatch()  # remembers that memory ran out
@@ -383,6 +392,7 @@ class TokenBatchTrainer(Trainer):
         for callback in self.callback_handler.callbacks:  # one that is newer than the checkpoint starts afresh
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
+        self.args.eval_on_start = False  # this is no start: another evaluation would count in early stopping
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The random generators; new seeds where another number of processes goes on."""
