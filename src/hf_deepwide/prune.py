@@ -84,8 +84,8 @@ def prune(
     joined: dict[str, Any] = {} if config.layer_norms else {"residual": "rezero", "normalize_before": False}
     pruned_config = VanillaTransformerConfig(**fields | depths | joined)
     keep_fields(config, pruned_config)
-    if pairs := pairs_of_posterior(config, posterior):
-        pruned_config.translation_pairs = pairs
+    if getattr(config, "translation_pairs", None):  # those of other posteriors were copied, too
+        pruned_config.translation_pairs = pairs_of_posterior(config, posterior) or None
     tensors = {}
     for name, tensor in model.state_dict().items():
         match = LAYER.match(name)

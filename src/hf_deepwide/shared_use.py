@@ -21,7 +21,7 @@ assert type(model).__module__.startswith("transformers.models."), type(model)
 model.generate(**tokenizer("1", return_tensors="pt"), max_length=4, num_beams=1)
 """
 USE = """
-import sys
+import sys, torch
 sys.modules["hf_deepwide"] = None  # importing it fails
 from transformers import AutoModel, pipeline
 AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
@@ -33,7 +33,10 @@ assert not (info["missing_keys"] or info["unexpected_keys"]), info
 pairs = getattr(translator.model.config, "translation_pairs", None)
 codes = [*translator.languages.codes]
 chosen = next(iter(pairs)).split("-") if pairs else codes[:1] + codes[-1:]
-translator("1", **dict(zip(("src_lang", "tgt_lang"), chosen)), max_length=4, num_beams=1)
+options = dict(zip(("src_lang", "tgt_lang"), chosen))
+if not pairs and getattr(translator.model.config, "num_posteriors", 1) > 1:
+    options["posteriors"] = torch.tensor([0])  # the pipeline knows no languages to choose by
+translator("1", **options, max_length=4, num_beams=1)
 """
 USE_ENCODER = """
 import functools, sys, torch

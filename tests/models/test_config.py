@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from model_cases import CASES, config_of
+from model_cases import CASES, SIZES, config_of
 from transformers import AutoConfig
 
-from hf_deepwide import MATConfig, VanillaTransformerConfig
+from hf_deepwide import MATConfig, MATForConditionalGeneration, VanillaTransformerConfig
 from hf_deepwide.models.configuration_vanilla_transformer import USED_WITH
 
 REFUSED = [
@@ -214,3 +214,19 @@ def test_names_that_readers_of_configs_use():
 
 def test_unknown_fields_are_kept_as_transformers_does():
     assert MATConfig(note="mine").to_dict()["note"] == "mine"
+
+
+@pytest.mark.parametrize("field", [{"drop_branch": 30}, {"drop_branch": 1.0}, {"vocab_size": 60}])
+def test_what_is_set_when_a_model_is_loaded_is_checked_then(field, tmp_path):
+    """And not when the model is saved, after it was trained."""
+    MATForConditionalGeneration(MATConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=next(iter(field))):
+        MATForConditionalGeneration.from_pretrained(tmp_path, **field)
+
+
+def test_the_padding_is_in_both_vocabularies():
+    with pytest.raises(ValueError, match=r"`pad_token_id` must be an id of the vocabulary \(0 to 19\), got 30"):
+        MATConfig(
+            **{**SIZES, "vocab_size": 20, "decoder_vocab_size": 41, "share_encoder_decoder_embeddings": False},
+            pad_token_id=30,
+        )

@@ -390,6 +390,13 @@ def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good"]
 
 
+def test_a_model_of_several_posteriors_without_pairs_is_verified(tokenizer, tmp_path):
+    """Its users choose by `posteriors`; the pipeline knows no languages to choose by."""
+    model = new_model(FAMILIES["latent_depth"], tokenizer, num_posteriors=3)
+    share(model, tmp_path / "out", tokenizer=tokenizer)
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
 def test_verifying_refuses_weights_that_would_start_at_random(shared, tokenizer, tmp_path):
     small = {key: value for key, value in SIZES.items() if key.startswith(("d_model", "encoder", "decoder"))}
     bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **small))

@@ -201,6 +201,9 @@ def test_latent_depth_of_several_languages_selects_the_layers_of_each_pair(tmp_p
     arguments.target_layers = 0  # then fairseq leaves out the term of layer sharing, too
     free = from_fairseq(save(tmp_path / "free.pt", arguments, theirs)).model.config
     assert (model.config.layer_sharing_weight, free.layer_sharing_weight) == (0.1, 0.0)
+    arguments.soft_select = True  # then fairseq draws soft samples in generation
+    soft = from_fairseq(save(tmp_path / "soft.pt", arguments, theirs)).model.config
+    assert (free.inference_selection, soft.inference_selection) == ("hard", "tempered")
     selected = {"en-de": ([1, 0], [1, 1]), "en-fr": ([1, 0], [0, 1]), "cs-fr": ([0, 1], [0, 1])}
     for row, pair in enumerate(pairs):
         z = dict(zip(("encoder", "decoder"), selected[pair], strict=True))

@@ -147,6 +147,14 @@ def test_a_saved_model_knows_its_languages(tmp_path):
     assert torch.equal(*logits)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_any_whole_numbers_name_languages(dtype):
+    model = three("vanilla-language")
+    with torch.no_grad():
+        ours, theirs = (model(**pair(), posteriors=LANGUAGES.to(kind)).logits for kind in (dtype, torch.int64))
+    assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("posteriors", "words"),
     [

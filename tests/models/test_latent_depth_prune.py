@@ -225,6 +225,13 @@ def test_the_result_names_the_languages_of_the_model():
     assert (pruned.config.source_lang, pruned.config.target_lang) == ("en", "de")
 
 
+def test_the_result_keeps_the_pairs_of_its_posterior_alone():
+    model = latent()
+    model.config.translation_pairs = {"en-de": {"posterior": 0}, "en-fr": {"posterior": 1}}
+    assert prune(model, "fr").config.translation_pairs == {"en-fr": {}}
+    assert getattr(prune(model, "cs").config, "translation_pairs", None) is None
+
+
 def test_an_adapter_is_to_be_merged_before():
     model = latent()
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "fc1"], init_lora_weights=False))

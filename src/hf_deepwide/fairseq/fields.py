@@ -193,6 +193,7 @@ def _latent(given: Given, tensors: Tensors, latent: dict[str, bool]) -> dict[str
         "num_posteriors": posteriors.pop(),
         "gumbel_temperature": given("sampling_tau", 5.0),
         "soft_selection_steps": given("soft_update", 1),
+        "inference_selection": "tempered" if given("soft_select", False) else "hard",
         "kl_estimator": "fairseq",
         "kl_reduction": "mean",
         "kl_weight": given("sparsity_weight", 0.0),

@@ -270,12 +270,14 @@ class DeepWideConfig(PreTrainedConfig):
         if self.share_encoder_decoder_embeddings and target_size != self.vocab_size:
             raise ValueError(
                 f"`share_encoder_decoder_embeddings=True` needs one vocabulary, got `vocab_size` {self.vocab_size} "
-                f"and `decoder_vocab_size` {target_size}; set `share_encoder_decoder_embeddings=False`"
+                f"and `decoder_vocab_size` {target_size}; set both alike, or `share_encoder_decoder_embeddings=False`"
             )
         if self.pad_token_id is None:
             raise ValueError("`pad_token_id` is required: padding and shifted labels use it, got None")
         for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
-            size = max(self.vocab_size, target_size) if name == "bos_token_id" else target_size
+            # the padding is in both vocabularies, and the first token in either
+            choose = {"bos_token_id": max, "pad_token_id": min}.get(name, lambda _, target: target)
+            size = choose(self.vocab_size, target_size)
             tokens = getattr(self, name)
             for token in tokens if isinstance(tokens, list) else [tokens]:
                 if token is not None and (isinstance(token, bool) or not 0 <= token < size):

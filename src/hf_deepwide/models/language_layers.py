@@ -26,7 +26,7 @@ SubLayer = tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]  # with its 
 
 def of_language(table: torch.Tensor, languages: Languages) -> torch.Tensor:
     """The entries `[B or 1, …]` of each sentence's language, of a table `[N, …]`."""
-    return table if languages is None else table.index_select(0, languages.to(table.device))
+    return table if languages is None else table.index_select(0, languages.to(table.device).long())
 
 
 class LanguageLayerNorm(nn.Module):

@@ -32,6 +32,11 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     training_step: int = 0  # optimizer steps made so far, for schedules in the loss
     label_smoothing: float = 0.0  # where the model's call names none
 
+    def __init__(self, config: DeepWideConfig, *args: Any, **kwargs: Any) -> None:
+        # Fields may have been set since the config was made: `from_pretrained(folder, field=value)` does so.
+        config.validate()
+        super().__init__(config, *args, **kwargs)
+
     def training_logs(self) -> dict[str, float]:
         """Return numbers by name that a family logs beside the loss."""
         return {}
