@@ -195,6 +195,7 @@ def compare(study: Study, rows: Rows, results: Path) -> None:
                 ours,
                 load_parallel(recipe.data, "test")["target"][:],
                 lowercase=recipe.evaluation.lowercase,
+                target_lang=recipe.data.target_lang,
                 metrics=[study.metric, study.beside],
                 runs=len(pair["seeds"]),
             )

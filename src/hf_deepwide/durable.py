@@ -50,6 +50,19 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
         raise UserError(f"{path} is no name for what is to be written; give a name, such as {path / 'new'}")
 
 
+def check_output_file(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = False, option: str = "") -> None:
+    """`check_output` of a file, whose folder has to be there: found before long work and not behind it.
+
+    Raises:
+        UserError: as `check_output`; or there is no such folder, or a folder of the file's name.
+    """
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; make it first")
+    check_output(path, inputs=inputs, overwrite=overwrite, option=option)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the name of a file")
+
+
 def _refuse_special(path: Path) -> None:
     """Refuse a device or a pipe, which a new file of its name would replace: /dev/null for the whole machine.
 

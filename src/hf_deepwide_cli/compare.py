@@ -38,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="score without regard to case (default: as the recipes say)",
     )
     parser.add_argument("--tokenize", help="sacreBLEU's tokenizer (default: the recipes', or 13a)")
+    parser.add_argument("--target_lang", help="what moses_bleu and --tokenize auto go by (default: the recipes')")
     parser.add_argument(
         "--equivalence", nargs="+", metavar="METRIC=MARGIN", help="test for differences within these margins"
     )
@@ -49,16 +50,23 @@ def run(args: argparse.Namespace) -> None:
     """Compare, print a table, write it as JSON."""
     from pathlib import Path
 
-    from hf_deepwide.durable import check_output, write_whole
+    from hf_deepwide.durable import check_output_file, write_whole
     from hf_deepwide.runs.comparable import inputs_of
     from hf_deepwide.runs.compare import compare_runs, parse_margins, report, to_json
 
     if args.output:
         inputs = inputs_of(args.systems, args.reference)
-        check_output(Path(args.output), inputs=inputs, overwrite=args.overwrite, option="--overwrite")
+        check_output_file(Path(args.output), inputs=inputs, overwrite=args.overwrite, option="--overwrite")
     margins = parse_margins(args.equivalence or [])
     compared = compare_runs(
-        args.systems, args.reference, args.metrics, args.lowercase, args.tokenize, margins, args.test_set
+        args.systems,
+        args.reference,
+        args.metrics,
+        args.lowercase,
+        args.tokenize,
+        margins,
+        args.test_set,
+        args.target_lang,
     )
     print(report(compared))
     if args.output:

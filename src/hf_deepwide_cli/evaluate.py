@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--seed", type=int, help="seed of the significance tests")
     option("--trials", type=int, help="trials of the approximate randomisation")
     option("--source_lang", help="source language, for multilingual models and tokenizers")
-    option("--target_lang", help="target language likewise; also what --tokenize auto goes by")
+    option("--target_lang", help="target language likewise; also what moses_bleu and --tokenize auto go by")
     option("--pairs", nargs="+", help="language pairs (en-de) to evaluate one after the other, and on average")
     option("--win_ratio", help="with --pairs: TSV table of others' scores, with the header pair and systems' names")
     option("--device", help="default: a GPU where there is one")

@@ -129,6 +129,7 @@ def fitted(path: Path, source: Path, target: Path) -> str:
         UserError: no recipe for training a translation model, or one that does not train on two files; a file that
             cannot be read, or files of different lengths.
     """
+    from hf_deepwide.data.batches import round_up
     from hf_deepwide.data.corpora import read_lines
     from hf_deepwide.errors import UserError
     from hf_deepwide.runs.recipe import load_recipe, read_values
@@ -156,6 +157,7 @@ def fitted(path: Path, source: Path, target: Path) -> str:
     tokenizer, training = values["tokenizer"], values["training"]
     learns = not (recipe.tokenizer.path or recipe.tokenizer.codes or recipe.tokenizer.words)
     fits = {name: getattr(suggested, name) for name in ("max_tokens", "num_train_epochs", "warmup_steps")}
+    fits["max_tokens"] = max(fits["max_tokens"], round_up(recipe.data.max_length, 8))  # the longest pair fits
     if learns:
         tokenizer["vocab_size"] = suggested.vocab_size
     for name in ("max_steps", "gradient_accumulation_steps", "eval_steps", "save_steps"):

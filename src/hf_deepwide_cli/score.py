@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from hf_deepwide.data.corpora import read_lines
-    from hf_deepwide.durable import check_output, write_whole
+    from hf_deepwide.durable import check_output_file, write_whole
     from hf_deepwide.evaluation.checkpoint import device_of, load_translator
     from hf_deepwide.evaluation.forced_decoding import score_targets
     from hf_deepwide.evaluation.metrics import check_parallel
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     settings = EvaluationArguments.from_options(max_tokens=args.max_tokens, precision=args.precision)
     device, files = device_of(args.device), [Path(args.source), Path(args.target)]
     if args.output is not None:
-        check_output(Path(args.output), inputs=files, overwrite=args.overwrite, option="--overwrite")
+        check_output_file(Path(args.output), inputs=files, overwrite=args.overwrite, option="--overwrite")
     sources, targets = (list(read_lines(file)) for file in files)
     check_parallel(targets, sources, (args.target, args.source))  # before a model is loaded
     model, tokenizer = load_translator(args.model, trust_remote_code=args.trust_remote_code)

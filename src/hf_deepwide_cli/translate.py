@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> None:
         )
     pair = {"source_lang": args.source_lang, "target_lang": args.target_lang}
 
-    def lists(lines: list[str]) -> list[str]:
-        found = generate_beams(model, tokenizer, lines, settings, **pair)
+    def lists(lines: list[str], first_line: int) -> list[str]:
+        found = generate_beams(model, tokenizer, lines, settings, first_line=first_line, **pair)
         return [
             json.dumps(
                 [{"text": as_line(tokenizer, each.ids), "score": each.score} for each in beams[: args.n_best]],
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> None:
             for beams in found
         ]
 
-    def single(lines: list[str]) -> list[str]:
-        return translate(model, tokenizer, lines, settings, sampling=sampling, **pair)
+    def single(lines: list[str], first_line: int) -> list[str]:
+        return translate(model, tokenizer, lines, settings, sampling=sampling, first_line=first_line, **pair)
 
     translate_stream(
         single if args.n_best is None else lists,

@@ -136,6 +136,9 @@ def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):
     assert training["max_tokens"] < packaged.values["training"]["max_tokens"]
     steps = 2_000 * 14 / training["max_tokens"] * training["num_train_epochs"]
     assert steps / 20 < training["warmup_steps"] < steps / 5
+    call(monkeypatch, "recipes", "iwslt14_de_en_mat", "--fit", *map(str, files), "--copy", str(tmp_path / "long.yaml"))
+    long = load_recipe(tmp_path / "long.yaml")
+    assert long.values["training"]["max_tokens"] >= long.data.max_length == 1024, "the longest pair fits into a batch"
 
     files[1].write_text("one line\n", encoding="utf-8")
     with pytest.raises(SystemExit):
@@ -291,7 +294,7 @@ def test_translate_names_its_options_and_no_keys_of_a_recipe(words, told, monkey
     assert told in capsys.readouterr().err
 
 
-def upper(lines):
+def upper(lines, first_line):
     return [line.upper() for line in lines]
 
 
@@ -308,11 +311,12 @@ def test_an_interrupted_translation_is_continued(tmp_path):
     source.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
     seen = []
 
-    def fail_later(lines):
+    def fail_later(lines, first_line):
         seen.extend(lines)
+        assert lines[0] == LINES[first_line - 1]
         if len(seen) > 2:
             raise KeyboardInterrupt
-        return upper(lines)
+        return upper(lines, first_line)
 
     with pytest.raises(KeyboardInterrupt):
         translate_stream(fail_later, str(source), str(target), buffer=2)
@@ -320,12 +324,35 @@ def test_an_interrupted_translation_is_continued(tmp_path):
         file.write("HALF A LI")  # what a kill may leave
     with pytest.raises(UserError, match="--resume"):
         translate_stream(upper, str(source), str(target))
-    assert translate_stream(upper, str(source), str(target), resume=True) == len(LINES) - 2
-    assert target.read_text(encoding="utf-8").split("\n")[:-1] == upper(LINES)
+    begins = []
+
+    def told(lines, first_line):
+        begins.append(first_line)
+        return upper(lines, first_line)
+
+    assert translate_stream(told, str(source), str(target), resume=True, buffer=1) == len(LINES) - 2
+    assert begins == [*range(3, len(LINES) + 1)]
+    assert target.read_text(encoding="utf-8").split("\n")[:-1] == upper(LINES, 1)
     assert translate_stream(upper, str(source), str(target), resume=True) == 0
     source.write_text("one line\n", encoding="utf-8")
     with pytest.raises(UserError, match="more than"):
         translate_stream(upper, str(source), str(target), resume=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["score", "--model", "none", "--source", "a", "--target", "a"], ["compare", "a", "b", "--reference", "a"]],
+)
+def test_an_output_that_cannot_be_written_is_told_before_the_work(words, monkeypatch, capsys, tmp_path):
+    """There is no such model, and the second file has another number of lines: nobody has looked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("a\n")
+    (tmp_path / "b").write_text("a\nb\n")
+    (tmp_path / "folder").mkdir()
+    for output, told in (("none/x", "none/x: there is no folder none; make it first"), ("folder", "is a folder")):
+        with pytest.raises(SystemExit):
+            call(monkeypatch, *words, "--output", output)
+        assert told in capsys.readouterr().err
 
 
 def test_an_input_is_never_the_output(tmp_path):
@@ -351,7 +378,7 @@ def test_what_cannot_be_translated_leaves_the_output_as_it_was(tmp_path, how, wr
         assert translate_stream(upper, str(source), str(target), **how) == 1
         return
 
-    def refuse(lines):
+    def refuse(lines, first_line):
         raise UserError("--target_lang xx: no such language")
 
     with pytest.raises(UserError):
@@ -363,7 +390,7 @@ def test_standard_input_and_output_and_compressed_files(tmp_path, monkeypatch, c
     source = tmp_path / "in.txt.gz"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"eins\n\nzwei")))
     translate_stream(upper, "-", str(source))
-    translate_stream(lambda lines: lines, str(source), "-")
+    translate_stream(lambda lines, _: lines, str(source), "-")
     sys.stdout.flush()
     assert capfdbinary.readouterr().out == b"EINS\n\nZWEI\n"
 
@@ -380,7 +407,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     source.write_text("x\n" * count)
     held, ahead = [], []
 
-    def translate(lines):
+    def translate(lines, first_line):
         held.append(len(lines))
         ahead.append(read.call_count - count - sum(held))  # the lines are counted first
         return lines

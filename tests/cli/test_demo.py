@@ -303,5 +303,5 @@ def test_a_port_that_cannot_be_had_is_one_line():
     with socket.socket() as taken, gradio.Blocks() as page:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UserError, match=r"may have it\. Give another one with --port"):
+        with pytest.raises(UserError, match="Give others with --port and --host"):
             launch(page, port=taken.getsockname()[1])

@@ -265,6 +265,17 @@ def test_local_datasets(name, streaming, request, caplog, monkeypatch, tmp_path_
     assert "1 with an empty side" in caplog.text
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_words_for_what_is_missing_are_words(streaming, tmp_path, monkeypatch, tmp_path_factory):
+    """Pandas takes them for nulls in a table, and the pairs would be left out as empty."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    (tmp_path / "folder").mkdir()
+    rows = [("None", "Keine"), ("NA", "NA"), ("null", "null"), ("nan", "Oma"), ("a", "b"), ("", "leer")]
+    write(tmp_path / "folder" / "train.csv", ["en,de", *map(",".join, rows)])
+    found = load_parallel(local(tmp_path, "folder", streaming=streaming), "train")
+    assert [(row["source"], row["target"]) for row in found] == rows[:-1]
+
+
 def test_each_pass_over_a_stream_is_counted_on_its_own(tmp_path, caplog):
     rows = [{"en": text, "de": "x"} for text in ("", "a b", "a", "c", "d" * 20_001)]
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")

@@ -192,13 +192,14 @@ def test_models_that_search_otherwise_are_pointed_out_once(run, caplog):
     config.save_pretrained("other")
     for language in "ac":
         shutil.copy("sources.txt", f"{language}.source")
+        shutil.copy("worse.txt", f"{language}.worse")
     short = ("--num_beams", "1", "--bootstrap_samples", "9", "--trials", "9", "--metrics", "chrf")
     files = ("--source", "{source_lang}.source", "--pairs", "a-b", "c-b")
-    run("--model", "checkpoint", "--compare", "worse.txt", "other", *files, *short)
+    run("--model", "checkpoint", "--compare", "{source_lang}.worse", "other", *files, *short)
     told = "checkpoint and other were translated with different settings: max_length_factor 2.0 and 1.0, max_length_"
     assert caplog.text.count(told) == 1
     caplog.clear()
-    run("--model", "checkpoint", "--compare", "worse.txt", "other", *files, *short, *SEARCH[2:])
+    run("--model", "checkpoint", "--compare", "{source_lang}.worse", "other", *files, *short, *SEARCH[2:])
     assert "different settings" not in caplog.text
 
 
@@ -298,12 +299,24 @@ def test_overwrite_never_writes_over_what_is_read(run, capsys, words, harmed):
             "--reference: references.txt.gz would be the text of several languages (b, w)",
         ),
         (["--hypotheses", "better.txt", "--reference", "{target_lang}.gz"], "--hypotheses: better.txt would be"),
+        (
+            ["--hypotheses", "{pair}.txt", "--reference", "{pair}.gz", "--compare", "better.txt"],
+            "--compare: better.txt",
+        ),
     ],
 )
-def test_one_text_is_not_of_several_languages(run, capsys, words, option):
+@pytest.mark.parametrize("pairs", [["xx-b", "xx-w"], ["xx-zh-b", "xx-zh-w"]])
+def test_one_text_is_not_of_several_languages(run, capsys, words, option, pairs):
     with pytest.raises(SystemExit):
-        run(*words, "--pairs", "xx-b", "xx-w")
-    assert option in capsys.readouterr().err
+        run(*words, "--pairs", *pairs)
+    assert option.replace("(b, w)", f"({pairs[0][3:]}, {pairs[1][3:]})") in capsys.readouterr().err
+
+
+def test_one_file_does_not_hold_the_translations_of_two_sources(run, capsys):
+    for name in ("one.txt", "{target_lang}.txt"):
+        with pytest.raises(SystemExit):
+            run("--hypotheses", name, "--pairs", "de-en", "fr-en")
+        assert "would be the translations of several language pairs (de-en, fr-en)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--num_beams", "--max_tokens"])

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import socket
 import sys
 
@@ -46,7 +47,10 @@ def test_moses_bleu_is_the_formula_on_the_tokens_of_moses():
     found = score(hypotheses, references, metrics=["moses_bleu", "multi_bleu"], target_lang="deu_Latn")
     assert found["moses_bleu"] == pytest.approx(naive_bleu(*tokens), abs=1e-9)
     assert found["multi_bleu"] != pytest.approx(found["moses_bleu"], abs=1)
-    assert "tok:sacremoses-" in found["signature"]["moses_bleu"]
+    signature = found["signature"]["moses_bleu"]
+    assert re.search(r"tok:sacremoses-[\d.]+-deu\b", signature)
+    with pytest.raises(UserError, match="moses_bleu splits text by the rules of its language"):
+        score(hypotheses, references, metrics=["moses_bleu"])
     lowered = [[line.lower() for line in side] for side in tokens]
     again = score(hypotheses, references, metrics=["moses_bleu"], target_lang="de", lowercase=True)
     assert again["moses_bleu"] == pytest.approx(naive_bleu(*lowered), abs=1e-9)
@@ -55,7 +59,7 @@ def test_moses_bleu_is_the_formula_on_the_tokens_of_moses():
 def test_moses_bleu_names_the_package_that_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(UserError, match=r"hf_deepwide\[corpora\]"):
-        score(["a"], ["a"], metrics=["moses_bleu"])
+        score(["a"], ["a"], metrics=["moses_bleu"], target_lang="de")
 
 
 @pytest.mark.parametrize("seed", range(3))

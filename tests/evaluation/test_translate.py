@@ -176,6 +176,9 @@ def test_long_sources_are_cut_with_one_warning(model, tokenizer, sources, caplog
     assert "2 of 4 sources are longer than the 64 tokens" in record.getMessage()
     assert "line 2, 4" in record.getMessage()
     caplog.clear()
+    translate(model, tokenizer, long, QUICK, first_line=2049)
+    assert "line 2050, 2052" in caplog.text
+    caplog.clear()
     cut = ["w1 w2 " * 31 + "w1", "w3 " * 63]  # 63 words and the end of sentence
     assert translate(model, tokenizer, cut, QUICK) == translations[1::2]
     assert not warnings_in(caplog)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError, one_line, quote
 from ..limits import Range, check_numbers
 from .arguments import RANGES, Places, Split
-from .corpora import checked_characters, find_file, json_rows, read_lines
+from .corpora import checked_characters, find_file, json_rows, load_texts, read_lines
 
 KEYS = {"text": "sentence1", "pair": "sentence2", "label": "label"}  # part of a row to the key that names its column
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -149,7 +149,8 @@ def _read_data_set(
 ) -> dict[str, list[str]]:
     """The wanted columns of a split on the Hub, or of a folder that `datasets` reads."""
     try:
-        rows = load_dataset(str(args.name), args.config, split=place)
+        local = args.resolve(str(args.name))
+        rows = load_texts(str(local) if local.is_dir() else str(args.name), args.config, place)
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
         # `datasets` says only that something went wrong, and keeps what it was as the cause
         reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"

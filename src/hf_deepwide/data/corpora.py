@@ -28,6 +28,7 @@ from datasets import (
     concatenate_datasets,
     interleave_datasets,
     load_dataset,
+    load_dataset_builder,
     load_from_disk,
 )
 from datasets.exceptions import DatasetsError
@@ -402,12 +403,19 @@ def _telling(args: DataArguments, split_name: str) -> Iterator[None]:
         ) from error
 
 
+def load_texts(name: str, config: str | None, split_name: str, streaming: bool = False) -> Dataset | IterableDataset:
+    """`datasets.load_dataset`, to which the words None, NA and null in a table are words, and not missing."""
+    options = load_dataset_builder(name, config).config
+    words = {"keep_default_na": False} if hasattr(options, "keep_default_na") else {}
+    return load_dataset(name, config, split=split_name, streaming=streaming, **words)
+
+
 def _open_dataset(args: DataArguments, split_name: str) -> Dataset | IterableDataset:
     """Open a Hub name or a local directory (files, or what `save_to_disk` wrote)."""
     local = args.resolve(args.name)
     name = str(local) if local.is_dir() else args.name
     if not any((local / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
-        return load_dataset(name, args.config, split=split_name, streaming=args.streaming)
+        return load_texts(name, args.config, split_name, streaming=args.streaming)
     saved = load_from_disk(name)
     if isinstance(saved, DatasetDict):
         if split_name not in saved:

@@ -104,8 +104,8 @@ def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
         )
     except OSError as error:
         raise UserError(
-            f"demo: nothing can listen on {host or 'this machine'}, port {port or '7860 and above'}; another program "
-            "may have it. Give another one with --port"
+            f"demo: nothing can listen on {host or 'this machine'}, port {port or '7860 and above'}: another program "
+            "may have the port, or the host is no address of this machine. Give others with --port and --host"
         ) from error
     return url
 

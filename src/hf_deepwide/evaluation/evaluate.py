@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoint_files import ADAPTER_CONFIG, CONFIG, CTRANSLATE2
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
-from ..durable import check_output, is_same, write_whole
+from ..durable import check_output_file, is_same, write_whole
 from ..errors import UserError, number_of, quote
 from ..limits import Range, check_numbers
 from ..loading import TOKENIZERS, check_checkpoint
@@ -103,6 +103,7 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
             check_arguments(one, evaluation)
         check_outputs(request, list(one_by_one.values()))
         check_summary(request, evaluation)
+        check_texts(one_by_one)
         texts = [read_texts(one) for one in one_by_one.values()]
         checkpoints, reports = Checkpoints(list(one_by_one.values()), texts), {}
         for (pair, one), pair_texts in zip(one_by_one.items(), texts, strict=True):
@@ -150,14 +151,29 @@ def for_pair(request: Request, pair: str) -> Request:
     files["compare"] = [fill_in(system, pair, "--compare") for system in request.compare]
     if request.translations and len(request.pairs) > 1 and files["translations"] == request.translations:
         raise UserError("--translations: several pairs would write one file; put {pair} into its name")
-    for name, side in (("source", 0), ("reference", 1), ("hypotheses", 1)):
-        languages = sorted({other.split("-")[side] for other in request.pairs})
-        if files[name] and files[name] == getattr(request, name) and len(languages) > 1:
-            raise UserError(
-                f"--{name}: {files[name]} would be the text of several languages ({', '.join(languages)}); put "
-                f"{{{'source' if side == 0 else 'target'}_lang}} or {{pair}} into its name"
-            )
     return replace(request, **files, source_lang=source_lang, target_lang=target_lang, output=None)
+
+
+def check_texts(one_by_one: Mapping[str, Request]) -> None:
+    """Refuse a file that would be the text of two languages, or the translations of two language pairs."""
+    for name, side in (("source", 0), ("reference", 1)):
+        languages: dict[str, str] = {}
+        for pair, one in one_by_one.items():
+            file, language = getattr(one, name), split_pair(pair)[side]
+            if file and (other := languages.setdefault(file, language)) != language:
+                raise UserError(
+                    f"--{name}: {file} would be the text of several languages ({other}, {language}); put "
+                    f"{{{('source', 'target')[side]}_lang}} or {{pair}} into its name"
+                )
+    translated: dict[str, str] = {}
+    for pair, one in one_by_one.items():
+        systems = [("--hypotheses", one.hypotheses), *(("--compare", system) for system in one.compare)]
+        for option, file in systems:
+            if file and not Path(file).is_dir() and (other := translated.setdefault(file, pair)) != pair:
+                raise UserError(
+                    f"{option}: {file} would be the translations of several language pairs ({other}, {pair}); put "
+                    "{pair} into its name"
+                )
 
 
 def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationArguments) -> dict[str, dict]:
@@ -191,7 +207,7 @@ def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationAr
 
 def others_scores(request: Request) -> dict[str, dict[str, float]]:
     """What `--win_ratio` says of each system: its score for each pair."""
-    return read_scores(existing(request.win_ratio)) if request.win_ratio else {}
+    return read_scores(Path(request.win_ratio)) if request.win_ratio else {}
 
 
 class Texts(NamedTuple):
@@ -336,29 +352,18 @@ def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
     outputs = [("--translations", Path(one.translations)) for one in one_by_one if one.translations]
     outputs += [("--output", Path(request.output))] if request.output else []
     for number, (option, path) in enumerate(outputs):
-        if not path.parent.is_dir():
-            raise UserError(f"{option}: there is no folder {path.parent}; make it first")
         for _, other in outputs[:number]:
             if is_same(path, other):
                 raise UserError(f"{other} and {path}, which are to be written, are the same file; give two names")
         try:
-            check_output(path, inputs=inputs, overwrite=request.overwrite, option="--overwrite")
+            check_output_file(path, inputs=inputs, overwrite=request.overwrite, option="--overwrite")
         except UserError as error:
             raise UserError(f"{option}: {error}") from None
-        if path.is_dir():
-            raise UserError(f"{option}: {path} is a folder; give the name of a file")
 
 
 def lines_of(name: str) -> list[str]:
     """The lines of a text file, plain or `.gz`."""
-    return list(read_lines(existing(name)))
-
-
-def existing(name: str) -> Path:
-    """A file that is there."""
-    if not Path(name).is_file():
-        raise UserError(f"there is no file {name}")
-    return Path(name)
+    return list(read_lines(Path(name)))
 
 
 def translate_with(

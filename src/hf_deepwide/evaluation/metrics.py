@@ -52,11 +52,12 @@ class MosesTokenizer(BaseTokenizer):
     """Moses' tokenizer.perl as sacremoses has it, without escapes, which change no score."""
 
     def __init__(self, language: str) -> None:
-        self._moses = need("sacremoses", "corpora", f"the metric {MOSES}").MosesTokenizer(language or "en")
+        self._moses = need("sacremoses", "corpora", f"the metric {MOSES}").MosesTokenizer(language)
+        self._language = language
 
     def signature(self) -> str:
-        """The package and its version."""
-        return f"sacremoses-{version('sacremoses')}"
+        """The package, its version, and the language."""
+        return f"sacremoses-{version('sacremoses')}-{self._language}"
 
     def __call__(self, line: str) -> str:
         """The tokens of a line, with spaces between them."""
@@ -85,7 +86,8 @@ def build_metrics(
     """The sacreBLEU metric objects of the given names; the arguments are those of `score`.
 
     Raises:
-        UserError: a metric or a tokenizer that does not exist, or one whose own package is not installed.
+        UserError: a metric or a tokenizer that does not exist, or one whose own package is not installed; or
+            `moses_bleu` without a language.
     """
     unknown = [name for name in names if name not in ALL_METRICS]
     if unknown or not names:
@@ -102,6 +104,10 @@ def build_metrics(
         elif name == "multi_bleu":
             metrics[name] = MultiBLEU(lowercase=lowercase)
         elif name == MOSES:
+            if not language:
+                raise UserError(
+                    f"metrics: {MOSES} splits text by the rules of its language; give target_lang (--target_lang)"
+                )
             metrics[name] = MosesBLEU(_TWO_LETTERS.get(language, language), lowercase)
         else:
             try:
@@ -156,7 +162,7 @@ def score(
         lowercase: lower both sides first, for all metrics (the signatures then say `case:lc`).
         tokenize: sacreBLEU's tokenizer for `bleu`. "auto" lets sacreBLEU choose by `target_lang`: its own for
             Chinese, Japanese and Korean, else 13a.
-        target_lang: the target language's code (zh, zh-CN, zho_Hans), used for that choice only.
+        target_lang: the target language's code (zh, zh-CN, zho_Hans), used for that choice and by `moses_bleu`.
         metrics: which of `METRICS`, or of `code_metrics.CODE_METRICS`, to compute.
 
     Returns:

@@ -1,6 +1,7 @@
 """Translate text of any length: a buffer of lines at a time, and on from where it was interrupted."""
 
 import gzip
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ STANDARD = "-"  # the name of standard input and standard output
 
 
 def translate_stream(
-    translate: Callable[[list[str]], list[str]],
+    translate: Callable[[list[str], int], list[str]],
     source: str = STANDARD,
     target: str = STANDARD,
     *,
@@ -35,7 +36,7 @@ def translate_stream(
     interruption is kept.
 
     Args:
-        translate: makes a list of translations of a list of sentences.
+        translate: makes a list of translations of a list of sentences, and is told the line in which these begin.
         source: a file (`.gz`: compressed), or `-` for standard input.
         target: a file (`.gz`: compressed), or `-` for standard output.
         resume: count the lines that the target has and go on behind them; an unfinished line is translated again.
@@ -55,7 +56,8 @@ def translate_stream(
     lines = _after(_read(source), done, source, target)
     if source == STANDARD and sys.stdin.isatty():
         buffer = 1  # somebody is waiting for each line
-    translated = map(translate, iter(lambda: list(islice(lines, buffer)), []))
+    chunks = iter(lambda: list(islice(lines, buffer)), [])
+    translated = map(translate, chunks, itertools.count(done + 1, buffer))
     first = next(translated, [])  # an error before the first translation leaves the target as it was
     count = 0
     with (

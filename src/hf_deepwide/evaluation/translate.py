@@ -105,7 +105,8 @@ class EvaluationArguments:
         if self.precision not in _AUTOCAST:
             raise UserError(f"evaluation.precision: {quote(self.precision)}; accepted: {', '.join(_AUTOCAST)}")
         try:
-            build_metrics(self.metrics, tokenize=self.tokenize)
+            # in any language: the target's is known where there are texts
+            build_metrics(self.metrics, tokenize=self.tokenize, target_lang="en")
         except UserError as error:
             raise UserError(f"evaluation.{error}") from None
 
@@ -158,6 +159,7 @@ def translate(
     source_lang: str | None = None,
     target_lang: str | None = None,
     sampling: SamplingArguments | None = None,
+    first_line: int = 1,
 ) -> list[str]:
     """Translate `sources`; element i of the result is the translation of element i.
 
@@ -177,13 +179,14 @@ def translate(
             language that follows from the other, or was saved with the tokenizer, need not be given; see
             `models/language_pairs.py`.
         sampling: draw translations at random, with `num_beams` 1; None: search for them.
+        first_line: the line in which `sources` begin, for messages.
 
     Raises:
         UserError: a source that is no text, or a language pair that the model does not know, or that is missing; or
             beams and sampling together.
     """
     translations = []
-    for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang, sampling):
+    for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang, sampling, first_line):
         translations.append(as_line(tokenizer, ids))
     return translations
 
@@ -206,9 +209,11 @@ def generate_ids(
     source_lang: str | None = None,
     target_lang: str | None = None,
     sampling: SamplingArguments | None = None,
+    first_line: int = 1,
 ) -> list[list[int]]:
     """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
-    searched = _search(model, tokenizer, sources, args, device, source_lang, target_lang, sampling=sampling)
+    search = (model, tokenizer, sources, args, device, source_lang, target_lang)
+    searched = _search(*search, sampling=sampling, first_line=first_line)
     return [hypotheses[0].ids if hypotheses else [] for hypotheses in searched]
 
 
@@ -220,9 +225,11 @@ def generate_beams(
     device: torch.device | str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    first_line: int = 1,
 ) -> list[list[Hypothesis]]:
     """As `translate`, but the `num_beams` best hypotheses of each source, best first; none of an empty source."""
-    return _search(model, tokenizer, sources, args, device, source_lang, target_lang, count=args.num_beams)
+    search = (model, tokenizer, sources, args, device, source_lang, target_lang)
+    return _search(*search, count=args.num_beams, first_line=first_line)
 
 
 def _search(
@@ -235,15 +242,16 @@ def _search(
     target_lang: str | None,
     count: int = 1,
     sampling: SamplingArguments | None = None,
+    first_line: int = 1,
 ) -> list[list[Hypothesis]]:
     """The `count` best hypotheses of each source, with scores where there are several; or one that is drawn."""
     if sampling is not None and args.num_beams > 1:
         raise UserError(f"a translation is drawn, or searched for with {args.num_beams} beams; with sampling set 1")
-    sources = _checked(sources)
+    sources = _checked(sources, first_line)
     if isinstance(model, Engine):
         if sampling is not None:
             raise UserError(f"{model.folder}: CTranslate2 draws in its own way; sample with the exported model itself")
-        return _search_by_engine(model, sources, args, source_lang, target_lang, count)
+        return _search_by_engine(model, sources, args, source_lang, target_lang, count, first_line)
     if device is not None:
         model.to(device)
     try:
@@ -251,7 +259,7 @@ def _search(
         choice = languages.choose(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None
-    encoded = _encode(languages, choice, sources, source_limit(model.config, tokenizer))
+    encoded = _encode(languages, choice, sources, source_limit(model.config, tokenizer), first_line)
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
@@ -306,6 +314,7 @@ def _search_by_engine(
     source_lang: str | None,
     target_lang: str | None,
     count: int,
+    first_line: int,
 ) -> list[list[Hypothesis]]:
     """As `_search`, by CTranslate2."""
     if args.precision != "float32":
@@ -319,7 +328,7 @@ def _search_by_engine(
         choice = engine.choose(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None
-    encoded = _encode(engine.languages, choice, sources, engine.limit)
+    encoded = _encode(engine.languages, choice, sources, engine.limit, first_line)
     outputs: list[list[Hypothesis]] = [[] for _ in sources]
     full = [i for i, source in enumerate(encoded) if not source.is_empty]
     lengths = [len(encoded[i].ids) for i in full]
@@ -343,7 +352,7 @@ def _search_by_engine(
     return outputs
 
 
-def _checked(sources: Iterable[str]) -> list[str]:
+def _checked(sources: Iterable[str], first_line: int) -> list[str]:
     """A list of sentences.
 
     Raises:
@@ -355,15 +364,15 @@ def _checked(sources: Iterable[str]) -> list[str]:
         raise UserError(f"translate: {describe(sources)} was given; a list of sentences is wanted")
     accepted = "accepted: a list of strings"
     try:
-        return [check_text(source, f"line {number}, ", accepted) for number, source in enumerate(sources, start=1)]
+        return [check_text(source, f"line {line}, ", accepted) for line, source in enumerate(sources, first_line)]
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def _encode(languages: Languages, choice: Choice, sources: Sequence[str], limit: int) -> list[Source]:
+def _encode(languages: Languages, choice: Choice, sources: Sequence[str], limit: int, first_line: int) -> list[Source]:
     """Encode the sources; those over the limit are cut, with one warning for all."""
     encoded = encode_sources(languages, choice, sources, limit)
-    too_long = [number for number, source in enumerate(encoded, start=1) if source.length > limit]
+    too_long = [line for line, source in enumerate(encoded, first_line) if source.length > limit]
     if too_long:
         lines = ", ".join(map(str, too_long[:10])) + (", …" if len(too_long) > 10 else "")
         logger.warning(

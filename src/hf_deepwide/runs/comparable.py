@@ -129,7 +129,11 @@ def recipes_of(runs: Mapping[str, Sequence[Path]]) -> dict[Path, Recipe]:
 
 
 def scoring_of(
-    recipes: Mapping[Path, Recipe], metrics: Sequence[str] | None, lowercase: bool | None, tokenize: str | None
+    recipes: Mapping[Path, Recipe],
+    metrics: Sequence[str] | None,
+    lowercase: bool | None,
+    tokenize: str | None,
+    target_lang: str | None = None,
 ) -> Scoring:
     """How to score: as asked; where None is asked, as the recipes say, whose own defaults count as written out.
 
@@ -140,7 +144,7 @@ def scoring_of(
         UserError: the recipes do not agree.
     """
     sections = {path: recipe.evaluation for path, recipe in recipes.items()}
-    languages = {path: recipe.data.target_lang for path, recipe in recipes.items()}
+    languages = {path: target_lang or recipe.data.target_lang for path, recipe in recipes.items()}
     if metrics is None:
         naming = [path for path, recipe in recipes.items() if "metrics" in recipe.values["evaluation"]]
         named = {path: sorted(sections[path].metrics) for path in naming}
@@ -154,7 +158,7 @@ def scoring_of(
     if tokenize == "auto":
         chosen = {path: _automatic(language) for path, language in languages.items()}
         _agreed("sacreBLEU's tokenizer for data.target_lang", chosen, "--tokenize")
-    return Scoring(metrics, lowercase, tokenize, next(iter(languages.values()), None))
+    return Scoring(metrics, lowercase, tokenize, next(iter(languages.values()), target_lang))
 
 
 def _automatic(language: str) -> str:

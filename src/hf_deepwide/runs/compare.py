@@ -67,6 +67,7 @@ def compare_runs(
     tokenize: str | None = None,
     margins: Mapping[str, float] | None = None,
     test_set: str | None = None,
+    target_lang: str | None = None,
 ) -> list[Comparison]:
     """Score systems and test each against the first.
 
@@ -78,6 +79,7 @@ def compare_runs(
         tokenize: sacreBLEU's tokenizer; None: as the recipes say, or 13a.
         margins: metric, `loss` or `nll` to the margin of a test of equivalence, in the unit of the metric.
         test_set: of several test sets in the runs' recipes the one to compare; None: all together.
+        target_lang: the language of the translations, for the metrics that ask; None: as the recipes say.
 
     Returns:
         Metric by metric, in the order of the systems. Validation losses come first: see `validation_losses`.
@@ -90,7 +92,7 @@ def compare_runs(
     recipes = recipes_of(runs)
     check_seeds(runs, recipes)
     warn_of_searches(recipes)
-    scoring = scoring_of(recipes, metrics, lowercase, tokenize)
+    scoring = scoring_of(recipes, metrics, lowercase, tokenize, target_lang)
     build_metrics(scoring.metrics, **scoring.settings)
     tested = references_of(recipes, reference, test_set)
     lines: dict[str, list[list[str]]] = {system: [] for system in runs}
