@@ -45,6 +45,8 @@ class Replay:
 def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     """Compute the batches of one process again: same weights, same random numbers, same precision, no update.
 
+    With `lora_dropout`, and in a step in which memory ran out twice, dropout draws other numbers than in the run.
+
     Raises:
         UserError: the folder holds no fault, or nothing of that process.
     """
