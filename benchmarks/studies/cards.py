@@ -46,7 +46,7 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
     shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
     scores = (
         f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"
-        f"± is a standard error over seeds. The difference to the baseline is that of the validation losses.\n"
+        "± is a standard error over seeds. The difference to the baseline is that of the validation losses.\n"
         "[The page of results](../docs/results.md) says how the settings were chosen.\n\n"
         f"The rest of this card is about the model of seed {seed}.\n"
     )
