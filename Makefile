@@ -21,10 +21,12 @@ export TOKENIZERS_PARALLELISM ?= false
 
 setup: $(VENV)/ready
 
-# constraints.txt pins what was tested, and keeps pip from replacing torch by a newer build.
+# constraints.txt pins what was tested, and keeps pip from replacing torch by a newer build. pip would compile the
+# modules on one core; some of them are written for other versions of Python, and cannot be compiled.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(RUN) -m compileall -qq -j 0 $(VENV)/lib src || true
 	touch $@
 
 quickstart: setup

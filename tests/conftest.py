@@ -1,12 +1,12 @@
-"""What makes a tiny run quick, in every test that does not say otherwise."""
+"""What makes a tiny run quick, in every test that does not say otherwise.
+
+The fixtures import the library: the process that hands tests to workers reads this file, too, and needs none of it.
+"""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
-from tiny_run import hold_out_few, leave_figures_blank
-
-from hf_deepwide.data.phrases import build_phrases
 
 
 def pytest_collection_finish() -> None:
@@ -21,6 +21,8 @@ def blank_figures() -> Iterator[None]:
 
     A module, or a room, that looks at figures overrides this fixture.
     """
+    from tiny_run import leave_figures_blank
+
     with pytest.MonkeyPatch.context() as patch:
         leave_figures_blank(patch)
         yield
@@ -32,6 +34,10 @@ def few_held_out() -> Iterator[None]:
 
     A room that is about the phrases themselves overrides this fixture.
     """
+    from tiny_run import hold_out_few
+
+    from hf_deepwide.data.phrases import build_phrases
+
     with pytest.MonkeyPatch.context() as patch:
         hold_out_few(patch)
         yield

@@ -437,7 +437,7 @@ def train_here(values, threads):
 
 
 def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path, monkeypatch):
-    """The winner, then what starts from it: each a process that really trains."""
+    """The winner, then what starts from it, which a process of its own trains."""
     folder = write_digits(tmp_path)
     values = tiny_values(folder / "x", "vanilla_transformer", max_steps=4, warmup_steps=2)
     values["data"] = {"root": str(folder), "train": "train", "validation": "val", "test": ["one", "two"]}
@@ -454,7 +454,11 @@ def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path, monkeyp
     study |= {"baseline": "plain", "metric": "multi_bleu", "systems": systems}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(study))
     study, results = load_study(folder / "tiny.yaml"), folder / "results"
-    command.Workshop(study, folder / "runs", results, 2).make(study.systems)
+    workshop = command.Workshop(study, folder / "runs", results, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "train", train_here)
+        workshop.make(study.systems[:1])
+    workshop.make(study.systems)
     plain, wide = records.read_records(results)
     assert set(plain["test"]["sets"]) == {"one", "two"}
     assert wide["recipe"]["model"]["init_from"] == str(folder / "runs" / plain["run"])
