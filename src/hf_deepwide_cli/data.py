@@ -7,7 +7,7 @@
     hf-deepwide data multi30k --source clone-of-multi30k --languages de fr
 
 Corpora: iwslt14-de-en, wmt14-en-de, wmt14-en-fr, wmt15-cs-en, wmt17, wmt19-de-fr, wmt19-en-de, ted8, opus100,
-multi30k. The last line that is printed names a recipe that reads what was prepared.
+multi30k, multi30k-tokenised. The last line that is printed names a recipe that reads what was prepared.
 
 --source is a folder with the files as released (.gz or not), or with copies of the data sets of the Hub. Tokenising
 needs `pip install 'hf_deepwide[corpora]'`.

@@ -123,6 +123,14 @@ def release_multi30k(folder: Path) -> None:
             write(folder / "data" / "task1" / "raw" / f"{split}.{lang}.gz", lines)
 
 
+def release_multi30k_tokenised(folder: Path) -> None:
+    """The same captions as its authors tokenised them."""
+    for split in ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco"):
+        for lang in ("en", "de"):
+            lines = [f"das  {WORDS[lang]} , nr. {number} !" for number in range(30 if split == "train" else 3)]
+            write(folder / "data" / "task1" / "tok" / f"{split}.lc.norm.tok.{lang}", lines)
+
+
 RELEASES = {
     "iwslt14-de-en": release_iwslt14,
     "wmt14-en-de": release_wmt14,
@@ -132,6 +140,7 @@ RELEASES = {
     "ted8": release_ted8,
     "opus100": release_opus100,
     "multi30k": release_multi30k,
+    "multi30k-tokenised": release_multi30k_tokenised,
 }
 
 

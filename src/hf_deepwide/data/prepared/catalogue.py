@@ -13,6 +13,7 @@ from .cleaning import (
     DASHES_SPLIT,
     LOWERED,
     NORMALIZED,
+    ONE_SPACE,
     STRAIGHT_APOSTROPHES,
     TOKENIZED,
     WITHOUT_EMPTY,
@@ -103,13 +104,14 @@ class Corpus:
         file: the name of a split's file in the folder, with `{pair}` and `{split}`. Text has a file for each `{lang}`;
             `.jsonl` is a data set that `data.name` names.
         groups: languages whose files are aligned with each other.
-        hub: origins of the splits on the Hub, for a group.
+        hub: origins of the splits on the Hub, for a group; None: the Hub does not have them.
         files: origins of the splits in original files, for a group; None: only tables of the Hub are read.
         example: a recipe, and the overrides by which it reads the corpus.
         keys: the further overrides by which it reads no other groups than the given ones.
         counts: rows of the splits, by `split`, or by `pair/split` where there are several groups.
         digests: SHA-256 of published text, by file; white space at the ends of lines does not count.
         merges: merges of subword-nmt in the papers; None where one vocabulary serves many languages.
+        codes: the file of the merges, beside the training files.
         on_hub: languages that the Hub has; None: all.
         columns: what the original data call a language, where that is not its code.
     """
@@ -120,13 +122,14 @@ class Corpus:
     folder: str
     file: str
     groups: tuple[Languages, ...]
-    hub: Origins
+    hub: Origins | None
     files: Origins | None
     example: str
     keys: Callable[[Sequence[Languages]], Mapping[str, str]] = lambda groups: {}
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     merges: int | None = None
+    codes: str = "bpe.codes"
     on_hub: Languages | None = None
     columns: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -338,6 +341,11 @@ def _multi30k_files(languages: Languages) -> dict[str, Origin]:
     return {split: Origin((f"{split}.{{lang}}",)) for split in ("val", "test_2016_flickr", "train")}
 
 
+def _multi30k_tokenised_files(languages: Languages) -> dict[str, Origin]:
+    splits = ("val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "train")
+    return {split: Origin((f"{split}.lc.norm.tok.{{lang}}",), (ONE_SPACE,)) for split in splits}
+
+
 def _multi30k_keys(groups: Sequence[Languages]) -> dict[str, str]:
     (languages,) = groups
     return {} if "de" in languages else {"data.target_lang": languages[1]}
@@ -372,6 +380,18 @@ MULTI30K = {  # of multi30k/dataset, task 1
     "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
     "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
     "val.fr": "05f2ed05aa5bf06567b3d7ad3121f6346ebd909265383dc79dbe08ef707b7bc2",
+}
+MULTI30K_TOKENISED = {  # of its version 7bee46bc, with single spaces: the text of github.com/LividWo/Revisit-MMT
+    "test_2016_flickr.de": "c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4",
+    "test_2016_flickr.en": "5b7f32627cf99eced828311b955dae9800bb52bc8b91cf8b6526829e605b29d2",
+    "test_2017_flickr.de": "02067e4a9402786a4fcb8c1b6f4307e4a5073ced64800abead5273b54f5f31f6",
+    "test_2017_flickr.en": "c9d1dfd7a26add989382e534af235af9f0f658b2a30e7eb0efdaf142496ee54f",
+    "test_2017_mscoco.de": "e2825990b8a4e5289d2cdba801d57c187810bab9b4f5d87a30c35800a0d871b6",
+    "test_2017_mscoco.en": "fe69ae004d71c42ead0301e70c57de5b1b6b5fb7f52210d42b22801e98e656f3",
+    "train.de": "cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505",
+    "train.en": "4f7b25e9bbfc6be6ef66ea2cedd35e2c11c6fa1831979a054fba52e8d5b27c9d",
+    "val.de": "97232bd273eceb7207f689527386a97e4be2616b18ada47576bdaf96c8ae1f00",
+    "val.en": "46573ce391ae227f1c72f873392436a20ef18e0a6d518098cfbd70b77c8572ec",
 }
 WMT17 = {
     "de-en/train": 5_906_184, "de-en/validation": 8_171, "de-en/test": 3_004,
@@ -522,6 +542,28 @@ CORPORA = {
             counts={"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000},
             digests=MULTI30K,
             on_hub=("en", "de"),
+        ),
+        Corpus(
+            name="multi30k-tokenised",
+            what="the same captions in English and German, lower-cased and tokenised: data/task1/tok of "
+            "https://github.com/multi30k/dataset",
+            licence="not stated; its authors ask to cite Elliott et al. 2016",
+            folder="multi30k_lowercased_tokenised",
+            file="{split}.{lang}",
+            groups=(("en", "de"),),
+            hub=None,
+            files=_multi30k_tokenised_files,
+            example="multi30k_en_de_transformer_tiny",
+            counts={
+                "train": 29_000,
+                "val": 1_014,
+                "test_2016_flickr": 1_000,
+                "test_2017_flickr": 1_000,
+                "test_2017_mscoco": 461,
+            },
+            digests=MULTI30K_TOKENISED,
+            merges=10_000,
+            codes="bpe10k.codes.gz",
         ),
     )
 }

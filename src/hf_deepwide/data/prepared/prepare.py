@@ -3,12 +3,13 @@
 Rows are streamed, so that memory does not grow with the corpus. What is finished is not made again.
 """
 
+import gzip
 import hashlib
 import json
 import logging
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 ENGLISH = ("en", "eng")
 NEARLY = 0.01  # of counts where steps leave rows out: papers round, and sacremoses cuts a few words in its own way
-CODES, VALID = "bpe.codes", "valid"
+VALID = "valid"
 MOST = 1_000_000  # merges
 FEW = 8  # language pairs that are named one by one
 
@@ -125,13 +126,16 @@ class Preparation:
             )
         self.merges, self.unchecked = checked_merges(corpus, merges), unchecked
         self.groups = chosen_groups(corpus, languages, on_hub=source is None)
-        files = source if source is not None and not holds_copy(source) else None
-        if files is not None and corpus.files is None:
+        files = source if source is not None and (corpus.hub is None or not holds_copy(source)) else None
+        origins_of = corpus.hub if files is None else corpus.files
+        if origins_of is None and files is None:
+            raise UserError(f"--source: {corpus.name} is not on the Hub; name a folder with {corpus.what}")
+        if origins_of is None:
             raise UserError(
                 f"--source {one_line(source)}: {corpus.name} is made of tables of the Hub, and there is no copy of "
                 "them in or below this folder; leave --source out, or give a copy"
             )
-        self.tasks = [task for group in self.groups for task in self._tasks(group, files)]
+        self.tasks = [task for group in self.groups for task in self._tasks(group, origins_of(group), files)]
         self._look()
 
     def _look(self) -> None:
@@ -144,9 +148,7 @@ class Preparation:
             wanted |= {self._codes(group): self._learning(group) for group in self.groups}
         self.finished = {file for file, how in wanted.items() if self.manifest.state(file, *how) == "finished"}
 
-    def _tasks(self, languages: Languages, files: Path | None) -> Iterator[Task]:
-        origins_of = self.corpus.hub if files is None or self.corpus.files is None else self.corpus.files
-        origins = origins_of(languages)
+    def _tasks(self, languages: Languages, origins: Mapping[str, Origin], files: Path | None) -> Iterator[Task]:
         for split, origin in origins.items():
             names = [split, VALID] if origin.held_out else [split]
             places = [place for place in origin.places if isinstance(place, str)]
@@ -178,7 +180,7 @@ class Preparation:
             f"to {one_line(self.folder)}",
         ]
         if self.merges is not None:
-            lines.append(f"with {self.merges:,} joint merges of subword-nmt for each language pair: {CODES}")
+            lines.append(f"with {self.merges:,} joint merges of subword-nmt for each language pair: {corpus.codes}")
         return "\n".join(lines)
 
     @property
@@ -380,7 +382,7 @@ class Preparation:
         merges = learn_merges(chain.from_iterable(map(self._texts, train)), self.merges or 0)
         text = codes_text(merges)
         with whole_file(self.folder / file) as draft:
-            draft.write_text(text, encoding="utf-8")
+            draft.write_bytes(gzip.compress(text.encode(), mtime=0) if file.endswith(".gz") else text.encode())
             entry = Entry(
                 rows=text.count("\n"), sha256=sha256_of(draft), made_of=train, steps=steps, left_out={}, commits=[]
             )
@@ -392,7 +394,7 @@ class Preparation:
         return self._names(languages, "train"), [f"{self.merges} merges"]
 
     def _codes(self, languages: Languages) -> str:
-        return (Path(self._names(languages, "train")[0]).parent / CODES).as_posix()
+        return (Path(self._names(languages, "train")[0]).parent / self.corpus.codes).as_posix()
 
     def _texts(self, file: str) -> Iterator[str]:
         """The sentences of a prepared file."""
