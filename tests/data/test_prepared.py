@@ -25,12 +25,14 @@ from hf_deepwide.data.bpe_codes import read_codes
 from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.data.prepared import prepare, sources
 from hf_deepwide.data.prepared.catalogue import CORPORA, SacreBleuSet, pair_of
-from hf_deepwide.data.prepared.cleaning import TOKENIZED
+from hf_deepwide.data.prepared.cleaning import NORMALIZED, TOKENIZED
 from hf_deepwide.data.prepared.prepare import Preparation, cleaned
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide_cli import packaged
 
+CONTROL = Places().resolve("multi30k_lowercased_tokenised")
+ON_HUB = [name for name, corpus in CORPORA.items() if corpus.hub is not None]
 LANGUAGES = {"wmt17": ["lv"], "ted8": ["aze", "por"], "opus100": ["af"]}  # that the small folders have
 
 
@@ -42,8 +44,8 @@ def no_root(monkeypatch, tmp_path):
 
 TEST_SETS = {
     place.name
-    for corpus in CORPORA.values()
-    for origin in corpus.hub(corpus.groups[0]).values()
+    for name in ON_HUB
+    for origin in CORPORA[name].hub(CORPORA[name].groups[0]).values()
     for place in origin.places
     if isinstance(place, SacreBleuSet)
 }
@@ -129,7 +131,7 @@ def test_prepares_what_recipes_read_from_files(name, tmp_path, monkeypatch, caps
     assert_recipe_reads(printed(told))
 
 
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", ON_HUB)
 def test_prepares_what_recipes_read_from_the_hub(name, tmp_path, hub):
     preparation = Preparation(CORPORA[name], tmp_path, languages=LANGUAGES.get(name), unchecked=True)
     preparation.run()
@@ -151,6 +153,33 @@ def test_the_printed_command_names_only_what_was_prepared(name, languages, pairs
     assert_recipe_reads(command)
     recipe, *overrides = shlex.split(command)
     assert load_recipe(recipe, overrides).data.pairs == pairs
+
+
+def test_the_corpus_of_the_control_is_made_of_the_tokenised_captions(tmp_path, monkeypatch, capsys):
+    source, corpus = released("multi30k-tokenised", tmp_path), "multi30k-tokenised"
+    (source / "data" / "images.jsonl").write_text("{}\n")  # no copy of a data set: the Hub has none of this corpus
+    call(monkeypatch, corpus, "--source", source, "--output", tmp_path, "--unchecked", "--bpe")
+    command = printed(capsys.readouterr().out)
+    codes = tmp_path / "multi30k_lowercased_tokenised" / "bpe10k.codes.gz"
+    recipe = load_recipe("multi30k_en_de_transformer_tiny", [f"--data.root={tmp_path}"])
+    assert recipe.data.resolve(recipe.tokenizer.codes) == codes
+    assert "--tokenizer.codes multi30k_lowercased_tokenised/bpe10k.codes.gz" in command
+    assert_recipe_reads(command)
+    assert lines(codes.with_name("val.de")) == [f"das Haus , nr. {number} !" for number in range(3)]
+    assert read_codes(codes)
+    written = contents(tmp_path)
+    call(monkeypatch, corpus, "--source", source, "--output", tmp_path, "--unchecked", "--bpe")
+    assert contents(tmp_path) == written
+
+
+@pytest.mark.skipif(not CONTROL.is_dir(), reason="needs the corpus of the control")
+def test_the_corpus_of_the_control_has_the_published_text(tmp_path):
+    for split, file in CORPORA["multi30k-tokenised"].files(("en", "de")).items():
+        for lang in ("en", "de"):
+            (tmp_path / "released").mkdir(exist_ok=True)
+            name = file.places[0].replace("{lang}", lang)
+            (tmp_path / "released" / f"{name}.gz").symlink_to(CONTROL / f"{split}.{lang}.gz")
+    Preparation(CORPORA["multi30k-tokenised"], tmp_path, tmp_path / "released").run()
 
 
 def test_the_printed_command_names_another_language(tmp_path, monkeypatch, capsys):
@@ -198,6 +227,19 @@ def test_wmt14_is_cleaned_as_the_script_does_and_keeps_its_order(tmp_path):
     assert texts(folder / "validation.jsonl", "de")[0] == "Das Haus , Nr. 300 ( de ) !"
     assert texts(folder / "test.jsonl", "en")[0] == "It &apos;s “ well @-@ known ”"
     assert len(texts(folder / "test.jsonl", "de")) == 3
+
+
+@pytest.mark.parametrize(
+    ("lang", "text", "expected"),
+    [
+        ("en", "tab\there soft\u00adhyphen", "tab here soft hyphen"),
+        ("en", "the players’ house", 'the players" house'),
+        ("fr", "il dit\u00a0«\u00a0oui\u00a0»\u00a0et part", 'il dit "oui" et part'),
+    ],
+)
+def test_punctuation_is_normalised_as_by_the_scripts_of_moses(lang, text, expected):
+    """What normalize-punctuation.perl and remove-non-printing-char.perl write, one after the other."""
+    assert NORMALIZED.made_for([lang])((text,)) == (expected,)
 
 
 def test_the_sides_of_wmt15_have_the_names_of_its_archive(tmp_path):
@@ -573,6 +615,7 @@ def test_digests_are_checked(tmp_path, monkeypatch, capsys):
         (["multi30k", "--source", "nowhere"], "--source nowhere: there is no such folder"),
         (["multi30k", "--source", "empty"], "neither a file val.en or val.en.gz"),
         (["wmt19-de-fr", "--source", "empty"], "wmt19-de-fr is made of tables of the Hub"),
+        (["multi30k-tokenised"], "multi30k-tokenised is not on the Hub; name a folder with the same captions"),
         (["multi30k", "--languages", "xx"], "--languages 'xx'; multi30k has en, de, fr, cs"),
         (["multi30k", "--languages", "fr"], "the Hub has en, de of multi30k"),
         (["opus100", "--languages", "en"], "name a language beside en; opus100 has"),
@@ -745,7 +788,7 @@ def test_the_page_has_a_row_for_each_corpus():
     for name, on_hub in on_hubs.items():
         corpus = CORPORA[name]
         assert corpus.licence.split(":")[0].split(";")[0] in on_hub or "each part" in on_hub
-        for group in corpus.groups:
+        for group in corpus.groups if corpus.hub is not None else ():
             for origin in corpus.hub(group).values():
                 assert all(f"`{part.name}`" in on_hub for part in origin.places if part.name not in YEARS)
     for name, files in as_files.items():

@@ -3,15 +3,19 @@
 A row is the same sentence in several languages. A step changes a row, or leaves it out.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+
+import regex
 
 from ...errors import need
 
 Row = tuple[str, ...]
 Change = Callable[[Row], Row | None]  # None: the row is left out
 
+CONTROL = regex.compile(r"\p{C}")  # as in Moses' remove-non-printing-char.perl
 NULL = ("__NULL__", "_ _ NULL _ _")  # a sentence that a talk lacks in this language
 
 
@@ -34,8 +38,10 @@ def _moses(kind: str, languages: Sequence[str], **options: bool) -> list[Any]:
 
 
 def _normalized(languages: Sequence[str]) -> Change:
-    normalizers = _moses("MosesPunctNormalizer", languages, post_remove_control_chars=True)
-    return lambda row: tuple(each.normalize(text) for each, text in zip(normalizers, row, strict=True))
+    normalizers = _moses("MosesPunctNormalizer", languages, perl_parity=True)
+    return lambda row: tuple(
+        CONTROL.sub(" ", each.normalize(text)) for each, text in zip(normalizers, row, strict=True)
+    )
 
 
 def _tokenized(languages: Sequence[str], dashes: bool = False) -> Change:
@@ -46,11 +52,14 @@ def _tokenized(languages: Sequence[str], dashes: bool = False) -> Change:
     )
 
 
-NORMALIZED = Step("punctuation normalised by Moses' rules, without control characters", _normalized)
+NORMALIZED = Step("punctuation normalised by Moses' rules, control characters become spaces", _normalized)
 TOKENIZED = Step("tokenised by Moses' rules", _tokenized)
 DASHES_SPLIT = Step("tokenised by Moses' rules, dashes in words split", partial(_tokenized, dashes=True))
 LOWERED = Step("lower-cased", lambda languages: lambda row: tuple(text.lower() for text in row))
 STRAIGHT_APOSTROPHES = Step("’ becomes '", lambda languages: lambda row: tuple(text.replace("’", "'") for text in row))
+ONE_SPACE = Step(
+    "several spaces become one", lambda languages: lambda row: tuple(re.sub(" +", " ", text) for text in row)
+)
 WITHOUT_EMPTY = _keep("without pairs that have an empty side", lambda row: all(text.strip() for text in row))
 WITHOUT_NULL = _keep(
     "without sentences that are not translated",
