@@ -38,6 +38,7 @@ from transformers.utils import ADAPTER_CONFIG_NAME
 
 from . import card_text
 from .card_text import CARD
+from .checkpoint_files import check_model
 from .data.tokenizer import check_tokenizer
 from .errors import UserError, one_line, quote
 from .exporting.shown_languages import Shown, shown_languages
@@ -240,7 +241,7 @@ def write_checkpoint(
     """
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    for name in ("generation_config.json", "tokenizer_config.json"):
+    for name in (CONFIG, "generation_config.json", "tokenizer_config.json"):
         path = folder / name
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -303,6 +304,10 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
 
 def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
     """The model in a folder; nothing may be missing from its weights."""
+    try:
+        check_model(source)
+    except OSError as error:
+        raise UserError(f"share: {source}: {one_line(error)}") from error
     path = source / CONFIG
     if (source / ADAPTER_CONFIG_NAME).is_file() and not path.is_file():
         raise UserError(
@@ -353,7 +358,10 @@ def _write_card(
     repo_id: str | None,
     license: str | None,
 ) -> None:
-    """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder."""
+    """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder.
+
+    A card that is there is of an earlier share; it stays if that was of the same class of models.
+    """
     beside = None
     if source is not None and (source / CARD).is_file():
         if _is_inside(source / CARD, source):
@@ -362,9 +370,16 @@ def _write_card(
             logger.warning("share: %s is a link to elsewhere, so it is left out", source / CARD)
     there = None if folder is None or not (folder / CARD).is_file() else folder / CARD
     if there is not None and CARD not in earlier:
+        if license is not None:
+            raise UserError(
+                f"share: --license: {there} was edited, so it stays as it is; write `license: {license}` into it, or "
+                "remove it to have it written anew"
+            )
         logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
         _copy_linked(there, staged, earlier)
         return
+    if there is not None and _class_in(there.parent) != _class_in(staged):
+        there = None
     card, stock = beside or there, model.config.model_type not in all_families()
     shown = Shown({})
     if _task(model) == "translation":
@@ -381,6 +396,13 @@ def _write_card(
     (staged / CARD).write_text(
         card_text.for_repository(text, repo_id, license, shown if stock else None, model), encoding="utf-8"
     )
+
+
+def _class_in(folder: Path) -> tuple[Any, Any] | None:
+    """The type and the class of the model in a folder; None where there is no config."""
+    path = folder / CONFIG
+    fields = fields_of(path) if path.is_file() else {}
+    return (fields["model_type"], fields.get("architectures")) if "model_type" in fields else None
 
 
 def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:

@@ -129,7 +129,7 @@ def telling(folder: Path | None) -> Iterator[None]:
         yield
     if writing.why is not None:
         where = one_line(getattr(writing.error, "filename", None) or place, 200)
-        raise UserError(f"share: {where} cannot be written: {writing.why}") from writing.error
+        raise UserError(f"share: {where} cannot be read or written: {writing.why}") from writing.error
 
 
 @contextmanager

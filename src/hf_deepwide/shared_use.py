@@ -74,6 +74,7 @@ def verify_folder(folder: str | os.PathLike, task: str = "translation") -> None:
         environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(
             [sys.executable, "-c", use, str(Path(folder).resolve()), *([task] if use == USE_ENCODER else [])],
+            cwd=modules,  # not where the caller is: Python would import what lies there
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if process.returncode:

@@ -374,6 +374,10 @@ def test_encoders_are_shared_by_their_task(tokenizer, tmp_path):
 
 
 def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
+    """In a process that takes no code from the folder where it is called."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "torch.py").write_text("raise SystemExit('code of others')")
+    monkeypatch.chdir(tmp_path / "here")
     share(runs / "mat", tmp_path / "good", verify=True)
     broken = shutil.copytree(shared / "mat", tmp_path / "broken")
     (broken / "attention.py").unlink()
@@ -384,10 +388,10 @@ def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
         raise RuntimeError("no")
 
     monkeypatch.setattr(export, "verify_folder", refuse)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"^no$"):
         share(runs / "mat", tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good", "here"]
 
 
 def test_a_model_of_several_posteriors_without_pairs_is_verified(tokenizer, tmp_path):
@@ -575,6 +579,28 @@ def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path)
             assert (folder / "plots" / "curves.png").is_file()
 
 
+def test_an_edited_card_takes_no_licence(shared, tokenizer, tmp_path):
+    folder = shutil.copytree(shared / "mat", tmp_path / "out")
+    (folder / "README.md").write_text("# Edited\n")
+    before = contents(folder)
+    with pytest.raises(UserError, match=r"--license: .*README\.md was edited, so it stays"):
+        share(
+            new_model(FAMILIES["mat"], tokenizer), folder, tokenizer=tokenizer, license="mit", overwrite=True,
+            verify=False,
+        )  # fmt: skip
+    assert contents(folder) == before
+
+
+def test_a_card_of_another_class_is_not_kept(tokenizer, tmp_path):
+    models = [new_model(FAMILIES[name], tokenizer) for name in ("mat", "vanilla_transformer")]
+    for model, license in zip(models, ("mit", None), strict=True):
+        share(model, tmp_path / "out", tokenizer=tokenizer, license=license, overwrite=True, verify=False)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "`vanilla_transformer`" in card
+    assert "`mat`" not in card
+    assert "mit" not in card
+
+
 def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
     """Nothing that a source's files say of code from elsewhere comes into the shared folder, nor do its links."""
     run, evil = shutil.copytree(runs / "mat", tmp_path / "run"), "you/evil--evil.Evil"
@@ -684,10 +710,14 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
         broken.lm_head.weight[0, 0] = float("nan")
     broken.save_pretrained(tmp_path / "broken")
     tokenizer.save_pretrained(tmp_path / "broken")
+    (tmp_path / "exported").mkdir()
+    for name in ("model.bin", "config.json"):
+        (tmp_path / "exported" / name).write_text("{}")
     adapted = new_model(FAMILIES["mat"], tokenizer)
     get_peft_model(adapted, LoraConfig(r=2, target_modules=["q_proj"]))
     for source, options, message in (
         (tmp_path / "nowhere", {}, "holds no model: there is no .*config.json"),
+        (tmp_path / "exported", {}, "was exported to CTranslate2.*Give the folder that it was exported from"),
         (tmp_path / "bert", {}, "model_type is 'bert'; accepted: vanilla_transformer, mat.*push_to_hub"),
         (tmp_path / "bart", {}, "holds no tokenizer"),
         (bart.model, {}, "cannot share a .*BartModel; accepted: a folder, one of .*MATFor"),

@@ -12,7 +12,13 @@ from huggingface_hub import ModelCard
 from model_cases import build, pair
 from safetensors.torch import load_file
 from tiny_run import RESULTS, tiny_recipe
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, M2M100ForConditionalGeneration
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    M2M100ForConditionalGeneration,
+    T5Config,
+)
 
 from hf_deepwide import (
     MATForConditionalGeneration,
@@ -21,9 +27,12 @@ from hf_deepwide import (
     prune,
     share,
 )
+from hf_deepwide.card_text import use_of_stock
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
+from hf_deepwide.exporting.shown_languages import shown_languages
 from hf_deepwide.exporting.stock import as_stock
+from hf_deepwide.models.language_pairs import Languages
 from hf_deepwide.runs.model_card import write_model_card
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.vanilla_form import own_fields
@@ -199,6 +208,24 @@ def test_the_card_of_a_stock_share_tells_of_what_was_written(family, tokenizer, 
     assert f"of the family `{family}` ([" in after.text
     assert after.data.tags == [{family: "m2m_100"}.get(tag, tag) for tag in before.data.tags]
     assert family in before.data.tags
+
+
+def test_code_that_a_config_names_does_not_travel_with_a_stock_class(tokenizer, tmp_path):
+    model = as_stock(build("vanilla", vocab_size=36, **PRE), "m2m_100")
+    model.config.auto_map = {"AutoModelForSeq2SeqLM": "you/evil--evil.Evil"}
+    share(model, tmp_path / "out", tokenizer=tokenizer, verify=False)
+    assert "evil" not in (tmp_path / "out" / "config.json").read_text()
+
+
+def test_the_card_of_a_t5_has_the_words_before_a_source(tokenizer):
+    prefixes = {
+        "translation_en_to_de": {"prefix": "translate English to German: "},
+        "summarization": {"prefix": "s: "},
+    }
+    config = T5Config(vocab_size=36, task_specific_params=prefixes)
+    shown = shown_languages(Languages(config, GenerationConfig(), tokenizer), tokenizer)
+    assert (shown.tag, shown.languages) == ("translate English to German: ", ("en", "de"))
+    assert "'translate English to German: A sentence" in use_of_stock(None, shown).replace('"', "'")
 
 
 def test_a_stock_share_of_several_branches_writes_nothing(tokenizer, tmp_path):

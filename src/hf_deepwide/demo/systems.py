@@ -120,6 +120,9 @@ def load_systems(models: Sequence[str | os.PathLike]) -> list[System]:
     if not models:
         raise UserError("demo: name at least one model")
     paths = [Path(model) for model in models]
+    for model in models:
+        if models.count(model) > 1:
+            raise UserError(f"demo: {model} is given twice")
     names = run_labels(paths) if all(path.is_dir() for path in paths) else [os.fspath(model) for model in models]
     systems: list[System] = []
     for model, path, name in zip(models, paths, names, strict=True):

@@ -13,7 +13,7 @@ class Shown(NamedTuple):
 
     settings: dict[str, str]  # the target's first token, as `decoder_start_token_id` or `forced_bos_token_id`
     arguments: str = ""  # of `AutoTokenizer.from_pretrained`, behind the folder
-    tag: str = ""  # a token before the source
+    tag: str = ""  # a token, or words, before the source
     source_token: str = ""  # in the place of the source's first token, where `arguments` cannot name the language
     note: str = ""  # sentences on the other languages
     languages: tuple[str | None, str | None] = (None, None)  # as the pipeline of this package takes them
@@ -45,6 +45,10 @@ def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase) ->
         tags = dict(zip(languages.tags, tokenizer.convert_ids_to_tokens(list(languages.tags.values())), strict=True))
         note = f"\nThe tags of the target languages: {', '.join(tags.values())}.\n"
         return Shown({}, tag=tags[target], note=note, languages=(None, target))
+    if languages.tasks:
+        source, target = languages.trained or next(iter(languages.tasks))
+        note = f"\nThese lines translate from {source} to {target}.\n"
+        return Shown({}, tag=languages.choose(source, target).prefix, note=note, languages=(source, target))
     return Shown({})
 
 
