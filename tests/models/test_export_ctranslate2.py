@@ -158,6 +158,14 @@ def test_smaller_weights_score_about_the_same(quantization, tokenizer, tmp_path)
     assert 0 < (scores[0] - scores[1]).abs().max() < 0.5
 
 
+def test_a_model_in_bfloat16_is_computed_in_float32(tokenizer, tmp_path):
+    """As the engine computes it; bfloat16 would round each product."""
+    model = build("vanilla").to(torch.bfloat16)
+    folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    assert model.dtype == torch.bfloat16
+    assert (Path(folder) / "model.bin").is_file()
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_the_engine_cannot_express_is_refused(case, tokenizer, tmp_path):
     with pytest.raises(UserError, match=REFUSED[case][2]) as error:
@@ -176,6 +184,14 @@ def test_no_way_to_join_layers_is_overlooked(field):
     other = next(value for value in reversed(values) if value not in (getattr(config, field), None))
     vars(config)[field] = other
     assert list(ctranslate2_spec._inexpressible(SimpleNamespace(config=config)))
+
+
+def test_a_vocabulary_for_each_side_is_refused(tokenizer, tmp_path):
+    separate = copy.deepcopy(tokenizer)
+    separate.separate_vocabs = True  # as a MarianTokenizer of opus-mt-tc has it
+    with pytest.raises(UserError, match=r"a vocabulary for each side .*; export to ONNX"):
+        hf_deepwide.export_ctranslate2(build("vanilla"), tmp_path / "out", tokenizer=separate)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_is_named(tokenizer, tmp_path):

@@ -74,7 +74,7 @@ def export_ctranslate2(
     target = Path(folder)
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)
-    opened = opened._replace(model=copy.deepcopy(opened.model).cpu().eval())  # the engine reads the CPU's memory
+    opened = opened._replace(model=copy.deepcopy(opened.model).cpu().float().eval())  # as the engine computes
     with saving(target), whole_folder(target) as draft:
         if quantization == EXACT:
             _write_engine(opened.model, opened.tokenizer, draft, EXACT)

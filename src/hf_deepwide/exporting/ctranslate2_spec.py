@@ -126,9 +126,15 @@ def specification(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         tokenizer: the model's.
 
     Raises:
-        UserError: the engine cannot compute what the model computes.
+        UserError: the engine cannot compute what the model computes, or source and target have vocabularies of their
+            own.
     """
     check_expressible(model)
+    if getattr(tokenizer, "separate_vocabs", False):
+        raise UserError(
+            "the model cannot become CTranslate2: its tokenizer has a vocabulary for each side (`separate_vocabs`), "
+            "and an engine is given tokens of one vocabulary; export to ONNX, which is given ids"
+        )
     config = model.config
     branches = getattr(config, "encoder_paths", config.attention_branches)
     common = {
