@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -159,7 +159,7 @@ def load_model(
         unexpected = sorted(key for key in info["unexpected_keys"] if not LEFT_OUT.search(key))
         if unexpected and not (accept_unexpected and accept_unexpected(model.config)):
             raise ValueError(f"it has weights that its config does not ask for: {some(unexpected)}")
-        retied = _check_tying(model, file)
+        retied = _check_tying(model, (model.state_dict() if file is None else file).keys() - missing)
         if not accept_nonfinite:
             check_finite(model)
         corrected = check_generation(model)
@@ -381,12 +381,12 @@ def _check_size(auto: type, config: PreTrainedConfig, file: checkpoint_files.Sha
         checkpoint_files.check_size(lambda: auto(config), file)
 
 
-def _check_tying(model: PreTrainedModel, file: checkpoint_files.Shapes | None) -> list[str]:
+def _check_tying(model: PreTrainedModel, loaded: Set[str]) -> list[str]:
     """See that what the config ties is tied: Transformers leaves apart what differs in the file.
 
     For a Marian it is known which matrix is right. Marian NMT and Transformers before 5 have only one matrix where the
     config ties two; a second matrix in the file is left over from conversion. It is tied again, and a warning is
-    returned.
+    returned. `loaded` are the names of the weights that the file has.
     """
     wanted = model.get_expanded_tied_weights_keys(all_submodels=True)
     apart = sorted(wanted.keys() - model.all_tied_weights_keys.keys())
@@ -394,7 +394,7 @@ def _check_tying(model: PreTrainedModel, file: checkpoint_files.Shapes | None) -
         return []
     differ = f"{some(apart)} differs from {wanted[apart[0]]}, but the config ties them"
     sources = {wanted[key] for key in apart}
-    if model.config.model_type != "marian" or file is None or not sources <= file.keys():
+    if model.config.model_type != "marian" or not sources <= loaded:
         raise ValueError(
             f"its weights do not fit its config: {differ}. If each is meant, set `tie_word_embeddings` and "
             "`share_encoder_decoder_embeddings` to say so"

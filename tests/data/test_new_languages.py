@@ -66,6 +66,21 @@ def test_a_new_code_is_a_token_whose_embedding_is_that_of_others(kind, spare, re
     assert (read.source_lang, read.settings) == (code, {"forced_bos_token_id": ids[source]})
 
 
+@pytest.mark.parametrize("kind", NEW)
+def test_a_new_code_leaves_other_added_tokens_alone(kind, tmp_path):
+    """Such as the tag of back-translations."""
+    model, tokenizer = make_base(kind, tmp_path)
+    last = max(language_ids(tokenizer).values())
+    tokenizer.add_tokens(["<bt>"], special_tokens=True)
+    tag = tokenizer.convert_tokens_to_ids("<bt>")
+    model.resize_token_embeddings(max(last, tag) + 1)
+    before = tables(model)[0][tag].detach().clone()
+    add_languages(model, tokenizer, {NEW[kind]: KINDS[kind][3]})
+    assert len({last, tag, language_ids(tokenizer)[NEW[kind]]}) == 3
+    assert tokenizer.convert_ids_to_tokens(tag) == "<bt>"
+    assert torch.equal(tables(model)[0][tag], before)
+
+
 def test_tables_that_are_not_tied_each_get_a_row(tmp_path):
     base, tokenizer = make_base("nllb", tmp_path, tie_word_embeddings=False)
     model = MATForConditionalGeneration.from_base(base, attention_branches=2)

@@ -144,7 +144,7 @@ def test_a_newer_file_keeps_its_arguments_in_a_config(tmp_path):
     weights = random_weights(pre_norm=True)
     stack = {"attention_heads": HEADS, "normalize_before": True}
     config = {"model": {"encoder": stack, "decoder": stack, "share_all_embeddings": True, "dropout": 0.25}}
-    config["task"] = {"source_lang": "de", "target_lang": "en"}
+    config["task"] = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
     model, _ = from_fairseq(save(tmp_path / "nested.pt", None, weights, cfg=config))
     golden = naive_fairseq.logits(weights, SimpleNamespace(**NAIVE | {"pre_norm": True}), SOURCE, PREVIOUS)
     torch.testing.assert_close(our_logits(model, SOURCE, PREVIOUS), golden, **EXACT)
@@ -152,6 +152,9 @@ def test_a_newer_file_keeps_its_arguments_in_a_config(tmp_path):
     arguments = namespace(encoder_normalize_before=True, decoder_normalize_before=True)
     model, _ = from_fairseq(save(tmp_path / "flat.pt", None, weights, cfg={"model": arguments}))
     torch.testing.assert_close(our_logits(model, SOURCE, PREVIOUS), golden, **EXACT)
+    config["task"]["_name"] = "translation_from_pretrained_bart"
+    with pytest.raises(UserError, match="its argument task is 'translation_from_pretrained_bart'"):
+        from_fairseq(save(tmp_path / "mbart.pt", None, weights, cfg=config))
 
 
 def test_names_and_arguments_of_older_versions_are_known(tmp_path, caplog):
@@ -258,14 +261,20 @@ def test_meters_of_old_versions_are_passed_over(name, tmp_path, monkeypatch):
     assert from_fairseq(path).model.config.vocab_size == SYMBOLS
 
 
-def test_objects_of_fairseq_are_named_in_the_refusal(tmp_path, monkeypatch):
+@pytest.mark.parametrize("newer", [False, True], ids=["namespace", "config"])
+def test_objects_of_fairseq_are_named_in_the_refusal(newer, tmp_path, monkeypatch):
+    """The message has the lines that save the file again."""
     path = save_with_object(tmp_path / "checkpoint.pt", monkeypatch, "fairseq.tasks", "Task")
-    with pytest.raises(UserError, match=r"holds fairseq.tasks.Task.*torch.save\({'model'"):
+    if newer:
+        state = torch.load(path, weights_only=False)
+        config = {"model": vars(state.pop("args")), "task": {"source_lang": "de", "target_lang": "en"}, "common": None}
+        torch.save({**state, "args": None, "cfg": config}, path)
+    with pytest.raises(UserError, match=r"holds fairseq.tasks.Task") as error:
         from_fairseq(path)
-    saved_again = tmp_path / "again.pt"
-    state = torch.load(path, weights_only=False)
-    torch.save({"model": state["model"], "args": vars(state["args"])}, saved_again)
-    assert from_fairseq(saved_again).model.config.vocab_size == SYMBOLS
+    lines = str(error.value).partition("where fairseq is installed: ")[2]
+    exec(lines, {"torch": torch, "FILE": path, "NEW": tmp_path / "again.pt"})
+    config = from_fairseq(tmp_path / "again.pt").model.config
+    assert (config.vocab_size, config.target_lang) == (SYMBOLS, "en")
 
 
 def without(name):
@@ -304,6 +313,7 @@ WRONG = {
         None, {"encoder_normalize_before": True, "decoder_normalize_before": True}, "has no such weights",
     ),
     "activation": (None, {"activation_fn": "maxout"}, "activation_fn is 'maxout'; accepted: relu"),
+    "another task": (None, {"task": "translation_multi_simple_epoch"}, r"task is 'translation_multi_simple"),
     "no positions": (None, {"no_token_positional_embeddings": True}, "no_token_positional_embeddings is True"),
     "dropout": (None, {"dropout": "much"}, "dropout is 'much'; 0.1 would be of the right type"),
     "a switch for a number": (None, {"max_source_positions": True}, "max_source_positions is True"),

@@ -6,7 +6,13 @@ import re
 import pytest
 import yaml
 from tiny_run import tiny_values, write_recipe
-from transformers import CONFIG_MAPPING, PreTrainedConfig, Seq2SeqTrainingArguments
+from transformers import (
+    CONFIG_MAPPING,
+    BartConfig,
+    BartForConditionalGeneration,
+    PreTrainedConfig,
+    Seq2SeqTrainingArguments,
+)
 
 import hf_deepwide
 from hf_deepwide.data.phrases import build_phrases
@@ -370,6 +376,25 @@ def test_t5_begins_with_padding(tokenizer, tmp_path):
     model = build_model(recipe, tokenizer, recipe.training_arguments())
     assert model.config.decoder_start_token_id == tokenizer.pad_token_id
     assert len(translate(model, tokenizer, ["Paula kommt"], recipe.evaluation)) == 1
+
+
+def test_a_run_does_not_search_by_the_rules_of_its_base(tokenizer, tmp_path, caplog):
+    """Models of summaries write no three words twice, and not less than so many words."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    base = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **sizes, **heads))
+    base.generation_config.update(no_repeat_ngram_size=3, min_length=56, repetition_penalty=1.0, bad_words_ids=[[5]])
+    for part in (base, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    values = tiny_values(tmp_path / "run") | {"tokenizer": {"path": str(tmp_path / "base")}}
+    for family in ("bart", "mat"):
+        caplog.clear()
+        values["model"] = {"family": family, "init_from": str(tmp_path / "base")}
+        recipe = check_recipe(values, "tiny", "tiny.yaml")
+        found = build_model(recipe, tokenizer, recipe.training_arguments()).generation_config
+        assert (found.no_repeat_ngram_size, found.min_length, found.repetition_penalty) == (None, None, 1.0)
+        assert found.bad_words_ids == [[5]]
+        assert "searches with no_repeat_ngram_size 3, min_length 56, and the run does not" in caplog.text
 
 
 def test_families_that_are_not_for_text_are_refused():

@@ -66,7 +66,8 @@ def add_codes(tokenizer: PreTrainedTokenizerBase, languages: Mapping[str, str | 
     for name in tokens.values():
         token = AddedToken(name, normalized=False, special=True)
         if has_table:  # M2M100's own codes have ids behind its vocabulary, which the tokenizer does not count
-            tokenizer.added_tokens_decoder = {max(language_ids(tokenizer).values()) + 1: token}
+            last = max([*language_ids(tokenizer).values(), *tokenizer.get_vocab().values()])
+            tokenizer.added_tokens_decoder = {last + 1: token}
         tokenizer.add_special_tokens({"extra_special_tokens": [token]}, replace_extra_special_tokens=False)
 
 

@@ -19,8 +19,10 @@ ACTIVATIONS = {  # ours by theirs
     "linear": "linear",
     "swish": "swish",
 }
-# Arguments that change what a model computes and leave its tensors as they are; the values that we have.
+# Arguments that change what a model computes, or is given, and leave its tensors as they are; the values that we have.
 ONLY: dict[str, tuple[Any, ...]] = {
+    # other tasks tell their models the languages in other ways, or end sentences with other tokens
+    "task": ("translation", "multilingual_translation", "multilingual_translation_latent_depth"),
     "no_token_positional_embeddings": (False,),
     "no_cross_attention": (False,),
     "cross_self_attention": (False,),

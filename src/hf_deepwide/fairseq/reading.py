@@ -20,7 +20,8 @@ from ..vanilla_form import Tensors
 METERS = [f"fairseq.meters.{name}" for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
 SAVE_AGAIN = (
     "If you trust the file, save it again where fairseq is installed: s = torch.load(FILE, weights_only=False); "
-    "torch.save({'model': s['model'], 'args': vars(s['args'] or s['cfg']['model'])}, NEW)"
+    "torch.save({'model': s['model'], 'args': s.get('args'), "
+    "'cfg': s.get('cfg') and {k: s['cfg'][k] for k in ('model', 'task')}}, NEW)"
 )
 
 
@@ -75,7 +76,10 @@ def _arguments(path: Path, state: dict[str, Any]) -> dict[str, Any]:
         arguments = _plain(state["args"])
     else:
         config = _plain(state.get("cfg"))
-        arguments = _plain(config.get("task")) | _flat(_plain(config.get("model")))
+        task = _plain(config.get("task"))
+        arguments = task | _flat(_plain(config.get("model")))
+        if "_name" in task:  # the model's own name has the same key
+            arguments["task"] = task["_name"]
     if not arguments:
         raise UserError(
             f"{path} does not say what model it is: it has neither 'args' nor 'cfg'. Save it again with a dict of "

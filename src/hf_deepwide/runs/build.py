@@ -36,6 +36,15 @@ from .recipe import Recipe
 logger = logging.getLogger(__name__)
 
 SAMPLING = {"gumbel_temperature", "final_temperature", "soft_selection_steps"}  # how latent depth draws its layers
+# Rules of a search that no recipe has.
+RULES = (
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "min_length",
+    "min_new_tokens",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+)
 
 
 def build_model(
@@ -69,6 +78,7 @@ def build_model(
         if (recipe.data.pairs or recipe.data.synthetic_tag) and len(tokenizer) > model.config.vocab_size:
             model.resize_token_embeddings(len(tokenizer))  # for tags that the base does not have
         _warn_of_rows(recipe, tokenizer, range(rows, model.config.vocab_size))
+        _forget_rules(model, recipe)
     codes = set_codes(tokenizer, recipe.data)
     if "decoder_start_token_id" in codes:
         model.config.decoder_start_token_id = codes["decoder_start_token_id"]
@@ -99,6 +109,18 @@ def _warn_of_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rows: rang
         logger.warning(
             "the tokenizer %s has tokens that the base %s has no embeddings for: %d rows were added, and start at "
             "random", recipe.tokenizer.path, recipe.init_from, count,
+        )  # fmt: skip
+
+
+def _forget_rules(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Leave out rules of a base's search that suit its own task, such as no phrase twice in a summary."""
+    generation = model.generation_config
+    found = {name: getattr(generation, name, None) for name in RULES}
+    if rules := {name: value for name, value in found.items() if value not in (None, 0, 1)}:  # those change nothing
+        generation.update(**dict.fromkeys(rules))
+        logger.warning(
+            "the base %s searches with %s, and the run does not: it searches as the section evaluation says",
+            recipe.init_from, ", ".join(f"{name} {value}" for name, value in rules.items()),
         )  # fmt: skip
 
 
