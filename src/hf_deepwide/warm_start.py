@@ -125,7 +125,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
             setattr(result.generation_config, field, config_overrides[field])
     for reason in reasons:
         logger.warning(f"the result does not compute the function of {name}: {reason}")
-    _warn(name, model, config)
+    _warn(name, model, base_config, config)
     return result.to(model.device)
 
 
@@ -300,13 +300,20 @@ def logit_difference(
     return (logits[0] - logits[1]).abs().max().item(), logits[0].abs().max().item()
 
 
-def _warn(name: str, model: PreTrainedModel, config: DeepWideConfig) -> None:
+def _warn(name: str, model: PreTrainedModel, base: VanillaTransformerConfig, config: DeepWideConfig) -> None:
     """Log in what training the result differs from training the base."""
     start = start_of(type(config))
-    for sublayer, (branches, dropout, plural) in SUBLAYERS.items():
+    ffn = "drop_branch" if config.ffn_drop_branch is None else "ffn_drop_branch"
+    for (sublayer, (branches, dropout, plural)), drop in zip(SUBLAYERS.items(), ("drop_branch", ffn), strict=True):
         copies = max(start.copies(config, stack, sublayer) for stack in ("encoder", "decoder"))
-        if copies > getattr(config, branches) and not getattr(config, dropout):  # more than `drop_branch` can drop
-            logger.warning(f"`{dropout}` is 0: nothing makes the copied {plural} of a layer differ; set it above 0")
+        # paths are more than there are branches, and are not dropped
+        zero = [dropout] if copies > getattr(config, branches) else [drop, dropout]
+        if copies > getattr(base, branches) and not any(getattr(config, field) for field in zero):
+            fields = " and ".join(f"`{field}`" for field in zero)
+            verb, what = ("is", "it") if len(zero) == 1 else ("are", f"`{drop}`")
+            logger.warning(
+                f"{fields} {verb} 0: nothing makes the copied {plural} of a layer differ; set {what} above 0"
+            )
     for field in ("encoder_layerdrop", "decoder_layerdrop", "layer_drop"):
         if (rate := getattr(model.config, field, 0)) and not getattr(config, "layer_drop", 0):
             logger.warning(f"{name} was trained with `{field}` {rate}; the result never drops layers")
