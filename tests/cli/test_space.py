@@ -100,7 +100,7 @@ def test_a_space_is_tried_out_before_it_is_there(folder, tmp_path, monkeypatch):
     assert tried == ["model"], "as a share of its own"
     assert not list((tmp_path / "space").rglob("*.pyc"))
     (tmp_path / "space" / "model" / "config.json").unlink()
-    with pytest.raises(RuntimeError, match="config"):
+    with pytest.raises(RuntimeError, match=r"there is no config\.json"):
         export.verify_space(tmp_path / "space", None)
 
 

@@ -1,6 +1,7 @@
 """ONNX: onnxruntime decodes what `generate` decodes, with a cache, in batches of any size and length."""
 
 import copy
+import functools
 import re
 import sys
 from pathlib import Path
@@ -12,9 +13,11 @@ from model_cases import build, source
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
+import hf_deepwide_cli
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting import onnx_folder
+from hf_deepwide.exporting.opening import open_model
 from hf_deepwide.loading import load_model
 
 TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
@@ -36,7 +39,6 @@ CASES = {
         {"encoder_layers": 2, "decoder_layers": 2, "layer_aggregation": "hierarchical"},
     ),
     "luna": ("vanilla-luna", SMALL),
-    "latent depth, hard": ("latent-both", {"inference_selection": "hard"}),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "residual_streams": 2, "sinkhorn_iterations": 2}),
 }
 
@@ -46,9 +48,14 @@ def tokenizer():
     return train_tokenizer(TEXTS * 3, TokenizerArguments(vocab_size=36))
 
 
+@functools.cache
+def sessions(folder):
+    return [onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx") for name in ("encoder", "decoder")]
+
+
 def greedy(folder, batch, start, steps):
     """Tokens `[B, 1 + steps]` by the graphs in a folder."""
-    encoder, decoder = (onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx") for name in ("encoder", "decoder"))
+    encoder, decoder = sessions(folder)
     mask = batch["attention_mask"].numpy()
     cross = encoder.run(None, {"input_ids": batch["input_ids"].numpy(), "attention_mask": mask})
     past, tokens = [tensor[:, :, :0] for tensor in cross], torch.full((len(mask), 1), start)
@@ -91,15 +98,27 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 
 
-def test_a_posterior_is_chosen_by_its_name(tokenizer, tmp_path):
-    """Of tempered layers; each is multiplied by a probability of its own."""
+@pytest.fixture(scope="module")
+def posterior(tokenizer, tmp_path_factory):
+    """A model of two posteriors, and the second one as the command exports it: a plain Transformer."""
+    folder = tmp_path_factory.mktemp("latent")
     fields = {"num_posteriors": 2, "posterior_names": ["de", "fr"], "inference_selection": "tempered"}
-    model, batch = build("latent-both", **fields), source((7, 4, 5))
+    model = build("latent-both", **fields)
     model.generation_config.update(max_length=9)
     with torch.no_grad():
         for stack in (model.model.encoder, model.model.decoder):
             stack.layer_selection.layer_logits.copy_(torch.randn(2, len(stack.layers)).mul(4))
-    folder = hf_deepwide.export_onnx(model, tmp_path / "out", tokenizer=tokenizer, language="fr")
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "model")
+    words = ["export", folder / "model", "--to", "onnx", "--output", folder / "out", "--language", "fr"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["hf-deepwide", *map(str, words)])
+        hf_deepwide_cli.main()
+    return model, folder / "out"
+
+
+def test_a_posterior_is_chosen_by_its_name(posterior):
+    (model, folder), batch = posterior, source((7, 4, 5))
     german, french = (
         model.generate(**batch, posteriors=torch.full((3,), number), max_new_tokens=8) for number in (0, 1)
     )
@@ -107,25 +126,25 @@ def test_a_posterior_is_chosen_by_its_name(tokenizer, tmp_path):
     assert not torch.equal(german, french)
 
 
-def test_the_readme_never_writes_what_the_model_must_not(tokenizer, tmp_path, monkeypatch, capsys):
+def test_the_readme_never_writes_what_the_model_must_not(posterior, tokenizer, monkeypatch, capsys):
     """As Marian's models must not write padding."""
-    model = build("vanilla", **SMALL)
+    (model, folder), chosen = posterior, {"posteriors": torch.tensor([1]), "eos_token_id": 2}
     text = tokenizer("One sentence each, in the source language.", return_tensors="pt")
-    model.generation_config.update(max_length=9)
-    usual = model.generate(**text, eos_token_id=2)
-    model.generation_config.bad_words_ids = [[usual[0, 1].item()], [usual[0, 2].item(), 5]]
-    folder = hf_deepwide.export_onnx(model, tmp_path / "out", tokenizer=tokenizer)
-    code = re.search(r"```python\n(.*?)```", (Path(folder) / "README.md").read_text(), re.DOTALL)[1]
+    usual = model.generate(**text, **chosen)
+    bad = [[usual[0, 1].item()], [usual[0, 2].item(), 5]]
+    monkeypatch.setattr(model.generation_config, "bad_words_ids", bad)
+    readme = onnx_folder.readme(open_model(model, tokenizer, "fr"))  # other lines for the same graphs
+    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
     monkeypatch.chdir(folder)
     capsys.readouterr()
     exec(compile(code, "README.md", "exec"), {})
-    ids = model.generate(**text, eos_token_id=2, bad_words_ids=model.generation_config.bad_words_ids[:1])
+    ids = model.generate(**text, **chosen, bad_words_ids=bad[:1])
     assert ids[0, 1] != usual[0, 1]
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
     words = "two dogs in the red water " * 20
     exec(compile(code.replace("One sentence each, in the source language.", words), "README.md", "exec"), {})
     longest = tokenizer(words, truncation=True, max_length=model.config.max_position_embeddings, return_tensors="pt")
-    ids = model.generate(**longest, eos_token_id=2, bad_words_ids=model.generation_config.bad_words_ids[:1])
+    ids = model.generate(**longest, **chosen, bad_words_ids=bad[:1])
     assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 
 

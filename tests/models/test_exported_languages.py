@@ -61,7 +61,8 @@ def printed(folder, monkeypatch, capsys):
 
 # To ONNX, whose trace takes seconds, one of each way to tell a model the language: a forced token, or the first one.
 @pytest.mark.parametrize(
-    ("kind", "engine"), [*((kind, "ctranslate2") for kind in KINDS), ("m2m100", "onnx"), ("mbart", "onnx")]
+    ("kind", "engine"),
+    [*((kind, "ctranslate2") for kind in KINDS), ("mbart", "onnx")],  # a forced token: below
 )
 def test_the_lines_translate_into_another_language(kind, engine, tmp_path, monkeypatch, capsys):
     model, tokenizer = made(kind, tmp_path)
@@ -145,7 +146,7 @@ def test_cards_name_the_pair_that_was_trained(tmp_path, capsys):
     (expected,) = translate(base, tokenizer, [text], SEARCH, source_lang="gsw", target_lang="en")
     assert capsys.readouterr().out.strip() == expected
     ours = hf_deepwide.MATForConditionalGeneration.from_base(base, attention_branches=2)
-    hf_deepwide.share(ours, tmp_path / "mat", tokenizer=tokenizer)
+    hf_deepwide.share(ours, tmp_path / "mat", tokenizer=tokenizer, verify=False)
     assert f'translator("{text}", src_lang="gsw", tgt_lang="en")' in (tmp_path / "mat" / "README.md").read_text()
 
 

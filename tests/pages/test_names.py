@@ -3,6 +3,7 @@
 import builtins
 import importlib
 import re
+from pathlib import Path
 
 import families_picture
 import pytest
@@ -34,10 +35,14 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
+def named_files(page: Path) -> list[str]:
+    """The files of the repository that a page names without a link."""
+    return PATH.findall(re.sub(r"\]\([^)]*\)|https?://\S+", "", page.read_text(encoding="utf-8")))
+
+
 @each_page
 def test_every_file_exists(page):
-    text = re.sub(r"\]\([^)]*\)|https?://\S+", "", page.read_text(encoding="utf-8"))
-    for path in PATH.findall(text):
+    for path in named_files(page):
         assert (ROOT / path).exists() or "STUDY" in path, path
 
 
@@ -84,20 +89,28 @@ def is_recipe_key(key: str) -> bool:
     return any(name in properties.get(section, {}).get("properties", {}) for properties in PROPERTIES)
 
 
+def named_keys(page: Path) -> list[str]:
+    """The keys of recipes that a page names."""
+    return re.findall(rf"`(?:--)?((?:{'|'.join(PROPERTIES[0])})\.\w+)[:= `]", page.read_text(encoding="utf-8"))
+
+
 @each_page
 def test_every_recipe_key_exists(page):
-    sections = "|".join(PROPERTIES[0])
-    text = page.read_text(encoding="utf-8")
-    for key in re.findall(rf"`(?:--)?((?:{sections})\.\w+)[:= `]", text):
+    for key in named_keys(page):
         assert is_recipe_key(key) or key == "model.safetensors", key
+
+
+def named_classes(page: Path) -> list[str]:
+    """Names between backticks that begin as classes do."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`((?:[A-Z]\w*)?[A-Z][a-z]\w+)`", text)
 
 
 @each_page
 def test_every_class_exists(page):
-    """Names between backticks that begin as classes do and are not Transformers' own or an ellipsis."""
+    """It is ours, Transformers' or Python's."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for name in re.findall(r"`((?:[A-Z]\w*)?[A-Z][a-z]\w+)`", text):
+    for name in named_classes(page):
         assert (
             re.search(rf"^class {name}\b", code, flags=re.MULTILINE)
             or hasattr(transformers, name)
@@ -115,6 +128,12 @@ def test_every_field_of_the_models_page_exists():
     assert [name for name in names if name not in fields and not is_recipe_key(name)] == []
 
 
+@pytest.mark.parametrize("found", [named_files, named_keys, named_classes])
+def test_what_pages_name_is_found(found):
+    """The tests above look at what is found, and would pass if nothing were."""
+    assert sum(len(found(page)) for page in PAGES) > 30
+
+
 @each_page
 def test_every_make_target_and_extra_exists(page):
     text = page.read_text(encoding="utf-8")
@@ -123,8 +142,9 @@ def test_every_make_target_and_extra_exists(page):
     for target in re.findall(r"^make ([\w-]+)", printed, flags=re.MULTILINE):
         assert f"\n{target}:" in makefile, target
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for extra in re.findall(r"\'\.\[(\w+)\]\'", text):
-        assert f"\n{extra} = [" in project, extra
+    for extras in re.findall(r"'\.\[([\w,]+)\]'", text):
+        for extra in extras.split(","):
+            assert f"\n{extra} = [" in project, extra
 
 
 def test_readme_lists_every_family_and_every_page():

@@ -25,15 +25,15 @@ LOSSES = {"plain": [2.10, 2.14, 2.12], "wide": [2.01, 2.05], "deep": [2.11, 2.15
 @pytest.fixture(autouse=True)
 def few_trials(monkeypatch):
     """The tests over sentences have tests of their own, and take seconds."""
-    monkeypatch.setattr(compare, "randomization", partial(compare.randomization, trials=99))
-    monkeypatch.setattr(compare, "clustered_bootstrap", partial(compare.clustered_bootstrap, samples=99))
+    monkeypatch.setattr(compare, "randomization", partial(compare.randomization, trials=19))
+    monkeypatch.setattr(compare, "clustered_bootstrap", partial(compare.clustered_bootstrap, samples=19))
 
 
 @pytest.fixture
 def runs(tmp_path):
     """Folders of runs as training leaves them, as far as they are compared."""
     draw = random.Random(0)
-    references = [" ".join(draw.choices("abcdefgh", k=9)) for _ in range(30)]
+    references = [" ".join(draw.choices("abcdefgh", k=9)) for _ in range(12)]
     (tmp_path / "reference").write_text("".join(f"{line}\n" for line in references))
     for name, losses in LOSSES.items():
         for seed, loss in enumerate(losses, start=1):
