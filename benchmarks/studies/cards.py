@@ -35,11 +35,11 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
     """The card of a system's run with the first seed, with the scores of all seeds and the corpus added."""
     seed, record = next(iter(rows[name].items()))
     card = card_of_results(_at_home(study, record), f"{study.name}_{name}")
-    command = f"python {STUDIES}/study.py {STUDIES}/{study.name}.yaml --systems"
-    systems = " ".join(dict.fromkeys([study.baseline, name]))
+    command = f"python {STUDIES}/again.py {STUDIES}/{study.name}.yaml {name} --runs runs/studies"
     unpublished = (
-        "The model is not published. This command trains and scores it, beside the baseline of the study:\n\n"
-        f"```\n{command} {systems} --results my_results\n```\n"
+        "The model is not published. This command trains all its seeds in the setting that the study has chosen, and "
+        "scores them. [The page of results](../docs/results.md) says what `PATH` holds.\n\n"
+        f"```\nHF_DEEPWIDE_DATA=PATH {command}\n```\n"
     )
     cells = table_cells(study, rows, results)
     columns = ("system", "parameters", TITLES[study.metric], TITLES[study.beside], *COLUMNS)

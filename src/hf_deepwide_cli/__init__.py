@@ -24,7 +24,7 @@ COMMANDS = {
     "score": "score translations by their probability under a model",
     "evaluate": "score a checkpoint or a file of translations",
     "compare": "test whether finished runs or translations differ",
-    "init": "start a wider or deeper model from a trained one",
+    "init": "start a model of one of our families from a trained one",
     "convert": "make a checkpoint of ours from a checkpoint of fairseq",
     "prune": "make a plain model of the layers that latent depth has chosen",
     "average": "average the weights of checkpoints",
