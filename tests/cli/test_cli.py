@@ -375,7 +375,8 @@ def test_what_cannot_be_translated_leaves_the_output_as_it_was(tmp_path, how, wr
     def refuse(lines, first_line):
         raise UserError("--target_lang xx: no such language")
 
-    with pytest.raises(UserError):
+    words = {"no text": "UTF-8", "too long a target": "2 lines, more than", "translator": "no such language"}
+    with pytest.raises(UserError, match=words.get(wrong, "there is no file")):
         translate_stream(refuse if wrong == "translator" else upper, str(source), str(target), **how)
     assert target.read_bytes() == kept
 

@@ -106,26 +106,26 @@ def bad_bytes(corpus, tmp_path):
     return {"data": {"train": str(tmp_path / "bad.tsv")}}
 
 
-MISTAKES = {
-    "a missing file": lambda corpus, tmp_path: {"data": {"test": "nowhere.tsv"}},
-    "bytes that are not UTF-8": bad_bytes,
-    "a base that cannot be loaded": wrong_base,
-    "a warm-up that is too long": lambda corpus, tmp_path: {"warmup_steps": 9},
-    "a warm-up longer than the epochs": lambda corpus, tmp_path: {
-        "warmup_steps": 99,
-        "max_steps": -1,
-        "num_train_epochs": 1,
-    },
-    "a model that is too short": lambda corpus, tmp_path: {"model": {"max_position_embeddings": 2}},
+LONG = {"warmup_steps": 99, "max_steps": -1, "num_train_epochs": 1}
+MISTAKES = {  # changes of the recipe, and words of the message
+    "a missing file": (lambda corpus, tmp_path: {"data": {"test": "nowhere.tsv"}}, "nowhere.tsv"),
+    "bytes that are not UTF-8": (bad_bytes, "UTF-8"),
+    "a base that cannot be loaded": (wrong_base, "config.json is damaged"),
+    "a warm-up that is too long": (lambda corpus, tmp_path: {"warmup_steps": 9}, "warmup_steps is 9"),
+    "a warm-up longer than the epochs": (lambda corpus, tmp_path: LONG, "warmup_steps is 99"),
+    "a model that is too short": (
+        lambda corpus, tmp_path: {"model": {"max_position_embeddings": 2}},
+        "the model takes 2",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_leaves_the_run_that_was_to_be_overwritten(name, corpus, finished, tmp_path):
     run = copy_of(finished, tmp_path)
-    before = files(run)
-    with pytest.raises(UserError):
-        run_recipe(recipe(corpus, run, **MISTAKES[name](corpus, tmp_path)), overwrite=True)
+    before, (changes, words) = files(run), MISTAKES[name]
+    with pytest.raises(UserError, match=words):
+        run_recipe(recipe(corpus, run, **changes(corpus, tmp_path)), overwrite=True)
     assert files(run) == before
     assert not (run / NEW).exists()
 
