@@ -152,12 +152,12 @@ def fitted(path: Path, source: Path, target: Path) -> str:
             f"--fit: {source} has {len(sources):,} lines and {target} has {len(targets):,}; line 7 of the first must "
             "be what line 7 of the second translates"
         )
-    suggested = suggest_settings(measure(sources, targets))
+    longest = int(round_up(recipe.data.max_length, 8))  # a batch holds the longest pair
+    suggested = suggest_settings(measure(sources, targets), longest)
     values = read_values(path)
     tokenizer, training = values["tokenizer"], values["training"]
     learns = not (recipe.tokenizer.path or recipe.tokenizer.codes or recipe.tokenizer.words)
     fits = {name: getattr(suggested, name) for name in ("max_tokens", "num_train_epochs", "warmup_steps")}
-    fits["max_tokens"] = max(fits["max_tokens"], round_up(recipe.data.max_length, 8))  # the longest pair fits
     if learns:
         tokenizer["vocab_size"] = suggested.vocab_size
     for name in ("max_steps", "gradient_accumulation_steps", "eval_steps", "save_steps"):

@@ -386,8 +386,12 @@ def test_a_training_that_had_ended_is_not_continued(data, base, tmp_path, monkey
 def test_an_older_run_stays_until_the_first_seed_of_the_new_one_is_trained(
     finished, data, base, tmp_path, monkeypatch
 ):
+    """Files of others stay, whatever they are called."""
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
+    (run / "seed-notes.txt").write_text("mine")
+    (run / "seed-comparison").mkdir()
+    (run / "seed-comparison" / "table.txt").write_text("mine")
     before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
     new = recipe_of(data, base, run, seeds=[2, 3], learning_rate=1e-3)
     for step in (2, 8):  # before the first checkpoint, and after it
@@ -405,7 +409,9 @@ def test_an_older_run_stays_until_the_first_seed_of_the_new_one_is_trained(
     with pytest.raises(KeyboardInterrupt):
         run_classification(new)
     monkeypatch.undo()
-    assert {path.name for path in run.iterdir()} == {"run.json", "recipe.yaml", "seed-2", "seed-3"}
+    mine = {"seed-notes.txt", "seed-comparison"}
+    assert {path.name for path in run.iterdir()} == {"run.json", "recipe.yaml", "seed-2", "seed-3", *mine}
+    assert (run / "seed-comparison" / "table.txt").read_text() == "mine"
     results = run_classification(new)
     alone = run_classification(recipe_of(data, base, tmp_path / "alone", seeds=[2, 3], learning_rate=1e-3))
     assert results["seeds"] == alone["seeds"]

@@ -35,6 +35,15 @@ def test_settings_grow_with_the_corpus():
         small = suggested
 
 
+def test_a_batch_that_must_be_larger_makes_epochs_longer():
+    """The updates that are wanted stay the same, where the limits of epochs allow it."""
+    size = CorpusSize(pairs=30_000, length=16, alphabet=60)
+    free, bound = suggest_settings(size), suggest_settings(size, least_tokens=2 * suggest_settings(size).max_tokens)
+    assert bound.max_tokens == 2 * free.max_tokens
+    assert bound.num_train_epochs > free.num_train_epochs
+    assert bound.updates == pytest.approx(free.updates, rel=0.1)
+
+
 def test_every_character_has_room_in_the_vocabulary():
     assert suggest_settings(CorpusSize(1_000, alphabet=4_000)).vocab_size > 4_004
 

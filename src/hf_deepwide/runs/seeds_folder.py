@@ -9,6 +9,7 @@ A run that replaces an older one begins in `.new`. It takes the older one's plac
 
 import json
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -84,7 +85,7 @@ class SeedsFolder(RunFolder):
 
     def is_under_way(self, new: Path) -> bool:
         """Whether a new run has trained a seed."""
-        return any(new.glob(f"seed-*/{RESULTS}"))
+        return any((seed / RESULTS).is_file() for seed in seeds_in(new))
 
     def clear(self) -> None:
         """Remove what a run of several seeds writes; files of others stay."""
@@ -94,13 +95,22 @@ class SeedsFolder(RunFolder):
         (run / CURVES).unlink(missing_ok=True)
         with suppress(OSError):  # somebody else's figures lie there, too
             (run / CURVES).parent.rmdir()
-        for seed in run.glob("seed-*"):
+        for seed in seeds_in(run):
             for file in seed.iterdir():
                 if file.is_file():  # the older run's model is a copy of a seed's
                     (run / file.name).unlink(missing_ok=True)
             remove(seed)
 
 
+def seeds_in(run: Path) -> list[Path]:
+    """The folders of the seeds of a run; what somebody else calls `seed-notes` is none."""
+    return [
+        path
+        for path in run.glob("seed-*")
+        if re.fullmatch(r"seed-(0|[1-9]\d*)", path.name) and path.is_dir() and not path.is_symlink()
+    ]
+
+
 def has_begun(run: Path) -> bool:
     """True if a run of several seeds has anything to go on from."""
-    return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in run.glob("seed-*"))
+    return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in seeds_in(run))

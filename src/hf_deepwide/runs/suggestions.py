@@ -62,8 +62,8 @@ def measure(sources: Sequence[str], targets: Sequence[str]) -> CorpusSize:
     return CorpusSize(len(longer), sum(longer) / max(1, len(longer)) / CHARACTERS + 1, len(alphabet))
 
 
-def suggest_settings(size: CorpusSize) -> Suggestion:
-    """Settings that fit a small model to a corpus of that size.
+def suggest_settings(size: CorpusSize, least_tokens: int = 0) -> Suggestion:
+    """Settings that fit a small model to a corpus of that size; a batch holds at least so many tokens.
 
     - The vocabulary grows with the square root of the corpus, because so does the number of frequent words. It has
       1,100 pieces of words for 3,000 pairs, 20,000 for a million, and an entry for each character.
@@ -74,7 +74,7 @@ def suggest_settings(size: CorpusSize) -> Suggestion:
     - The learning rate rises for a tenth of the training. In a longer warm-up a short training would end.
     """
     tokens = size.pairs * size.length
-    max_tokens = 8 * round(_within(tokens / BATCHES, TOKENS) / 8)
+    max_tokens = max(least_tokens, 8 * round(_within(tokens / BATCHES, TOKENS) / 8))
     steps = max(1, -(-round(tokens) // max_tokens))  # an epoch
     epochs = round(_within(UPDATES / steps, EPOCHS))
     updates = steps * epochs
