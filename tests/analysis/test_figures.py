@@ -41,6 +41,50 @@ def test_dollar_signs_are_shown(name, tmp_path):
     FIGURES[name](path=tmp_path / "figure.png")
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    figures = []
+    plain = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **o: (figures.append(figure), plain(figure, *a, **o))[1])
+    return figures
+
+
+def test_every_run_is_named_and_looks_like_no_other(drawn, tmp_path):
+    """Also a run that was validated before it logged its training loss."""
+    histories = {f"run {number}": HISTORY for number in range(12)}
+    plot_runs({**histories, "short": [{"step": 1, "eval_loss": 2.0}]}, tmp_path / "runs.png")
+    (figure,) = drawn
+    (legend,) = [axis.get_legend() for axis in figure.axes if axis.get_legend() is not None]
+    assert {text.get_text() for text in legend.get_texts()} == {*histories, "short"}
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}
+    assert len(looks) == len(histories)
+
+
+def test_a_curve_of_one_point_is_seen(drawn, tmp_path):
+    one = [{"step": 1, "loss": 2.0, "grad_norm": 1.0, "gradient_norms": {"decoder": [0.5]}}]
+    plot_learning_curves(one, tmp_path / "one.png", title="")
+    plot_runs({"a": one}, tmp_path / "runs.png")
+    plot_gradient_norms({"a": one}, tmp_path / "norms.png")
+    assert len(drawn) == 3
+    assert all(line.get_marker() == "." for figure in drawn for axis in figure.axes for line in axis.get_lines())
+
+
+def test_the_loss_of_a_run_is_that_which_validation_has(drawn, tmp_path):
+    """Without the further terms of latent depth."""
+    history = [{"step": 1, "loss": 9.0, "reconstruction": 2.0}, {"step": 1, "eval_loss": 2.1}]
+    plot_learning_curves(history, tmp_path / "curves.png", title="")
+    training, validation = drawn[0].axes[0].get_lines()
+    assert (list(training.get_ydata()), list(validation.get_ydata())) == ([2.0], [2.1])
+
+
+def test_gradient_norms_are_of_the_first_and_the_last_moment(drawn, tmp_path):
+    history = [{"step": step, "gradient_norms": {"encoder": [1.0, 2.0]}} for step in range(50, 5001, 50)]
+    plot_gradient_norms({"a": history}, tmp_path / "norms.png")
+    labels = [line.get_label() for line in drawn[0].axes[0].get_lines()]
+    assert (labels[0], labels[-1], len(labels)) == ("step 50", "step 5000", 6)
+
+
 def test_an_image_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     figure, _ = new_figure(1, 1, (1, 1))
     path = save(figure, tmp_path / "plots" / "figure")

@@ -15,6 +15,8 @@ from matplotlib.ticker import FixedFormatter, FuncFormatter
 from ..durable import whole_file
 from ..errors import UserError, quote
 
+FEW = 3  # points of a curve that are marked, as a line of one point cannot be seen
+
 
 def new_figure(rows: int, columns: int, panel: tuple[float, float], **options: object) -> tuple[Figure, np.ndarray]:
     """A figure of `rows` by `columns` panels, each `panel` inches wide and high; `options` are those of `subplots`."""

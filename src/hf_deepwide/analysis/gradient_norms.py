@@ -1,17 +1,17 @@
 """How large the gradient of each layer is: where it vanishes or explodes (Li et al. 2020, Figure 2)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib import colormaps
+from matplotlib.ticker import MaxNLocator
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .figures import new_figure, save
+from .figures import FEW, new_figure, save
 
 KEY = "gradient_norms"  # in an entry of the log: {"encoder": L numbers, "decoder": L numbers}, bottom to top
 PLOT = Path("plots", "gradient_norms.png")
@@ -82,13 +82,14 @@ def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> 
     stacks = list(dict.fromkeys(stack for entries in runs.values() for stack in entries[-1][KEY]))
     figure, axes = new_figure(len(runs), len(stacks), (3.6, 2.6), sharey=True)
     for row, (label, entries) in zip(axes, runs.items(), strict=True):
-        every = max(1, math.ceil((len(entries) - 1) / (CURVES - 1)))
-        moments = entries[::every]
+        places = torch.linspace(0, len(entries) - 1, min(CURVES, len(entries))).round().int().tolist()
+        moments = [entries[place] for place in places]  # the first and the last among them
         colors = colormaps["viridis"](torch.linspace(0, 0.9, len(moments)).tolist())
         for axis, stack in zip(row, stacks, strict=True):
             for entry, color in zip(moments, colors, strict=True):
                 values = entry[KEY].get(stack, [])
-                axis.plot(range(1, len(values) + 1), values, color=color, label=f"step {entry['step']}", linewidth=1.2)
+                look = {"color": color, "linewidth": 1.2, "marker": "." if len(values) < FEW else None}
+                axis.plot(range(1, len(values) + 1), values, label=f"step {entry['step']}", **look)
             axis.set_yscale("log")
             axis.set_title(f"{label}: {stack}" if label else stack, fontsize="medium")
             axis.grid(alpha=0.3)
@@ -96,4 +97,5 @@ def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> 
         row[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     for axis in axes[-1]:
         axis.set_xlabel("layer")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return save(figure, path)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from ..models.layer_combination import LayerSum
-from .figures import new_figure, save
+from .figures import FEW, new_figure, save
 
 WEIGHTS, GATES = Path("plots", "layer_weights.png"), Path("plots", "solver_gates.png")
 GATE = "solver_gate/"  # in an entry of the log, before the layer's number: the mean of its gate
@@ -93,7 +93,8 @@ def plot_solver_gates(history: Sequence[dict], path: Path, title: str = "") -> P
     colors = colormaps["viridis"](torch.linspace(0, 0.9, layers).tolist())
     for number, (curve, color) in enumerate(zip(gates.T.tolist(), colors, strict=True), start=1):
         labelled = layers <= TICKS or number in (1, layers)
-        axis.plot(steps, curve, color=color, label=f"layer {number}" if labelled else None, linewidth=1.2)
+        look = {"color": color, "linewidth": 1.2, "marker": "." if len(steps) < FEW else None}
+        axis.plot(steps, curve, label=f"layer {number}" if labelled else None, **look)
     axis.set_ylim(0, 1)
     axis.set_xlabel("step")
     axis.set_ylabel("gate of the first evaluation")

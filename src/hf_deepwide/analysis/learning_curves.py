@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib import colormaps
 
-from .figures import new_figure, save
+from .figures import FEW, new_figure, save
 
 PANELS = (
     ("loss", "training loss"),
@@ -16,6 +16,7 @@ PANELS = (
 )
 
 
+STYLES = ("-", "--", ":", "-.")  # of each ten runs another one, as there are ten colours
 PANELS_OF_ONE = (
     # title of the axis, (key of the log, label), logarithmic
     ("loss per token", (("loss", "training"), ("eval_loss", "validation")), False),
@@ -58,24 +59,29 @@ def plot_runs(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:
         for index, (label, curve) in enumerate(curves.items()):
             points = [(step, value if math.isfinite(value) else math.nan) for step, value in curve[key]]
             if points:
-                marker = "." if key.startswith("eval_") else None
-                color = colors[index % len(colors)]
-                axis.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, linewidth=1.2)
+                marker = "." if key.startswith("eval_") or len(points) < FEW else None
+                look = {"color": colors[index % len(colors)], "linestyle": STYLES[index // len(colors) % len(STYLES)]}
+                axis.plot(*zip(*points, strict=True), label=label, marker=marker, linewidth=1.2, **look)
         axis.set_xlabel("step")
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
-    axes[0][0].legend(frameon=False, fontsize="small")
+    lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}  # not each is in each panel
+    most = max(axes[0], key=lambda axis: len(axis.get_lines()))
+    most.legend(lines.values(), lines.keys(), frameon=False, fontsize="small")
     return save(figure, path)
 
 
 def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Path:
     """Draw loss, BLEU, gradient norm and learning rate over steps; panels without data are left out.
 
+    If a loss has further terms, the cross-entropy alone is drawn, as validation has it alone.
+
     Args:
         history: `TrainerState.log_history`.
         path: the image to write; its folder is made.
         title: above the panels.
     """
+    history = [*map(reconstruction, history)]
     panels = [panel for panel in PANELS_OF_ONE if any(_series(history, key)[0] for key, _ in panel[1])]
     panels = panels or PANELS_OF_ONE[-1:]  # of a run that ended before its first log, an empty one
     figure, axes = new_figure(len(panels), 1, panel=(5.8, 2.2), sharex=True)
@@ -87,7 +93,8 @@ def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Pat
         for key, label in lines:
             steps, values = _series(history, key)
             if steps:
-                axis.plot(steps, values, label=label, marker="." if key.startswith("eval_") else None, linewidth=1.2)
+                marker = "." if key.startswith("eval_") or len(steps) < FEW else None
+                axis.plot(steps, values, label=label, marker=marker, linewidth=1.2)
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
         if logarithmic:

@@ -32,7 +32,7 @@ from ..analysis.path_weights import path_weights, plot_path_weights, spread
 from ..durable import check_output
 from ..errors import UserError, one_line
 from ..loading import auto_class, load_model
-from ..training.checkpoints import checkpoints, load_history
+from ..training.checkpoints import INTERRUPTED, REGULAR, checkpoints, load_history
 from ..training.classification import METRICS
 from .run_folder import RESULTS
 
@@ -192,7 +192,8 @@ def draw_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iter
 
 def newest_model(folder: Path) -> PreTrainedModel:
     """The model in a folder, or in its newest checkpoint."""
-    found = [path for path in (folder, *reversed(checkpoints(folder))) if (path / "config.json").is_file()]
+    newest_first = reversed(checkpoints(folder, REGULAR, INTERRUPTED))
+    found = [path for path in (folder, *newest_first) if (path / "config.json").is_file()]
     if not found:
         raise UserError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
     return load_model(auto_class(found[0]), found[0])
