@@ -4,13 +4,26 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+_HIDDEN = ContextVar("_HIDDEN", default=False)
 
 
 def shows_bars() -> bool:
     """True if somebody may be looking at stderr: it is a terminal, or a notebook's."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return not _HIDDEN.get() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+
+
+@contextmanager
+def bars_hidden(hidden: bool) -> Iterator[None]:
+    """While it is open, no bars are drawn, if so: on a terminal they would stand between lines of output."""
+    before = _HIDDEN.set(hidden or _HIDDEN.get())
+    try:
+        yield
+    finally:
+        _HIDDEN.reset(before)
 
 
 def tell(line: str) -> None:

@@ -53,7 +53,7 @@ def run_subcommand(command: str | None) -> None:
     if command is None:
         command, *words = _first(words)
     module = import_module(f".{command}", __name__)
-    parser = Parser(prog=f"hf-deepwide {command}", description=module.__doc__, allow_abbrev=False)
+    parser = Parser(prog=f"hf-deepwide {command}", description=module.__doc__)
     module.configure(parser)
     if getattr(module, "TAKES_OVERRIDES", False):
         args, overrides = split_overrides(parser, words)

@@ -109,6 +109,11 @@ def refuse_unused(given: dict[str, Any]) -> None:
     unused = [name for name in (*SEARCH, "max_tokens", "precision") if name in given]
     if unused and not translates:
         raise UserError(f"--{unused[0]} is about translating, and --hypotheses is translated already; leave it out")
+    tests = [name for name in ("trials", "seed", "bootstrap_samples") if name in given]
+    if tests and "compare" not in given:
+        raise UserError(
+            f"--{tests[0]} is of the tests against other systems; name these by --compare, or leave it out"
+        )
 
 
 def run(args: argparse.Namespace) -> None:

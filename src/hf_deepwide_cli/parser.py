@@ -14,7 +14,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As the parent."""
@@ -31,9 +31,15 @@ class Parser(argparse.ArgumentParser):
         """End in one line, with the option that may have been meant."""
         words = message.partition("unrecognized arguments: ")[2].split()
         given = next((plain(word.partition("=")[0]) for word in words if word.startswith("--")), "")
-        near = difflib.get_close_matches(given, [plain(option) for option in self._option_string_actions], n=1)
+        near = difflib.get_close_matches(given, map(plain, self.options()), n=1)
         meant = f"; did you mean {near[0]}?" if near else f"; `{self.prog} --help` lists the options"
         self.exit(2, f"error: {message}{meant}\n")
+
+    def options(self) -> list[str]:
+        """The options of this parser and of the parsers behind its words, such as `plot curves`."""
+        further = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers = [parser for choices in further for parser in choices.values()]
+        return [*self._option_string_actions, *(option for parser in parsers for option in parser.options())]
 
     def knows(self, word: str) -> bool:
         """True if a word of the command line is an option of this parser, in either spelling."""

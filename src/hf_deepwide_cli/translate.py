@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     from hf_deepwide.errors import UserError
     from hf_deepwide.evaluation.checkpoint import device_of, load_any_translator
     from hf_deepwide.evaluation.sampling import SamplingArguments
-    from hf_deepwide.evaluation.stream import translate_stream
+    from hf_deepwide.evaluation.stream import check_stream, translate_stream
     from hf_deepwide.evaluation.translate import EvaluationArguments, as_line, generate_beams, own_search, translate
 
     drawing = {name: value for name in DRAWING if (value := getattr(args, name)) is not None}
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> None:
     sampling = SamplingArguments(**drawing) if args.sample else None
     searching = {name: value for name in SEARCHING if (value := getattr(args, name)) is not None}
     EvaluationArguments.from_options(**searching)  # before a model is loaded
+    check_stream(args.input, args.output, resume=args.resume, overwrite=args.overwrite)
     device_of(args.device)
     model, tokenizer = load_any_translator(args.model, args.device, args.trust_remote_code)
     settings = own_search(model, **(searching | {"num_beams": 1} if args.sample else searching))

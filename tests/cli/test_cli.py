@@ -14,6 +14,7 @@ import hf_deepwide_cli
 from hf_deepwide.data.corpora import decode_line
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.stream import translate_stream
+from hf_deepwide.progress import shows_bars
 from hf_deepwide.runs.classification import ClassificationRecipe
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import PACKAGED, Recipe, differences, load_recipe, packaged_recipes, read_values
@@ -388,6 +389,50 @@ def test_standard_input_and_output_and_compressed_files(tmp_path, monkeypatch, c
     translate_stream(lambda lines, _: lines, str(source), "-")
     sys.stdout.flush()
     assert capfdbinary.readouterr().out == b"EINS\n\nZWEI\n"
+
+
+def test_no_bar_stands_between_translations_on_a_terminal(tmp_path, monkeypatch, capsysbinary):
+    """Both streams are a terminal then."""
+    (tmp_path / "in.txt").write_text("eins\nzwei\n")
+    shown = []
+
+    def translate(lines, first_line):
+        shown.append(shows_bars())
+        return lines
+
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        translate_stream(translate, str(tmp_path / "in.txt"), "-", buffer=1)
+    assert shown == [False, False, True, True]
+
+
+def test_files_are_looked_at_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hf_deepwide.evaluation.checkpoint.load_any_translator", lambda *_: pytest.fail("loaded"))
+    (tmp_path / "there.txt").write_text("a\n")
+    there, missing = str(tmp_path / "there.txt"), str(tmp_path / "missing.txt")
+    for words, told in (
+        (("--input", there, "--output", there), "is also the input"),
+        (("--input", missing), "there is no file"),
+        (("--input", there, "--output", missing, "--resume", "--overwrite"), "give one of both"),
+    ):
+        with pytest.raises(SystemExit):
+            call(monkeypatch, "translate", "--model", "me/model", *words)
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("plot", "curves", "a", "--outp", "b"), "are required: --output"),
+        (("plot", "layers", "a", "--sead", "3"), "did you mean --seed?"),
+        (("evaluate", "--hypotheses", "a", "--reference", "b", "--trials", "9"), "--trials is of the tests against"),
+    ],
+)
+def test_options_that_do_not_fit_are_told_of(words, told, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        call(monkeypatch, *words)
+    assert told in capsys.readouterr().err
 
 
 def test_an_empty_file_gives_an_empty_file(tmp_path):

@@ -236,7 +236,7 @@ def _build(gradio: ModuleType, systems: Sequence[System]) -> Any:
                         label="Translation", lines=4, max_lines=MOST_LINES, interactive=False, buttons=["copy"]
                     )
                     took = gradio.HTML()
-                    with gradio.Accordion("All beams (score: log-probability per token)"):
+                    with gradio.Accordion("All beams (score: log-probability / length ^ length_penalty)"):
                         other = gradio.HTML(max_height=360)
                     answers.append(gradio.State(None, time_to_live=3600))
                     outputs.append((result, took, other))

@@ -35,7 +35,8 @@ class Request(NamedTuple):
 class Beam(NamedTuple):
     """One translation of a line: its text, its tokens, and its score.
 
-    `score` is the log-probability per token; None where the search keeps no scores (one beam).
+    `score` is the log-probability, divided by the length to the power of the model's own length penalty; None where
+    the search keeps no scores (one beam).
     """
 
     text: str

@@ -409,3 +409,5 @@ def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:
                 f"  {name:<10} {signed(result['difference'], 2):>6}   p = {result['p_bootstrap']:.4f} (bootstrap), "
                 f"{result['p_randomization']:.4f} (randomisation)"
             )
+    if len(comparisons) > 1:
+        print(f"p is of each system alone: it does not allow for comparing {len(comparisons)} systems")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..data.corpora import decode_line, read_lines
 from ..durable import is_same
 from ..errors import UserError
-from ..progress import shows_bars
+from ..progress import bars_hidden, shows_bars
 
 BUFFER = 2048  # lines that are sorted by length and translated together
 STANDARD = "-"  # the name of standard input and standard output
@@ -50,7 +50,7 @@ def translate_stream(
         UserError: the source is missing or no text, the target exists, or it has more lines than the source. Then the
             target is as it was.
     """
-    _check_target(source, target, resume, overwrite)
+    check_stream(source, target, resume=resume, overwrite=overwrite)
     total = None if source == STANDARD else sum(1 for _ in _read(source))  # finds what is no text, too
     done, end = _whole_lines(Path(target)) if resume else (0, 0)
     lines = _after(_read(source), done, source, target)
@@ -58,22 +58,31 @@ def translate_stream(
         buffer = 1  # somebody is waiting for each line
     chunks = iter(lambda: list(islice(lines, buffer)), [])
     translated = map(translate, chunks, itertools.count(done + 1, buffer))
-    first = next(translated, [])  # an error before the first translation leaves the target as it was
     count = 0
-    with (
-        _open_target(target, end) as file,
-        tqdm(unit=" lines", initial=done, total=total, disable=not shows_bars()) as bar,
-    ):
-        for chunk in chain([first], translated):
-            file.write("".join(f"{line}\n" for line in chunk).encode())
-            file.flush()
-            count += len(chunk)
-            bar.update(len(chunk))
+    with bars_hidden(target == STANDARD and sys.stdout.isatty()):
+        first = next(translated, [])  # an error before the first translation leaves the target as it was
+        with (
+            _open_target(target, end) as file,
+            tqdm(unit=" lines", initial=done, total=total, disable=not shows_bars()) as bar,
+        ):
+            for chunk in chain([first], translated):
+                file.write("".join(f"{line}\n" for line in chunk).encode())
+                file.flush()
+                count += len(chunk)
+                bar.update(len(chunk))
     return count
 
 
-def _check_target(source: str, target: str, resume: bool, overwrite: bool) -> None:
-    """Refuse a target that is the source, that would be lost, or that cannot be continued."""
+def check_stream(source: str, target: str, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Refuse a source that is not there, and a target that is the source, would be lost, or cannot be continued.
+
+    Raises:
+        UserError: the message says which.
+    """
+    if resume and overwrite:
+        raise UserError("--resume goes on with the output, and --overwrite replaces it; give one of both")
+    if source != STANDARD:
+        next(_read(source), None)
     if target == STANDARD:
         if resume:
             raise UserError("--resume continues a file; name it with --output")

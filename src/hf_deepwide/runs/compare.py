@@ -190,8 +190,9 @@ def report(comparisons: Sequence[Comparison]) -> str:
     lines += [
         "",
         "s.e. is the standard error of the mean over runs. p (seeds) comes from Welch's t-test over runs. p (Holm)",
-        "allows for the number of systems. The interval resamples runs and sentences. p (sentences) holds for these",
-        "runs alone: it tests a system's translations pooled as one text. The difference is of means over runs.",
+        "allows for the number of systems; p (sentences) does not. The interval resamples runs and sentences. p",
+        "(sentences) holds for these runs alone: it tests a system's translations pooled as one text. The difference",
+        "is of means over runs.",
     ]
     if with_margin:
         margins = {each.metric: each.margin for each in comparisons if each.margin is not None}
