@@ -62,10 +62,10 @@ def test_attention_weights_of_the_target_are_equal():
         torch.testing.assert_close(weights, expected.expand(1, 4, 3, 3))
 
 
-@pytest.mark.parametrize("std", [None, 0.02])
-def test_first_weights_shrink_with_the_number_of_their_layer(std):
+@pytest.mark.parametrize(("std", "residual"), [(None, "add"), (0.02, "add"), (None, "sdu")])
+def test_first_weights_shrink_with_the_number_of_their_layer(std, residual):
     """And all else starts as in the plain model."""
-    fields = {"d_model": 64, "encoder_layers": 3, "init_std": std}
+    fields = {"d_model": 64, "encoder_layers": 3, "init_std": std, "residual": residual}
     plain, model = new(**fields), new(**fields, initialization="depth_scaled")
     gains = {"1": 1, "2": 2**-0.5, "3": 3**-0.5}
     for (name, weight), (_, other) in zip(plain.named_parameters(), model.named_parameters(), strict=True):

@@ -39,8 +39,12 @@ def trained(corpus, folder, family="mat", **training):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_projections_learn_and_everything_else_stays(family, corpus, tmp_path):
+def test_projections_learn_and_everything_else_stays(family, corpus, tmp_path, caplog):
+    """What joins or selects layers is said to stay."""
     trainer, before = trained(corpus, tmp_path, family)
+    joints = {"latent_depth": "layer_logits", "multipath_transformer": "alpha"}
+    assert ("LoRA leaves" in caplog.text) == (family in joints)
+    assert joints.get(family, "") in caplog.text
     weights = load_file(tmp_path / "checkpoint-2" / WEIGHTS)
     moved = {name for name in weights if not torch.equal(weights[name], before[name])}
     linear = {f"{name}.weight" for name, module in trainer.model.named_modules() if hasattr(module, "lora_A")}

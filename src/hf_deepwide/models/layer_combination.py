@@ -135,7 +135,7 @@ class DepthWeightedAverage(LayerSum):
 class TransparentAttention(nn.Module):
     """A mean of the embeddings and of all outputs of the encoder, for each layer of the decoder its own.
 
-    As in the authors' toolkit (Neutron), dropout is on the weights before their softmax.
+    As in Neutron, the toolkit of Xu et al. 2024, who repeat it, dropout is on the weights before their softmax.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layers: int) -> None:
@@ -145,7 +145,7 @@ class TransparentAttention(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Start uniform within sqrt(2 / (L + 1 + M)), as in the authors' toolkit."""
+        """Start uniform within sqrt(2 / (L + 1 + M)), as in Neutron."""
         bound = math.sqrt(2 / sum(self.mixture_logits.shape))
         init.uniform_(self.mixture_logits, -bound, bound)
 

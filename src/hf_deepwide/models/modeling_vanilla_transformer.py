@@ -109,7 +109,7 @@ OTHER_LAYERS = (
     *(LanguageAwareEncoderLayer, LanguageAwareDecoderLayer, LanguageAwareMergedLayer),
 )
 # Of a layer, whichever way it is joined.
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "in_proj", "kernel_proj", "out_proj", "fc1", "fc2")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "in_proj", "kernel_proj", "out_proj", "projection", "fc1", "fc2")
 
 
 class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):

@@ -135,6 +135,9 @@ class Lora:
         learns = sum(weight.numel() for name, weight in model.named_parameters() if ".lora_" in name)
         learns += sum(len(self.new_rows) * table[0].numel() for table in self._tables().values())
         logger.info("LoRA trains %s of %s parameters", f"{learns:,}", f"{model.num_parameters():,}")
+        names = getattr(model, "no_weight_decay", ())  # of what joins, weighs or selects layers and paths
+        if kept := [name for name, _ in model.named_parameters() if name.rpartition(".")[2] in names]:
+            logger.warning("LoRA leaves %s as in the base; to train what joins layers, train without LoRA", some(kept))
 
     def _check_tying(self) -> None:
         """Refuse to adapt an embedding's weight: A and B would be merged into one of the two, and untie them."""
