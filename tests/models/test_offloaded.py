@@ -21,7 +21,9 @@ def test_weights_that_wait_compute_the_same(case):
     with torch.no_grad():
         for skip_logits in (False, True):
             expected, found = (m(**pair(), skip_logits=skip_logits) for m in (model, offloaded))
-            torch.testing.assert_close((found.loss, found.logits), (expected.loss, expected.logits))
+            torch.testing.assert_close(found.loss, expected.loss)
+            if not skip_logits:
+                torch.testing.assert_close(found.logits, expected.logits)
     for beams in (1, 2):
         expected, found = (
             m.generate(**source(), num_beams=beams, do_sample=False, max_new_tokens=3) for m in (model, offloaded)
