@@ -134,10 +134,10 @@ def test_a_checkpoint_is_loaded_once_for_all_pairs(run, monkeypatch):
     for language in "ab":
         shutil.copy("sources.txt", f"{language}.source")
         shutil.copy("references.txt.gz", f"{language}.target.gz")
-    short = (*SEARCH, "--metrics", "chrf", "--bootstrap_samples", "9", "--trials", "9")
+    short, tests = (*SEARCH, "--metrics", "chrf"), ("--bootstrap_samples", "9", "--trials", "9")
     files = ("--source", "{source_lang}.source", "--reference", "{target_lang}.target.gz")
     pairs = ("--pairs", "a-b", "b-a")
-    run("--model", "checkpoint", "--compare", "other", *short, *files, *pairs, "--output", "both.json")
+    run("--model", "checkpoint", "--compare", "other", *short, *tests, *files, *pairs, "--output", "both.json")
     assert loaded == ["checkpoint", "other"]
     run("--model", "checkpoint", "--source", "sources.txt", *short, "--output", "one.json")
     pairs = json.loads(Path("both.json").read_text(encoding="utf-8"))["pairs"]

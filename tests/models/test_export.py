@@ -558,9 +558,9 @@ def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeyp
         ("export.PreTrainedTokenizerBase.save_pretrained", tokenizers),
     ):  # fmt: skip
         monkeypatch.setattr(f"hf_deepwide.{place}", full(error))
-        with pytest.raises(UserError, match="cannot be written: No space left"):
+        with pytest.raises(UserError, match="cannot be read or written: No space left"):
             share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
-        with pytest.raises(UserError, match="cannot be written: No space left"):
+        with pytest.raises(UserError, match="cannot be read or written: No space left"):
             share(runs / "vanilla_transformer", tmp_path / "new", verify=False)
         monkeypatch.undo()
     assert contents(folder) == before

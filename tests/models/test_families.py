@@ -58,7 +58,7 @@ def test_auto_classes_load_a_family_by_its_row(toy, tmp_path):
 
 def test_a_family_starts_from_a_base_by_the_default_rules(toy, caplog):
     base = build("vanilla")
-    model = toy.lm.from_base(base)
+    model = toy.lm.from_base(base, drop_branch=0.1)
     assert type(model) is ToyForConditionalGeneration
     assert model.config.ffn_branches == 2
     with torch.no_grad():

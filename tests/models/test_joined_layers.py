@@ -294,7 +294,7 @@ def test_a_pre_norm_base_keeps_its_function(make, fields, caplog):
     model = VanillaTransformerForConditionalGeneration.from_base(base, attention_branches=2, **fields)
     difference, largest = logit_difference(base, model)
     assert difference < (1e-3 if fields["residual"] == "mhc" else 1e-5) * largest
-    assert not caplog.text
+    assert "does not compute the function" not in caplog.text
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1)
     for _ in range(2):

@@ -35,9 +35,9 @@ class Tensors(TrainerCallback):
 
 
 def test_no_tensor_stays_behind(make):
-    """Over 40 steps and 10 evaluations; `benchmarks/long_run.py` looks at the memory of the process over 2,000."""
-    trainer = make(max_steps=40, eval_strategy="steps", eval_steps=4, logging_steps=4)
-    counter = Tensors((14, 22, 30, 38))
+    """Over 100 steps and 10 evaluations; `benchmarks/long_run.py` looks at the memory of the process over 2,000."""
+    trainer = make(max_steps=100, eval_strategy="steps", eval_steps=10, logging_steps=10)
+    counter = Tensors((35, 55, 75, 95))
     trainer.add_callback(counter)
     trainer.train()
     assert len(set(counter.counts)) == 1
