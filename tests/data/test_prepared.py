@@ -24,8 +24,9 @@ from hf_deepwide.data.arguments import Places
 from hf_deepwide.data.bpe_codes import read_codes
 from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.data.prepared import prepare, sources
-from hf_deepwide.data.prepared.catalogue import CORPORA, SacreBleuSet, pair_of
+from hf_deepwide.data.prepared.catalogue import CORPORA
 from hf_deepwide.data.prepared.cleaning import NORMALIZED, TOKENIZED
+from hf_deepwide.data.prepared.corpus import SacreBleuSet, pair_of
 from hf_deepwide.data.prepared.prepare import Preparation, cleaned
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import load_recipe

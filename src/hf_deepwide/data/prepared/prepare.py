@@ -26,8 +26,8 @@ from ...lock import locked
 from ...progress import shows_bars
 from ..bpe_learning import codes_text, learn_merges
 from ..corpora import read_lines
-from .catalogue import Corpus, Languages, Origin, Part, SacreBleuSet, pair_of
 from .cleaning import Row, Step
+from .corpus import Corpus, Languages, Origin, Part, SacreBleuSet, pair_of
 from .manifest import Entry, Manifest
 from .sources import (
     commit_of,

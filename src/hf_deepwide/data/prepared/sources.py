@@ -12,8 +12,8 @@ from sacrebleu.utils import SACREBLEU_DIR
 from ...errors import UserError, one_line, quote
 from ...progress import bars_where_shown
 from ..corpora import aligned, read_lines
-from .catalogue import Languages, Part, SacreBleuSet
 from .cleaning import Row
+from .corpus import Languages, Part, SacreBleuSet
 
 _SEGMENT = re.compile(r"<seg id=[^>]*>\s*(.*?)\s*</seg>")
 _SEGMENT_BEGIN = re.compile(r"<seg\b")

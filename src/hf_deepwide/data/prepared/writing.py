@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from .catalogue import Languages
 from .cleaning import Row
+from .corpus import Languages
 
 
 class Writer:
