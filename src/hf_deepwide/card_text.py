@@ -4,6 +4,7 @@ Sentences of a corpus, names of files and values of a recipe may hold Markdown, 
 them as they are, on one line, without a link or a table of their own.
 """
 
+import html
 import json
 import re
 from typing import Any
@@ -19,7 +20,6 @@ LONGEST = 500  # characters of a foreign text
 # Renderers make links of these wherever they stand in plain text, whatever is escaped.
 _LINK = re.compile(r"://|\bwww\.|\w@\w", re.IGNORECASE)
 _MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)#")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 # Control characters, ends of lines, halves of surrogate pairs, and what turns the direction of the text around it.
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _USE = re.compile(
@@ -53,7 +53,7 @@ def text(value: Any) -> str:
     if _LINK.search(shown):
         return code(shown, cell=True)
     shown = _MARKUP.sub(lambda match: f"\\{match[0]}", shown)
-    return re.sub("[&<>]", lambda match: _ENTITIES[match[0]], shown)
+    return html.escape(shown, quote=False)
 
 
 def code(value: Any, cell: bool = False) -> str:

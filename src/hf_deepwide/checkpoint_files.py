@@ -5,7 +5,6 @@ Hub. They can ask for any amount of memory. Here they are read as text, and the 
 """
 
 import importlib.util
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -22,8 +21,9 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.utils import cached_file
 
-from .errors import one_line, quote
+from .errors import quote
 from .families import all_families
+from .reading import read_json
 
 CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
     "config.json",
@@ -103,9 +103,9 @@ def read_fields(path: Path) -> dict[str, Any]:
         OSError: the file is damaged, or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise OSError(f"{path.name} is damaged, or no JSON ({one_line(error)})") from error
+        content = read_json(path)
+    except ValueError as error:
+        raise OSError(str(error)) from error
     if not isinstance(content, dict):
         raise OSError(f"{path.name} holds a {type(content).__name__}, not an object with fields")
     return content

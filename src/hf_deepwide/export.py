@@ -44,11 +44,20 @@ from .errors import UserError, one_line, quote
 from .exporting.shown_languages import Shown, shown_languages
 from .exporting.stock import as_stock
 from .families import EncoderFamily, Family, all_families
-from .loading import check_finite, check_names, load_config, load_model, load_tokenizer
+from .loading import check_finite, check_weight_names, load_config, load_model, load_tokenizer
 from .models import remote_code
 from .models.language_pairs import Languages, added_codes
 from .models.word_tokenizer import WordTokenizer
-from .shared_folder import CONFIG, check_folder, fields_of, files_in, model_type_of, replace_files, staging, telling
+from .shared_folder import (
+    CONFIG,
+    check_target,
+    fields_of,
+    files_in,
+    model_type_of,
+    refusing_unreadable,
+    replace_files,
+    staging,
+)
 from .shared_use import verify_folder, verify_space
 from .space import MODEL, write_space
 
@@ -119,13 +128,13 @@ def share(
     folder = None if folder is None else Path(folder)
     if "\0" in f"{source}{folder}":
         raise UserError("share: a path holds a NUL character; no folder has such a name")
-    with telling(folder):
-        earlier = {} if folder is None else check_folder(folder, source, overwrite)
+    with refusing_unreadable(folder):
+        earlier = {} if folder is None else check_target(folder, source, overwrite)
     content = _open(model, source, tokenizer, space, as_) if hub_model is None else None
     if hub_model is not None:
         _check_hub_model(hub_model)
 
-    with telling(folder), staging(folder) as staged:
+    with refusing_unreadable(folder), staging(folder) as staged:
         place = staged / MODEL if space else staged
         if content is not None:
             place.mkdir(exist_ok=True)
@@ -295,7 +304,7 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
             f"hf_deepwide's {accepted}, or a translation model of transformers. {OTHERS}"
         )
     try:
-        check_names(model)
+        check_weight_names(model)
         check_finite(model)
     except ValueError as error:
         raise UserError(f"share: cannot share the model: {one_line(error)}") from error

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from transformers import PreTrainedModel
 
 from .errors import quote
+from .models.plain_text import positions
 
 IDS = (
     "bos_token_id",
@@ -57,7 +58,6 @@ SWITCHES = (
     "output_scores",
     "output_logits",
     "return_dict_in_generate",
-    "token_healing",
 )
 # Searches and stops that translation does not use; most of them need code from the Hub, or one more model.
 STRANGE = (
@@ -76,7 +76,7 @@ STRANGE = (
 )
 
 
-def check_fields(fields: dict[str, Any], vocabulary: float = math.inf) -> None:
+def check_generation_fields(fields: dict[str, Any], vocabulary: float = math.inf) -> None:
     """Check the fields of a generation config.
 
     Raises:
@@ -114,16 +114,19 @@ def check_generation(model: PreTrainedModel) -> list[str]:
         What was brought down, for warnings.
 
     Raises:
-        ValueError: as `check_fields`; or the token that begins a sentence is missing, and the config has one.
+        ValueError: as `check_generation_fields`; or the token that begins a sentence is missing, and the config
+            has one.
     """
     if not model.can_generate() or getattr(model, "generation_config", None) is None:
         return []
     head = model.get_output_embeddings()
-    check_fields(vars(model.generation_config), model.config.vocab_size if head is None else len(head.weight))
+    check_generation_fields(
+        vars(model.generation_config), model.config.vocab_size if head is None else len(head.weight)
+    )
     start = getattr(model.config, "decoder_start_token_id", None)
     if model.generation_config.decoder_start_token_id is None and start is not None:
         _refuse("decoder_start_token_id", None, f"the id in the config, {start}")  # else `generate` takes `<s>`
-    return list(_fit(model.generation_config, getattr(model.config, "max_position_embeddings", None)))
+    return list(_fit(model.generation_config, positions(model.config)))
 
 
 def _refuse(field: str, value: Any, accepted: str) -> NoReturn:
@@ -147,12 +150,12 @@ def _ids(field: str, value: Any) -> Iterator[Any]:
             yield value
 
 
-def _fit(settings: Any, positions: int | None) -> Iterator[str]:
-    """Bring the longest output down to the positions of the model; the first is that of the start token."""
-    if positions is None:
+def _fit(settings: Any, available: int | None) -> Iterator[str]:
+    """Lower `max_length` and `max_new_tokens` to the positions of the model; the start token takes one."""
+    if available is None:
         return
-    for field, most in (("max_length", positions), ("max_new_tokens", max(positions - 1, 1))):
+    for field, most in (("max_length", available), ("max_new_tokens", max(available - 1, 1))):
         value = getattr(settings, field, None)
         if value is not None and value > most:
             setattr(settings, field, most)
-            yield f"its generation config's {field} is {most} instead of {quote(value)}: it has {positions} positions"
+            yield f"its generation config's {field} is {most} instead of {quote(value)}: it has {available} positions"

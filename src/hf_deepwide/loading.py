@@ -34,7 +34,7 @@ from transformers.utils import logging as transformers_logging
 
 from . import checkpoint_files
 from .errors import UNREADABLE, UserError, one_line, quote, some
-from .generation_fields import check_fields, check_generation
+from .generation_fields import check_generation, check_generation_fields
 from .hub import offline_where_unreachable
 from .models.language_pairs import forget_unsaid, language_ids, make_codes_special
 from .shards import only_weights
@@ -79,7 +79,7 @@ def load_config(where: str | os.PathLike, prefix: str | None = None, trust_remot
     Raises:
         UserError: there is none, it is damaged, or it is of a model type that is not known; an adapter has none.
     """
-    with _Telling(where, prefix) as name:
+    with _RefusingFaultyFiles(where, prefix) as name:
         checkpoint_files.check_model(name)
         fields = checkpoint_files.fields_of(name, checkpoint_files.CONFIG)
         if fields is None and checkpoint_files.find(name, checkpoint_files.ADAPTER_CONFIG) is not None:
@@ -97,7 +97,7 @@ def check_checkpoint(where: str | os.PathLike, trust_remote_code: bool = False) 
     Raises:
         UserError: see `load_config`.
     """
-    with _Telling(where, None) as name:
+    with _RefusingFaultyFiles(where, None) as name:
         checkpoint_files.check_model(name)
         adapter = checkpoint_files.fields_of(name, checkpoint_files.ADAPTER_CONFIG)
         if adapter is not None and checkpoint_files.find(name, checkpoint_files.CONFIG) is None:
@@ -133,13 +133,13 @@ def load_model(
             that the model does not have.
     """
     options = {"use_safetensors": True, "trust_remote_code": trust_remote_code, **options}
-    with _Telling(where, prefix, weights=True) as name:
+    with _RefusingFaultyFiles(where, prefix, weights=True) as name:
         if (adapter := checkpoint_files.fields_of(name, checkpoint_files.ADAPTER_CONFIG)) is not None:
             return _load_adapted(auto, name, adapter, trust_remote_code, options)
         checkpoint_files.check_config(
             checkpoint_files.fields_of(name, checkpoint_files.CONFIG) or {}, trust_remote_code
         )
-        check_fields(checkpoint_files.fields_of(name, "generation_config.json") or {})
+        check_generation_fields(checkpoint_files.fields_of(name, "generation_config.json") or {})
         config = _config(auto, name, options)
         file = checkpoint_files.shapes(name)
         if file is not None:
@@ -186,7 +186,7 @@ def check_finite(model: torch.nn.Module) -> None:
             raise ValueError(f"{name} holds numbers that are NaN or infinite; the training that wrote it has failed")
 
 
-def check_names(model: PreTrainedModel) -> None:
+def check_weight_names(model: PreTrainedModel) -> None:
     """Refuse a loaded model whose weights a new model of its config does not have: an adapter renames some of them.
 
     Transformers would save or copy them all the same, and start at random what it does not find.
@@ -220,7 +220,7 @@ def load_tokenizer(
     Raises:
         UserError: there is none, or its files are damaged.
     """
-    with _Telling(where, prefix) as name:
+    with _RefusingFaultyFiles(where, prefix) as name:
         folder = Path(name)
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
             raise OSError("the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)")
@@ -254,7 +254,7 @@ def refusing_pickles(checkpoint: Path | None) -> Iterator[None]:
         ) from error
 
 
-class _Telling:
+class _RefusingFaultyFiles:
     """Check a folder's files; turn what loading raises into one `UserError`, and its warnings into silence."""
 
     # What Transformers, huggingface_hub, PEFT and torch raise for files they can make no sense of.

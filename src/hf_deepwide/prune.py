@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .errors import UserError, quote
-from .loading import check_names
+from .loading import check_weight_names
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -57,7 +57,7 @@ def prune(
             "from_pretrained"
         )
     try:
-        check_names(model)
+        check_weight_names(model)
     except ValueError as error:
         raise UserError(f"cannot prune the {type(model).__name__}: {error}") from error
     config = model.config

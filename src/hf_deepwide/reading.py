@@ -1,8 +1,10 @@
 """Files that a person names: looked at before they are opened, and read up to a limit."""
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from .errors import UserError, one_line
 
@@ -60,6 +62,18 @@ def read_text(path: Path, label: str, most: int) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{one_line(path)} is no {label}: byte {error.start + 1} is not UTF-8 text") from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file that a program wrote.
+
+    Raises:
+        ValueError: it is damaged; the message begins with the name of the file.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is damaged, or no JSON ({one_line(error)})") from error
 
 
 def home_expanded(path: str | Path, label: str) -> Path:

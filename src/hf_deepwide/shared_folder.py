@@ -13,16 +13,13 @@ from typing import Any
 
 from .durable import Writing, let_others_read, publish, sha256_of, write_whole
 from .errors import UserError, one_line
-from .models import remote_code
+from .reading import read_json
 
 CONFIG = "config.json"
 MANIFEST = ".hf_deepwide_share.json"  # what `share` has written in a folder: {"files": {path: [SHA-256, …]}}
-# What an earlier version, which kept no manifest, wrote apart from the card and what the card refers to.
-UNLISTED = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
-            "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # fmt: skip
 
 
-def check_folder(folder: Path, source: Path | None, overwrite: bool) -> dict[str, list[str]]:
+def check_target(folder: Path, source: Path | None, overwrite: bool) -> dict[str, list[str]]:
     """See that a folder is empty or new, or, with `overwrite`, that `share` has written in it.
 
     Returns:
@@ -55,44 +52,25 @@ def model_type_of(config: Path) -> str | None:
 def fields_of(config: Path) -> dict[str, Any]:
     """What a config file says; nothing if it holds no fields."""
     try:
-        content = json.loads(config.read_text(encoding="utf-8"))
+        content = read_json(config)
     except ValueError as error:
-        raise UserError(f"share: {config} is not valid JSON: {one_line(error)}") from error
+        raise UserError(f"share: {config.parent}: {error}") from error
     return content if isinstance(content, dict) else {}
 
 
 def _manifest(folder: Path) -> dict[str, list[str]] | None:
-    """The files that `share` wrote in a folder, with the digests they had, or None if it wrote none there.
-
-    Of an earlier version, which kept no manifest, they are the files whose names are its own.
-    """
+    """The files that `share` wrote in a folder, with the digests they had, or None if it wrote none there."""
     path = folder / MANIFEST
-    if path.is_file() and not path.is_symlink():
-        content = _read_json(path)
-        files = content.get("files") if isinstance(content, dict) else None
-        if not isinstance(files, dict) or not all(isinstance(digests, list) for digests in files.values()):
-            raise UserError(f"share: {path} is damaged, so nothing tells what share wrote there; give another folder")
-        return files
-    config = _read_json(folder / CONFIG)
-    ours = isinstance(config, dict) and config.get("custom_pipelines") == remote_code.CUSTOM_PIPELINES
-    pipeline = remote_code.CUSTOM_PIPELINES["translation"]["impl"].partition(".")[0]
-    # The newer code writes a manifest, or was saved by somebody who trained the model; so did who left the others.
-    trained = [Path(remote_code.__file__).name, "training_args.bin", "trainer_state.json"]
-    if not ours or not (folder / f"{pipeline}.py").is_file() or any((folder / name).exists() for name in trained):
+    if not path.is_file() or path.is_symlink():
         return None
-    if any(folder.glob("checkpoint-*")):
-        return None
-    code = [path.name for path in remote_code.HERE.glob("*.py") if (folder / path.name).is_file()]
-    names = {*code, *(path.name for pattern in UNLISTED for path in folder.glob(pattern) if path.is_file())}
-    return _digests(folder, names)
-
-
-def _read_json(path: Path) -> Any:
-    """What a JSON file holds, or None if there is no such file, or no JSON in it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return None
+        content = read_json(path)
+    except ValueError:
+        content = None
+    files = content.get("files") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(digests, list) for digests in files.values()):
+        raise UserError(f"share: {path} is damaged, so nothing tells what share wrote there; give another folder")
+    return files
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
@@ -122,7 +100,7 @@ def files_in(folder: Path) -> set[str]:
 
 
 @contextmanager
-def telling(folder: Path | None) -> Iterator[None]:
+def refusing_unreadable(folder: Path | None) -> Iterator[None]:
     """Say what cannot be written, or read, in one line."""
     place = Path(tempfile.gettempdir()) if folder is None else folder
     with Writing(place) as writing:

@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> None:
         classes = {cls.__name__: cls for cls in family.auto_classes.values()}
         named = [classes[name] for name in config.get("architectures") or [] if name in classes]
         fitting = named[0] if named else family.auto_classes["AutoModel"]
-        load_model(fitting, checkpoints[-1])  # its config describes its weights
+        load_model(fitting, checkpoints[-1])  # refuses weights that its config does not describe
     average_checkpoints(checkpoints, args.output)

@@ -114,7 +114,8 @@ def whole(path: Path) -> str:
 
 def _sections(values: dict[str, dict[str, Any]]) -> str:
     """The sections that have keys; a recipe of another task than translation has no section `evaluation`."""
-    from hf_deepwide.runs.recipe import to_yaml, used_values
+    from hf_deepwide.runs.recipe import used_values
+    from hf_deepwide.runs.yaml_values import to_yaml
 
     return to_yaml({section: keys for section, keys in used_values(values).items() if keys})
 

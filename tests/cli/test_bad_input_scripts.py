@@ -181,6 +181,13 @@ ARGUMENTS = {
     "compare what is no state": (
         lambda at: at.put(STATE, '{"foo": 1}'), (*COMPARE, "run", "--output", "out"), [f"{STATE} is damaged, or not"],
     ),
+    **{
+        f"compare what is no {name}": (
+            lambda at, name=name: at.put(STATE, json.dumps({"log_history": [{"step": 1, name: "x"}]})),
+            (*COMPARE, "run", "--output", "out"), [f"{STATE} is damaged", "entry 1 of log_history"],
+        )
+        for name in ("eval_loss", "eval_accuracy", "eval_bleu_de-en", "solver_gate/1")
+    },
     "compare without logs": (
         lambda at: at.put(STATE, '{"log_history": []}'), (*COMPARE, "run", "--output", "out"), ["nothing was logged"],
     ),
@@ -236,6 +243,10 @@ ARGUMENTS = {
     "prune a vanilla model": (None, (*PRUNE, VANILLA, "out"), ["only a latent-depth model can be pruned"]),
     "prune an unknown language": (None, (*PRUNE, LATENT, "out", "--language", "xx"), ["there is no posterior 'xx'"]),
     "prune into a folder in use": (None, (*PRUNE, LATENT, "corpus"), ["corpus exists already"]),
+    "share what is too deep": (
+        lambda at: at.put(f"{VANILLA}/config.json", "[" * 10**5), (*SHARE, VANILLA, "out"),
+        ["share: vanilla_transformer: config.json is damaged"],
+    ),
     "share nowhere": (None, (*SHARE, VANILLA), ["share: say where to"]),
     "share in place": (None, (*SHARE, VANILLA, VANILLA, "--overwrite"), ["is where the model is"]),
     "share over a folder": (None, (*SHARE, VANILLA, "corpus", "--overwrite"), ["was not written by share"]),

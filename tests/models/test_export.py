@@ -498,23 +498,6 @@ def test_links_in_the_target_are_not_followed(runs, shared, tmp_path):
     assert outside.read_bytes() == b"picture"
 
 
-def test_a_share_of_an_earlier_version(runs, shared, tmp_path):
-    """It kept no manifest: files of its own names are replaced; the card, its pictures and the rest stay."""
-    folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
-    for name in (MANIFEST, "remote_code.py"):
-        (folder / name).unlink()
-    for name in ("thesis.txt", "model-00001-of-00002.safetensors"):
-        (folder / name).write_text(name)
-    (folder / "README.md").write_text("# Edited\n![](plots/curves.png)\n")
-    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
-    assert (folder / "thesis.txt").read_text() == "thesis.txt"
-    assert (folder / "README.md").read_text().startswith("# Edited")
-    assert (folder / "plots" / "curves.png").is_file()
-    assert not (folder / "modeling_mat.py").exists()
-    assert not (folder / "model-00001-of-00002.safetensors").exists()
-    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is FAMILIES["vanilla_transformer"].lm
-
-
 @pytest.mark.parametrize("at", ["model.safetensors", "pipeline_translation.py", "config.json"])
 def test_a_share_that_is_killed_can_be_completed(runs, shared, tmp_path, monkeypatch, at):
     """Whatever it had come to, the folder is the old one, or no model at all, and what a person put there stays."""

@@ -30,8 +30,8 @@ from hf_deepwide.runs.recipe import Recipe, check_recipe, read_mark
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import NEW, RENEWED, RunFolder
 from hf_deepwide.runs.task import warn_of_few
+from hf_deepwide.runs.warm_up import WarmUpFits
 from hf_deepwide.runs.yaml_values import parse_yaml
-from hf_deepwide.training.callbacks import WarmUpFits
 from hf_deepwide.training.checkpoints import INTERRUPTED, checkpoints
 
 WORDS = ["red", "green", "blue", "old", "new", "big", "small", "fast"]

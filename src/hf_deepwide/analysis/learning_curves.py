@@ -14,8 +14,6 @@ PANELS = (
     ("eval_bleu", "validation BLEU"),
     ("eval_accuracy", "validation accuracy"),
 )
-
-
 STYLES = ("-", "--", ":", "-.")  # of each ten runs another one, as there are ten colours
 PANELS_OF_ONE = (
     # title of the axis, (key of the log, label), logarithmic
@@ -24,6 +22,13 @@ PANELS_OF_ONE = (
     ("gradient norm", (("grad_norm", None),), True),
     ("learning rate", (("learning_rate", None),), False),
 )
+DRAWN = {"reconstruction", *(key for key, _ in PANELS), *(key for _, lines, _ in PANELS_OF_ONE for key, _ in lines)}
+BLEU_OF_PAIR = "eval_bleu_"  # in an entry of the log, before the pair
+
+
+def is_drawn(key: str) -> bool:
+    """True of what a figure shows of an entry of the log: it has to be a number."""
+    return key in DRAWN or key.startswith(BLEU_OF_PAIR)
 
 
 def reconstruction(entry: dict) -> dict:
@@ -86,10 +91,10 @@ def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Pat
     panels = panels or PANELS_OF_ONE[-1:]  # of a run that ended before its first log, an empty one
     figure, axes = new_figure(len(panels), 1, panel=(5.8, 2.2), sharex=True)
     axes = axes[:, 0]
-    pairs = sorted({key for entry in history for key in entry if key.startswith("eval_bleu_")})
+    pairs = sorted({key for entry in history for key in entry if key.startswith(BLEU_OF_PAIR)})
     for axis, (name, lines, logarithmic) in zip(axes, panels, strict=True):
         if name == "BLEU" and pairs:
-            lines = (("eval_bleu", "average"), *((key, key.removeprefix("eval_bleu_")) for key in pairs))
+            lines = (("eval_bleu", "average"), *((key, key.removeprefix(BLEU_OF_PAIR)) for key in pairs))
         for key, label in lines:
             steps, values = _series(history, key)
             if steps:

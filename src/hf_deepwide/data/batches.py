@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, number_of
 from .sampling import Repeats
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def counted_multiple(length_multiple: int, batch_by: BatchBy) -> int:
 
 
 def _full_by_padded(source: np.ndarray, target: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Where a full batch ends that begins at each pair; of falling max(source, target)."""
+    """For each pair, the end of the largest batch that starts there. The longest pairs come first."""
     return np.arange(len(source)) + max_tokens // np.maximum(source, target)
 
 
@@ -162,7 +162,7 @@ def _cut(full: np.ndarray, batch_multiple: int, sentence_multiple: int) -> list[
     missing = -len(batches) % batch_multiple
     if len(batches) + missing > pairs:
         raise UserError(
-            f"{pairs} pair{'s' * (pairs > 1)} cannot make a multiple of {batch_multiple} batches, one for "
+            f"{number_of(pairs, 'pair')} cannot make a multiple of {batch_multiple} batches, one for "
             "each process and accumulation step; give more data, or use fewer of these"
         )
     heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences

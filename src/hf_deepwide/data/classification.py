@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError, one_line, quote
 from ..limits import Range, check_numbers
 from .arguments import RANGES, Places, Split
-from .corpora import checked_characters, find_file, json_rows, load_texts, read_lines
+from .corpora import checked_characters, find_file, json_rows, load_texts, read_lines, refusing_data_sets
 
 KEYS = {"text": "sentence1", "pair": "sentence2", "label": "label"}  # part of a row to the key that names its column
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -148,13 +147,9 @@ def _read_data_set(
     args: ClassificationArguments, place: str, columns: Mapping[str, str], prefix: str
 ) -> dict[str, list[str]]:
     """The wanted columns of a split on the Hub, or of a folder that `datasets` reads."""
-    try:
+    with refusing_data_sets(f"{prefix} could not be loaded"):
         local = args.resolve(str(args.name))
         rows = load_texts(str(local) if local.is_dir() else str(args.name), args.config, place)
-    except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
-        # `datasets` says only that something went wrong, and keeps what it was as the cause
-        reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
-        raise UserError(f"{prefix} could not be loaded: {one_line(reason)}") from error
     for role, column in columns.items():
         if column not in rows.column_names:
             raise UserError(f"{prefix}: {_no_column(role, column, rows.column_names)}")

@@ -14,7 +14,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -389,18 +389,27 @@ def pick(row: dict, name: str, where: str) -> str:
 
 
 @contextmanager
-def _telling(args: DataArguments, split_name: str) -> Iterator[None]:
-    """Turn what `datasets` raises for unknown names, configs and splits and for broken files into a `UserError`."""
+def refusing_data_sets(message: str, hint: str = "") -> Iterator[None]:
+    """Turn what `datasets` raises for unknown names, configs and splits and for broken files into a `UserError`.
+
+    Args:
+        message: what could not be done; the reason follows it.
+        hint: what to do, after the reason.
+    """
     try:
         with bars_where_shown():
             yield
     except UserError:
         raise
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"data.name {quote(args.name)} (config {quote(args.config)}, split {quote(split_name)}) could not be "
-            f"loaded: {one_line(error)}. {where_paths_start()}"
-        ) from error
+        # of a broken file `datasets` says only that something went wrong, and keeps what it was as the cause
+        reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
+        raise UserError(f"{message}: {one_line(reason)}{hint and f'. {hint}'}") from error
+
+
+def _opening(args: DataArguments, split_name: str) -> AbstractContextManager[None]:
+    asked = f"data.name {quote(args.name)} (config {quote(args.config)}, split {quote(split_name)})"
+    return refusing_data_sets(f"{asked} could not be loaded", where_paths_start())
 
 
 def load_texts(name: str, config: str | None, split_name: str, streaming: bool = False) -> Dataset | IterableDataset:
@@ -431,7 +440,7 @@ def _open_dataset(args: DataArguments, split_name: str) -> Dataset | IterableDat
 
 def _read_rows(args: DataArguments, split_name: str) -> tuple[tuple[str, str], Iterator[Pair]]:
     where = f"{args.name} ({split_name})"
-    with _telling(args, split_name):
+    with _opening(args, split_name):
         dataset = _open_dataset(args, split_name)
 
     def pairs() -> Iterator[Pair]:
@@ -445,7 +454,7 @@ def _read_rows(args: DataArguments, split_name: str) -> tuple[tuple[str, str], I
 def _stream(args: DataArguments, split: Split) -> IterableDataset:
     split_name = args.location(split)
     where = f"{args.name} ({split_name})"
-    with _telling(args, split_name):
+    with _opening(args, split_name):
         dataset = _open_dataset(args, split_name)
         first = next(iter(dataset), None)
     if first is None:

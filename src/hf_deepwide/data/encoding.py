@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..models.language_pairs import Choice, Languages, added_codes, language_codes, speaking, targets_of_pairs
-from ..models.plain_text import TextEncoder
+from ..models.plain_text import TextEncoder, positions
 from ..progress import bars_where_shown
 from .arguments import DataArguments
 from .batches import round_up
@@ -241,19 +241,19 @@ def check_lengths(
     Raises:
         UserError: it has fewer positions.
     """
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is None:
+    most = positions(config)
+    if most is None:
         return
     longest = args.max_length
     if isinstance(encoded, Dataset):
         longest = max(max(encoded["source_length"][:]), max(encoded["target_length"][:]))
     width = round_up(longest, pad_to_multiple_of)
-    if width > positions:
+    if width > most:
         padded = f", {width} when padded to training.pad_to_multiple_of {pad_to_multiple_of}" * (width > longest)
         lower = "lower data.max_length" if split == "train" else f"split the long sentences of the {split} set"
-        if longest <= positions:
+        if longest <= most:
             lower += ", or set training.pad_to_multiple_of: 1"
         raise UserError(
-            f"a {split} sentence can have {longest} tokens{padded}, and the model takes {positions}: raise "
+            f"a {split} sentence can have {longest} tokens{padded}, and the model takes {most}: raise "
             f"model.max_position_embeddings, or {lower}"
         )

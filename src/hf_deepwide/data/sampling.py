@@ -121,7 +121,7 @@ class Repeats:
         return drawn
 
     def _fill(self, kind: int, rows: np.ndarray) -> np.ndarray:
-        """The rows of a kind as often as it goes, the first of them once more."""
+        """Repeat all rows of a kind `often` times, and the first `extra` of them once more."""
         return np.concatenate([np.tile(rows, self.often[kind]), rows[: self.extra[kind]]])
 
 

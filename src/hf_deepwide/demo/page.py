@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ..errors import UserError, need, one_line
+from ..errors import UserError, need, number_of, one_line
 from ..evaluation import translate
 from .pictures import pictures
 from .systems import Answer, Request, System, language_choices, load_systems, start_languages
@@ -139,7 +139,7 @@ def show_time(answer: Answer, request: Request) -> str:
     """The time that a system took, and its notes, as HTML."""
     count = sum(bool(beams) for beams in answer.beams)
     search = "greedy search" if request.beams == 1 else f"{request.beams} beams"
-    text = f"{answer.seconds:.2f} s for {count} {'line' if count == 1 else 'lines'}, {search}"
+    text = f"{answer.seconds:.2f} s for {number_of(count, 'line')}, {search}"
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in answer.notes)
     return f'<p class="facts time">{html.escape(text)}</p>{notes}'
 

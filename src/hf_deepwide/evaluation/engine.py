@@ -13,7 +13,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ..checkpoint_files import CTRANSLATE2
 from ..errors import UserError, need, one_line
 from ..exporting.ctranslate2_folder import engine_options
-from ..generation_fields import check_fields
+from ..generation_fields import check_generation_fields
 from ..loading import load_tokenizer
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import MOST_TOKENS, source_limit
@@ -62,7 +62,7 @@ class Engine:
         path, fields = self.folder / GENERATION_CONFIG_NAME, {}
         if path.is_file():
             fields = json.loads(path.read_text(encoding="utf-8"))
-            check_fields(fields)
+            check_generation_fields(fields)
         settings = GenerationConfig.from_dict(fields)
         settings.early_stopping = True
         for name in FIELDS:  # `from_dict` leaves them out if the fields come from a model's config

@@ -25,7 +25,7 @@ from .averages import ALL, group_means, groups, read_scores, win_ratio
 from .checkpoint import device_of, load_any_translator
 from .engine import Engine, is_engine
 from .metrics import build_metrics, check_parallel, score
-from .significance import compare_to_baseline, signed
+from .significance import compare_systems, signed
 from .translate import SEARCH, EvaluationArguments, own_search, settings_apart, translate
 
 logger = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class Checkpoints:
         self._kept: dict[str, tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]] = {}
 
     def take(self, name: str, trust_remote_code: bool) -> tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]:
-        """The model and the tokenizer; the other models that are kept leave the GPU to it."""
+        """Load a model and its tokenizer. Models that are kept for later move to the CPU first."""
         loaded = self._kept.pop(name, None)
         for model, _ in self._kept.values():
             if not isinstance(model, Engine):
@@ -295,15 +295,18 @@ def evaluate_pair(
         "systems": scores,
     }
     if request.compare:
-        comparisons = compare_to_baseline(
-            translations[baseline],
-            {system: translations[system] for system in request.compare},
-            references,
-            samples=evaluation.bootstrap_samples,
-            trials=request.trials,
-            seed=request.seed,
-            **scoring,
-        )
+        comparisons = {
+            system: compare_systems(
+                translations[baseline],
+                translations[system],
+                references,
+                samples=evaluation.bootstrap_samples,
+                trials=request.trials,
+                seed=request.seed,
+                **scoring,
+            )
+            for system in request.compare
+        }
         report |= {"baseline": baseline, "comparisons": comparisons}
         print_comparisons(baseline, comparisons)
     return report

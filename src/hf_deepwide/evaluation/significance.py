@@ -14,7 +14,7 @@ know: train both systems with several seeds, and ask the tests of `seeds.py`, to
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, cast
@@ -128,13 +128,6 @@ def _by_sentence(
     return [[lines[index::count] for index in range(count)] for lines in (baseline, system)]
 
 
-def compare_to_baseline(
-    baseline: Sequence[str], systems: Mapping[str, Sequence[str]], references: Sequence[str], **settings: Any
-) -> dict[str, dict]:
-    """`compare_systems` of each of the named systems against one baseline; `settings` are its keywords."""
-    return {name: compare_systems(baseline, system, references, **settings) for name, system in systems.items()}
-
-
 def signed(difference: float, digits: int) -> str:
     """A difference as tables show it, with its sign; one that is rounded to 0 is +0, whatever is left of it."""
     return f"{round(difference, digits) + 0.0:+.{digits}f}"  # -0.0 + 0.0 is 0.0
@@ -201,7 +194,7 @@ def _randomization(by_sentence: Any, metric: Any, references: Sequence[str], tri
 
 
 class _OverRuns:
-    """A metric to which a sentence is its translations by several runs: what it counts in them is added up."""
+    """A metric over several runs: the counts of a sentence's translations, one of each run, are added."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric

@@ -1,4 +1,4 @@
-"""What is exported: a model of ours that needs no posterior, or that becomes one, with its tokenizer."""
+"""Load a model and its tokenizer for an export; a latent-depth model is pruned to one posterior."""
 
 import os
 from typing import NamedTuple

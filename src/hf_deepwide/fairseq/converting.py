@@ -62,7 +62,7 @@ def from_fairseq(
             dictionary or the codes do not fit.
     """
     arguments, weights = read_checkpoint(path)
-    with _telling(path):
+    with _naming_the_file(path):
         weights, pairs = one_of_many(weights)
         tensors = rename(weights)
         settings = _select_posteriors(tensors, pairs)
@@ -101,7 +101,7 @@ def from_fairseq(
 
 
 @contextmanager
-def _telling(path: str | os.PathLike) -> Iterator[None]:
+def _naming_the_file(path: str | os.PathLike) -> Iterator[None]:
     """Begin messages with the name of the file."""
     try:
         yield

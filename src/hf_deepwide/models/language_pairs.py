@@ -38,7 +38,7 @@ ADDED_CODE = re.compile(r"__(\w+)__")
 TASK = re.compile(r"translation_(.+)_to_(.+)")
 LISTED = 20  # languages in a message
 _SPEAKING = threading.RLock()  # for one thread at a time: a tokenizer holds one pair of languages
-UNSAID = {"eng_Latn", "en", "en_XX"}  # the source languages of tokenizers that nobody has told one
+UNSAID = {"eng_Latn", "en", "en_XX"}  # defaults of `src_lang` in tokenizer classes: no one has set them
 # Codes in two letters whose three letters, as NLLB has them, do not begin with the same two letters.
 THREE_LETTERS = {
     "be": "bel", "bg": "bul", "bm": "bam", "bn": "ben", "bs": "bos", "cs": "ces", "da": "dan", "ee": "ewe",
@@ -333,7 +333,7 @@ def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target
 
 
 def forget_unsaid(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let a tokenizer be saved without a language that nobody has told it; Transformers saves its class's default."""
+    """Save no language with a tokenizer that nobody has set; Transformers saves the default of its class."""
     for name in ("src_lang", "tgt_lang"):
         if tokenizer.init_kwargs.get(name, "said") is None and getattr(tokenizer, name, None) in (None, *UNSAID):
             tokenizer.init_kwargs.pop(name)

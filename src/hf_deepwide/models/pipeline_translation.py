@@ -200,7 +200,7 @@ class TranslationPipeline(Pipeline):
         """Tokenize sources, all at once; each as `preprocess` gives it."""
         truncation = TruncationStrategy({True: "longest_first", False: "do_not_truncate"}.get(truncation, truncation))
         choice = self.languages.choose(*self._asked(src_lang, tgt_lang))
-        limit = self.source_limit()
+        limit = source_limit(self.model.config, self.tokenizer)
         encoded = []
         for text, source in zip(texts, encode_sources(self.languages, choice, texts, limit), strict=True):
             if source.length > limit:
@@ -261,10 +261,6 @@ class TranslationPipeline(Pipeline):
                 )
             records.append(record)
         return records
-
-    def source_limit(self) -> int:
-        """Most tokens of a source: what the model takes, or the tokenizer's own limit if it is less."""
-        return source_limit(self.model.config, self.tokenizer)
 
     def _asked(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
         """The languages of the call, else of the pipeline, else of the task's name."""

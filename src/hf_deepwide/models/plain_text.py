@@ -8,7 +8,6 @@ The file travels to the Hub with a shared model: it imports torch, transformers 
 """
 
 import math
-import reprlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,11 +16,11 @@ import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .language_pairs import Choice, Languages, control_ids, speaking
+from .quoting import quote
 
 MOST_CHARACTERS = 100_000  # of one text that is translated: encoding takes a tenth of a second
 MOST_TOKENS = 10_000  # of one source, for a model and a tokenizer without a limit: attention is quadratic
 LENGTH_STEP = 8
-SHOWN = 60  # characters of a text or value in a message
 PROBE = "x"
 
 
@@ -175,14 +174,7 @@ def check_text(text: Any, place: str, accepted: str) -> str:
 
 def describe(value: Any) -> str:
     """Type and beginning of a value, on one line, for messages."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"{type(value).__name__} of {value.bit_length()} bits"
-    shown = " ".join(_short.repr(value).split())
-    return f"{type(value).__name__} {shown if len(shown) <= SHOWN else shown[:SHOWN] + '…'}"
-
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = SHOWN
+    return f"{type(value).__name__} {quote(value)}"
 
 
 def sorted_batches(

@@ -1,7 +1,6 @@
 """The mean of several checkpoints' weights: what a run has learnt, with less of the last steps' noise."""
 
 import filecmp
-import json
 import logging
 import shutil
 from collections.abc import Sequence
@@ -119,7 +118,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
 
 
 def _warn_of_other_runs(folders: Sequence[Path]) -> None:
-    """Say that checkpoints come from several trainings: unless these began at one model, the mean is no model."""
+    """Warn of checkpoints of several trainings: their mean is a model only if the trainings began at one model."""
     saved = {training_of(folder) for folder in folders}
     if (trainings := len(saved - {None})) > 1:
         logger.warning(
@@ -192,11 +191,9 @@ def _vocabulary(file: Path) -> Any:
     if file.name != "tokenizer.json":
         return file.read_bytes()
     try:
-        fields = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({one_line(error)})") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{file} is damaged (no object)")
+        fields = read_fields(file)
+    except OSError as error:
+        raise UserError(f"{file.parent}: {error}") from error
     return {name: value for name, value in fields.items() if name not in ("padding", "truncation")}
 
 

@@ -1,4 +1,4 @@
-"""What a run may change in the base that it starts from, which is of its own family.
+"""What a run may change in the config of a base of its own family.
 
 A base of another family is converted by `warm_start`, whose rules are the same: the weights were trained for one
 function, and keep it. What acts in training alone may change.
@@ -31,7 +31,7 @@ FREE = {
 }
 
 
-def check_fields(prefix: str, base: PreTrainedConfig, fields: dict[str, Any]) -> None:
+def check_base_fields(prefix: str, base: PreTrainedConfig, fields: dict[str, Any]) -> None:
     """Refuse fields that differ from the base's, and with which its weights would compute something else.
 
     Args:

@@ -30,7 +30,7 @@ from ..models.saved_fields import LIMITS
 from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
 from ..vanilla_form import check_config
-from .bases import adds_weights, check_fields
+from .bases import adds_weights, check_base_fields
 from .recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -296,7 +296,7 @@ def check_base(recipe: Recipe) -> PreTrainedConfig:
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = load_config(base, prefix)
     if theirs.model_type == recipe.family:
-        check_fields(prefix, theirs, recipe.model_fields)
+        check_base_fields(prefix, theirs, recipe.model_fields)
     elif not hasattr(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[CONFIG_MAPPING[recipe.family]], "from_base"):
         raise UserError(f"{prefix}: a {theirs.model_type} model cannot be made into a {recipe.family} model")
     else:

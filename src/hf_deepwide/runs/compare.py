@@ -145,7 +145,7 @@ def _tested(
     margin: float | None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Comparison]:
-    """Each system beside the first one, by one metric, with the tests over runs and what else (`more`) is known."""
+    """Compare each system with the first one by one metric; `more` holds further results of each system."""
     (baseline, theirs), *others = scores.items()
     p_seeds = [welch(ours, theirs) for _, ours in others]
     p_equal = [equivalence(ours, theirs, margin) if margin is not None else None for _, ours in others]

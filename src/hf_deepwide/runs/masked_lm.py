@@ -26,7 +26,7 @@ from ..training.arguments import REFUSED
 from ..training.lora import LoraArguments
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
 from ..warm_start_roberta import check_config
-from .bases import check_fields
+from .bases import check_base_fields
 from .build import check_memory, check_same_tokens, posterior_fields
 from .encoder_card import write_masked_lm_card
 from .recipe import Recipe
@@ -210,4 +210,4 @@ def check_base(recipe: Recipe) -> None:
     elif theirs.model_type != recipe.family:
         raise UserError(f"{prefix} is a {theirs.model_type}; model.family says {recipe.family}")
     else:
-        check_fields(prefix, theirs, recipe.model_fields)
+        check_base_fields(prefix, theirs, recipe.model_fields)

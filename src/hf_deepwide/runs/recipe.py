@@ -12,7 +12,6 @@ All keys are checked before anything is read or trained: a recipe that loads fai
 
 import copy
 import difflib
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,18 +27,18 @@ from ..durable import is_same
 from ..errors import UserError, one_line, quote
 from ..evaluation.translate import EvaluationArguments
 from ..models.quoting import QUOTED
-from ..reading import home_expanded, read_text
+from ..reading import home_expanded, read_json, read_text
 from ..redaction import hide, take_secrets, with_secrets
 from ..training.arguments import REFUSED, TranslationTrainingArguments
 from .recipe_checks import (
     check_evaluation,
-    check_fields,
     check_model,
     check_name,
+    check_section,
     check_tokenizer_keys,
     taken_tokenizer,
 )
-from .yaml_values import LARGEST, parse_yaml, to_yaml
+from .yaml_values import LARGEST, parse_yaml
 
 # Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
 NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
@@ -271,7 +270,7 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
     for section, cls in kind.sections.items():
         if cls is None:
             continue
-        check_fields(values[section], section, cls, kind.refused, source)
+        check_section(values[section], section, cls, kind.refused, source)
         if section == "training":
             continue
         try:
@@ -285,20 +284,12 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
 
 
 def read_mark(folder: Path) -> dict[str, Any] | None:
-    """What a run says of itself in `run.json`, or None if the folder is no run's.
-
-    {} if an older version made the run. It left no mark, but a recipe without a comment beside checkpoints or results.
-    """
+    """What a run says of itself in `run.json`, or None if the folder is no run's."""
     try:
-        if (folder / MARK).is_file():
-            mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
-            return mark if isinstance(mark, dict) and "hf_deepwide" in mark else None
-        if (folder / "results.json").is_file() or any(folder.glob("checkpoint-*/trainer_state.json")):
-            text = read_text(folder / RECIPE, "recipe", LARGEST)
-            return {} if to_yaml(parse_yaml(text, RECIPE)) == text else None
-    except (OSError, ValueError, RecursionError):  # what is there is not ours
-        pass
-    return None
+        mark = read_json(folder / MARK)
+    except (OSError, ValueError):  # there is none, or it is not ours
+        return None
+    return mark if isinstance(mark, dict) and "hf_deepwide" in mark else None
 
 
 def parse_overrides(arguments: Sequence[str], form: str = "--section.key value") -> list[tuple[str, Any]]:

@@ -105,7 +105,7 @@ def _check_sizes(cls: type[PreTrainedConfig], given: dict[str, Any], source: str
             raise UserError(f"{source}: model.{name} is {quote(value)}; accepted: {accepted}")
 
 
-def check_fields(values: dict[str, Any], section: str, cls: type, refused: dict[str, str], source: str) -> None:
+def check_section(values: dict[str, Any], section: str, cls: type, refused: dict[str, str], source: str) -> None:
     """Refuse keys that a section does not have or that do nothing, and values of other types."""
     hints = get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]

@@ -27,7 +27,6 @@ from ..durable import saving, sha256_of, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
 from ..models.plain_text import positions
 from ..training.arguments import TranslationTrainingArguments
-from ..training.callbacks import WarmUpFits, refuse_long_warm_up
 from ..training.checkpoints import checkpoints, forget_interrupted, load_state
 from ..training.trainer import TokenBatchTrainer
 from .averaging import average_checkpoints
@@ -48,6 +47,7 @@ from .run_folder import (
 )
 from .task import Task
 from .translation import Translation
+from .warm_up import WarmUpFits, refuse_long_warm_up
 from .yaml_values import to_yaml
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
             **({"scored": here} if here != trained else {}),
         }
         if process.is_main_process:
-            with folder.telling_of_the_disk():
+            with folder.refusing_unwritable_results():
                 finish(task, folder, model, results, history)
         process.wait_for_everyone()
     return results

@@ -303,8 +303,6 @@ class RunFolder:
         """
         run, new, renewed = self.path, self.path / NEW, self.path / RENEWED
         if goes_on or self.is_under_way(new):
-            if not (run / MARK).is_file():  # an older version left none
-                write_whole(run / MARK, (new / MARK).read_text(encoding="utf-8"))
             self.clear()
             new.rename(renewed)
         if renewed.is_dir():
@@ -357,7 +355,7 @@ class RunFolder:
         return present[-1:], f"the last checkpoint, of step {_step(present[-1])}"
 
     @contextmanager
-    def telling_of_the_disk(self) -> Iterator[None]:
+    def refusing_unwritable_results(self) -> Iterator[None]:
         """Say in words that what a run writes at its end cannot be written."""
         with Writing(self.path) as writing:
             yield

@@ -1,4 +1,4 @@
-"""What can be said about training: every field of `Seq2SeqTrainingArguments`, our own beside them, our defaults."""
+"""The training arguments: all fields of `Seq2SeqTrainingArguments` with our defaults, and our own fields."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from ..redaction import without_secrets
 from .depth import DepthArguments
 from .faults import FaultArguments
 from .lora import LoraArguments
-from .ranges import RANGES, check_batches, check_files, check_names, follow_metric
+from .ranges import RANGES, check_batches, check_choices, check_files, follow_metric
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class TranslationTrainingArguments(
         self.check_faults()
         self.check_lora()
         check_batches(self)
-        check_names(self)
+        check_choices(self)
         follow_metric(self)
         if self.save_total_limit and self.save_total_limit <= self.average_last:
             raise ValueError(

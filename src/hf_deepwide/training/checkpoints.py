@@ -15,19 +15,21 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..analysis import gradient_norms, layer_utilization
+from ..analysis.layer_joints import GATE
+from ..analysis.learning_curves import is_drawn
 from ..checkpoint_files import WEIGHTS
 from ..durable import STAGING, discard, remove
 from ..errors import UserError, one_line, quote
-from .checksums import UNREAD, compare, other_run, parse, read_checksums
+from ..reading import read_json
+from .checksums import UNREAD, first_difference, other_run, read_checksums
 
 logger = logging.getLogger(__name__)
 
 REQUIRED = (TRAINER_STATE_NAME, WEIGHTS, "config.json", "tokenizer_config.json", "scheduler.pt")
 OPTIMIZER = ("optimizer.pt", "optimizer_0/.metadata")  # the latter, written after the shards, of a sharded model
-# What is drawn of a log: numbers, and of each stack numbers by layer, or by posterior and layer.
-NUMBERS = ("loss", "reconstruction", "eval_loss", "eval_bleu", "grad_norm", "learning_rate")
-GATES = "solver_gate/"  # before the number of a layer
-TABLES = {"gradient_norms": 1, "layer_utilization": 2}
+# What a log has of each stack, and how deep its lists are: numbers by layer, or by posterior and layer.
+TABLES = {gradient_norms.KEY: 1, layer_utilization.KEY: 2}
 # The kinds of checkpoint: those that a recipe asks for, and the one that a run leaves where a signal ends it, which
 # is no part of what is averaged or chosen from, and is deleted when the next one is saved.
 REGULAR, INTERRUPTED = "checkpoint", "interrupted"
@@ -73,7 +75,7 @@ def problem(checkpoint: Path, run_id: str | None = None) -> str | None:
             names = sorted(path.name for path in checkpoint.iterdir() if path.name != UNREAD and path.is_file())
             damage = next((damage for name in names if (damage := _damage(checkpoint / name))), None)
         else:
-            damage = other_run(saved, run_id) or compare(checkpoint, saved["sha256"])
+            damage = other_run(saved, run_id) or first_difference(checkpoint, saved["sha256"])
         return damage or _wrong_state(checkpoint)
     except ValueError as error:  # of the checksums, or of the state
         return str(error)
@@ -103,7 +105,7 @@ def _damage(path: Path) -> str | None:
     """What is wrong with a file, judged by its kind."""
     if path.suffix == ".json":
         try:
-            parse(path)
+            read_json(path)
         except ValueError as error:
             return str(error)
     if path.suffix == ".safetensors":
@@ -143,7 +145,7 @@ def check_weights(checkpoint: Path, run_id: str | None = None) -> None:
         if not path.is_file():
             damage = f"{WEIGHTS} is missing"
         else:
-            damage = _damage(path) if saved is None else compare(checkpoint, saved["sha256"], [WEIGHTS])
+            damage = _damage(path) if saved is None else first_difference(checkpoint, saved["sha256"], [WEIGHTS])
         damage = other_run(saved, run_id) or damage
     except ValueError as error:
         damage = str(error)
@@ -160,6 +162,13 @@ def best_checkpoint(run: Path, state: TrainerState) -> Path | None:
     known = {path.name: path for path in checkpoints(run)}
     names = (f"{REGULAR}-{state.best_global_step}", Path(state.best_model_checkpoint or "").name)
     return next((known[name] for name in names if name in known), None)
+
+
+def find_best(run: Path, state: TrainerState) -> Path | None:
+    """As `best_checkpoint`; the state then knows where it is, as the run's folder may have moved."""
+    best = best_checkpoint(run, state)
+    state.best_model_checkpoint = str(best) if best else None
+    return best
 
 
 def newest_whole(run: Path, run_id: str | None = None) -> Path | None:
@@ -280,7 +289,7 @@ def _history_problem(history: list[dict]) -> str | None:
     for number, entry in enumerate(history, start=1):
         if "step" not in entry:
             return f"entry {number} of log_history has no step"
-        drawn = [name for name in entry if name in NUMBERS or name.startswith(GATES)]
+        drawn = [name for name in entry if is_drawn(name) or name.startswith(GATE)]
         numbers = all(_shape(entry[name]) == () for name in drawn)
         if not numbers or not all(_are_tables(entry[name], depth) for name, depth in TABLES.items() if name in entry):
             return f"entry {number} of log_history is {quote(entry)}, which no Trainer logs"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..durable import sha256_of, write_whole
-from ..errors import UserError, one_line
+from ..errors import UserError
+from ..reading import read_json
 
 CHECKSUMS = "checksums.json"
 UNREAD = "training_args.bin"  # the Trainer leaves it for people to look at
@@ -35,7 +36,7 @@ def read_checksums(checkpoint: Path) -> dict[str, Any] | None:
     path = checkpoint / CHECKSUMS
     if not path.is_file():
         return None
-    content: Any = parse(path)
+    content = read_json(path)
     parts = [content.get(key) for key in ("data", "sha256")] if isinstance(content, dict) else []
     if (
         not parts
@@ -60,19 +61,7 @@ def other_run(saved: dict[str, Any] | None, run_id: str | None) -> str | None:
     return f"another run saved it (`run` in {CHECKSUMS} is not the `id` of this run)"
 
 
-def parse(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is damaged ({one_line(error)})") from error
-
-
-def compare(checkpoint: Path, saved: dict[str, str], names: list[str] | None = None) -> str | None:
+def first_difference(checkpoint: Path, saved: dict[str, str], names: list[str] | None = None) -> str | None:
     """What of a checkpoint's files is not as it was saved, or None; of some `names`, or of all."""
     present = _files(checkpoint)
     for name in sorted(saved) if names is None else names:

@@ -14,10 +14,10 @@ from ..errors import quote
 from ..limits import Range, check_numbers
 from ..loading import is_finite
 from .arguments import OneDevice, WithoutSecrets
-from .checkpoints import best_checkpoint, load_state
+from .checkpoints import find_best, load_state
 from .faults import NonFiniteError
 from .preemption import Preemption
-from .ranges import COUNT, RANGES, check_names, follow_metric
+from .ranges import COUNT, RANGES, check_choices, follow_metric
 
 METRICS = ("accuracy", "f1", "matthews")
 SIZES = ("per_device_train_batch_size", "per_device_eval_batch_size", "eval_accumulation_steps")
@@ -60,7 +60,7 @@ class ClassificationTrainingArguments(WithoutSecrets, OneDevice, TrainingArgumen
             )
         if self.attn_implementation not in ("eager", "sdpa"):
             raise ValueError(f"attn_implementation is {quote(self.attn_implementation)}; accepted: eager, sdpa")
-        check_names(self)
+        check_choices(self)
         follow_metric(self)
 
 
@@ -90,18 +90,12 @@ class ClassificationTrainer(Trainer):
     def read_back(self, last: Path) -> None:
         """Load what a training that ended at its last checkpoint came to: the state and the chosen weights."""
         self.state = load_state(last)
-        best = self._find_best() if self.args.load_best_model_at_end else None
+        best = find_best(Path(self.args.output_dir), self.state) if self.args.load_best_model_at_end else None
         self._load_from_checkpoint(str(best or last))
-
-    def _find_best(self) -> Path | None:
-        """Put the path of the best checkpoint right, as the run's folder may have moved."""
-        best = best_checkpoint(Path(self.args.output_dir), self.state)
-        self.state.best_model_checkpoint = str(best) if best else None
-        return best
 
     def _load_callback_state(self) -> None:
         """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
-        self._find_best()
+        find_best(Path(self.args.output_dir), self.state)
         super()._load_callback_state()
         self.args.eval_on_start = False  # this is no start
 

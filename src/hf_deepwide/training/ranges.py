@@ -113,8 +113,8 @@ def check_batches(args: Seq2SeqTrainingArguments) -> None:
             )
 
 
-def check_names(args: TrainingArguments) -> None:
-    """Refuse names of what does not exist or is not installed, and what no optimizer or schedule can be made of.
+def check_choices(args: TrainingArguments) -> None:
+    """Refuse options that do not exist or are not installed, and settings that no optimizer or schedule can have.
 
     Raises:
         ValueError: names the argument, its value, and what is accepted.

@@ -1,6 +1,5 @@
 """A step in which numbers went wrong, computed again from what `faults.py` saved."""
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,9 @@ from transformers import PreTrainedConfig
 from ..errors import UserError, one_line, quote
 from ..families import count_posteriors
 from ..loading import auto_class, load_model, load_tokenizer
+from ..models.plain_text import positions
 from ..models.pretrained_model import DeepWidePreTrainedModel
+from ..reading import read_json
 from .arguments import TranslationTrainingArguments
 from .faults import FAULT, REPLAYED, nonfinite_gradients, restore
 from .out_of_memory import split
@@ -110,9 +111,9 @@ def read_fault(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{folder} holds no {FAULT}; give a folder faults/step-… of a run")
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: no JSON ({one_line(error)})") from error
+        report = read_json(path)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}") from error
     if problem := _problem(report):
         raise UserError(f"{path} is not what a run writes at a fault: {problem}")
     return report
@@ -150,7 +151,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300  # NaN is not
 
 
-# What a replay takes from a report and from its `arguments`: a test, and what passes it.
+# The fields of a report, and of its `arguments`, that a replay uses: a test, and what is accepted.
 FIELDS = {
     "step": (lambda value: _is_count(value, 1), "a whole number from 1"),
     "what": (lambda value: isinstance(value, str), "text"),
@@ -229,7 +230,7 @@ def check_indices(folder: Path, batches: Sequence[tuple[dict, dict]], config: Pr
         "decoder_input_ids": (0, decoder_size),
         "posteriors": (0, count_posteriors(config)),
     }
-    longest = getattr(config, "max_position_embeddings", None) or math.inf
+    longest = positions(config) or math.inf
     for inputs, _ in batches:
         for name in inputs.keys() & ranges.keys():
             lowest, count = ranges[name]

@@ -23,7 +23,6 @@ from ..errors import UserError, quote
 from .checkpoints import (
     INTERRUPTED,
     REGULAR,
-    best_checkpoint,
     checkpoints,
     forget_interrupted,
     rotate,
@@ -64,13 +63,6 @@ class Saving:
             UserError: they differ.
         """
         check_data(Path(checkpoint), self._digests)
-
-    def find_best(self) -> str:
-        """Put the path of the best checkpoint right, as the run's folder may have moved; the name of the newest."""
-        trainer = self.trainer
-        best = best_checkpoint(Path(trainer.args.output_dir), trainer.state)
-        trainer.state.best_model_checkpoint = str(best) if best else None
-        return f"{REGULAR}-{trainer.state.global_step}"
 
     def reseeds(self, checkpoint: str | None) -> bool:
         """Set new seeds if another number of processes saved the checkpoint; whether it was so."""

@@ -47,7 +47,7 @@ from .callbacks import (
     Throughput,
     TranslationProgress,
 )
-from .checkpoints import check_weights
+from .checkpoints import REGULAR, check_weights, find_best
 from .depth import DepthTraining
 from .faults import FaultGuard
 from .lora import Lora
@@ -387,7 +387,8 @@ class TokenBatchTrainer(Trainer):
 
     def _load_callback_state(self) -> None:
         """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
-        with fitting(self.saving.find_best()):
+        find_best(Path(self.args.output_dir), self.state)
+        with fitting(f"{REGULAR}-{self.state.global_step}"):
             super()._load_callback_state()
         for callback in self.callback_handler.callbacks:  # one that is newer than the checkpoint starts afresh
             if isinstance(callback, ExportableState):

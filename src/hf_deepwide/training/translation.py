@@ -37,7 +37,6 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
         evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
         data: the languages, and how often the sentences of each pair are seen.
-        data_collator: makes a batch of pairs; by default it pads.
         bpe_dropout: the probability with which training leaves out each merge of the tokenizer.
         unigram_alpha: the power of the probabilities by which training draws pieces of a Unigram tokenizer.
     """
@@ -52,13 +51,10 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         eval_texts: Dataset | None = None,
         evaluation: EvaluationArguments | None = None,
         data: DataArguments | None = None,
-        data_collator: TranslationCollator | None = None,
         bpe_dropout: float = 0.0,
         unigram_alpha: float | None = None,
     ) -> None:
         start, multiple = model.config.decoder_start_token_id, args.pad_to_multiple_of
-        if data_collator is None:
-            data_collator = TranslationCollator(tokenizer, start, multiple)
         super().__init__(
             model,
             args,
@@ -66,7 +62,7 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
             train_dataset,
             eval_dataset,
             data=data or DataArguments(),
-            data_collator=data_collator,
+            data_collator=TranslationCollator(tokenizer, start, multiple),
         )
         cut: Cut | None = BPEDropout(tokenizer, bpe_dropout) if bpe_dropout else None
         cut = cut if unigram_alpha is None else UnigramSampling(tokenizer, unigram_alpha)

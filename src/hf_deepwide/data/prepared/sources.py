@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
-from datasets.exceptions import DatasetsError
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
 from ...errors import UserError, one_line, quote
-from ...progress import bars_where_shown
-from ..corpora import aligned, read_lines
+from ..corpora import aligned, read_lines, refusing_data_sets
 from .cleaning import Row
 from .corpus import Languages, Part, SacreBleuSet
 
@@ -31,12 +29,9 @@ def open_part(part: Part, copies: Path | None) -> Dataset:
     Raises:
         UserError: it cannot be loaded, or is empty.
     """
-    try:
-        with bars_where_shown():
-            dataset = _load(part, copies)
-    except (ValueError, TypeError, RuntimeError, OSError, DatasetsError) as error:
-        place = "the Hub" if copies is None else one_line(copies)
-        raise UserError(f"{part} could not be loaded from {place}: {one_line(error)}") from error
+    place = "the Hub" if copies is None else one_line(copies)
+    with refusing_data_sets(f"{part} could not be loaded from {place}"):
+        dataset = _load(part, copies)
     if part.first is not None:
         dataset = dataset.select(range(min(part.first, len(dataset))))
     if not len(dataset):
