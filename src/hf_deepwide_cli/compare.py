@@ -14,8 +14,8 @@ first, if all systems are runs with the same tokenizer and validation set.
 
 Several test sets are compared together; --test_set chooses one of them, as the recipes call it.
 
-Runs are scored as their recipes say in the section evaluation, if these agree. All must have the same test set. A
-warning says where runs were translated with different beams, or count as one system and are not runs of one recipe.
+Runs are scored as the section evaluation of their recipes says, if these sections agree. All runs must have the same
+test set. A warning says if runs were translated with different beams, or if runs of one system have different recipes.
 
 With two or three runs of a system, believe Welch's test rather than the interval, which is too narrow then.
 """
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="score without regard to case (default: as the recipes say)",
     )
     parser.add_argument("--tokenize", help="sacreBLEU's tokenizer (default: the recipes', or 13a)")
-    parser.add_argument("--target_lang", help="what moses_bleu and --tokenize auto go by (default: the recipes')")
+    parser.add_argument("--target_lang", help="language for moses_bleu and --tokenize auto (default: the recipes')")
     parser.add_argument(
         "--equivalence", nargs="+", metavar="METRIC=MARGIN", help="test for differences within these margins"
     )

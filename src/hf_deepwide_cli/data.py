@@ -23,9 +23,12 @@ from pathlib import Path
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the corpus; without it they are listed")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the corpus; without a name, all corpora are listed")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="where relative paths of recipes start (default: as in recipes)"
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder in which the corpus is made (default: $HF_DEEPWIDE_DATA, or the working directory)",
     )
     parser.add_argument("--source", type=Path, metavar="DIR", help="a folder to read instead of the Hub")
     parser.add_argument("--languages", nargs="+", metavar="CODE", help="only pairs with these languages")

@@ -1,4 +1,4 @@
-"""Show a page that translates with one or several models side by side, and what each architecture did.
+"""Show a web page that translates with one or several models, and draws what each model did.
 
     hf-deepwide demo runs/quickstart
     hf-deepwide demo runs/vanilla runs/mat exported-int8 --port 8000

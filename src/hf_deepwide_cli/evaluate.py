@@ -32,8 +32,8 @@ A multilingual checkpoint on all its pairs, each with its own files, and on aver
 For one of its pairs, add --source_lang en --target_lang de. Names of models are filled in, too: the pruned models of
 all languages are --model 'runs/pruned-{target_lang}'.
 
-If all pairs share one language, the means of the directions out of it and into it are reported, too. The scores of
-papers on OPUS-100 (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), from the translations of a finished run:
+If all pairs share one language, the means of the pairs from it and of the pairs into it are reported, too. The scores
+of papers on OPUS-100 (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), from the translations of a finished run:
 
     ZHANG=benchmarks/opus100_zhang2020.tsv
     hf-deepwide evaluate --pairs $(cut -sf1 $ZHANG | tail -n +2) --win_ratio $ZHANG --metrics bleu \
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--seed", type=int, help="seed of the significance tests")
     option("--trials", type=int, help="trials of the approximate randomisation")
     option("--source_lang", help="source language, for multilingual models and tokenizers")
-    option("--target_lang", help="target language likewise; also what moses_bleu and --tokenize auto go by")
+    option("--target_lang", help="target language, for the same models, and for moses_bleu and --tokenize auto")
     option("--pairs", nargs="+", help="language pairs (en-de) to evaluate one after the other, and on average")
     option("--win_ratio", help="with --pairs: TSV table of others' scores, with the header pair and systems' names")
     option("--device", help="default: a GPU where there is one")
@@ -112,7 +112,7 @@ def refuse_unused(given: dict[str, Any]) -> None:
     tests = [name for name in ("trials", "seed", "bootstrap_samples") if name in given]
     if tests and "compare" not in given:
         raise UserError(
-            f"--{tests[0]} is of the tests against other systems; name these by --compare, or leave it out"
+            f"--{tests[0]} belongs to the tests against other systems; name these by --compare, or leave it out"
         )
 
 

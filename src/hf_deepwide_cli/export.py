@@ -5,8 +5,8 @@
     hf-deepwide export runs/multi30k-lstm --to onnx --output exported-onnx
 
 The model is a folder or a Hub id. CTranslate2 translates without PyTorch. In int8, with one thread of a CPU, it was 2
-to 6 times as fast; with two threads it often was not faster. It takes most families and refuses the others. ONNX takes
-nearly all models, as an encoder and a decoder with cache.
+to 6 times as fast; with two threads it often was not faster. CTranslate2 takes most families, and refuses the others.
+ONNX takes nearly all models, as an encoder and a decoder with cache.
 
 The folder holds the model, its tokenizer, and a README whose lines translate, without this package. The result
 computes what the model computes: scores in float32 are compared before the folder is written.
@@ -21,7 +21,7 @@ FORMS = ("ctranslate2", "onnx")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("model", help="a folder or Hub id of a model")
-    parser.add_argument("--to", required=True, choices=FORMS, help="the form")
+    parser.add_argument("--to", required=True, choices=FORMS, help="the engine to write for")
     parser.add_argument("--output", type=Path, required=True, help="folder for the result; it is made")
     parser.add_argument("--quantization", help="of CTranslate2's weights, such as int8 or float16; default: float32")
     parser.add_argument("--language", help="name or index of the posterior, of a latent-depth model with several")

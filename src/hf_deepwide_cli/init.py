@@ -1,4 +1,4 @@
-"""Make a wider model from a trained base, with the same function (proximal initialisation, MAT section 3.3).
+"""Start a model of one of our families from a trained base (proximal initialisation, MAT section 3.3).
 
     hf-deepwide init runs/multi30k_en_de_vanilla runs/mat3 --attention_branches 3 --drop_branch 0.2
     hf-deepwide init Helsinki-NLP/opus-mt-en-de runs/mat2 --attention_branches 2 --dropout 0.3

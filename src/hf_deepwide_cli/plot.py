@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     layers.add_argument("runs", nargs="+", type=Path, help="folders of runs or checkpoints")
     layers.add_argument("--output", type=Path, help="folder of the figures (default: `plots` in the first folder)")
     layers.add_argument("--hard", action="store_true", help="samples that are 0 or 1")
-    layers.add_argument("--seed", type=int, default=0, help="of the samples' noise (default: 0)")
+    layers.add_argument("--seed", type=int, default=0, help="seed of the samples' random noise (default: 0)")
     joints = kinds.add_parser("joints", help="learned weights that join the layers of a model")
     joints.add_argument("run", type=Path, help="folder of a run or a checkpoint")
     joints.add_argument("--output", type=Path, help="folder of the figures (default: `plots` in the run)")

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-        help="two text files to train on, whose size the recipe is to fit",
+        help="two text files to train on; the recipe is fitted to their size",
     )
 
 

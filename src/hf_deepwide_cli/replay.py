@@ -1,4 +1,4 @@
-"""Compute a training step again in which a loss or gradient was not finite, and say where it begins.
+"""Repeat a training step in which a loss or gradient was NaN or infinite, and show where the fault begins.
 
     hf-deepwide replay runs/wmt14_en_de_mat/faults/step-8123
     hf-deepwide replay runs/wmt14_en_de_mat/faults/step-8123 --rank 1 --device cuda
@@ -14,7 +14,7 @@ from pathlib import Path
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("folder", type=Path, help="a folder faults/step-… of a run")
-    parser.add_argument("--rank", type=int, default=0, help="whose batches, of several processes (default: 0)")
+    parser.add_argument("--rank", type=int, default=0, help="number of the process, of several (default: 0)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
 
 

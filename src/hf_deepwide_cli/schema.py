@@ -3,7 +3,7 @@
     hf-deepwide schema > recipe.schema.json
     hf-deepwide schema masked-lm > masked_lm.schema.json
 
-Name it in the first line of a recipe: `# yaml-language-server: $schema=recipe.schema.json`.
+Name this file in the first line of a recipe: `# yaml-language-server: $schema=recipe.schema.json`.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Score translations that are given: their log-probability under a model (forced decoding).
+"""Score translations that you have: print their log-probability under a model (forced decoding).
 
     hf-deepwide score --model runs/quickstart --source test.de --target test.en > scores.tsv
 
 A line of the output has the natural log-probability of a target, a tab, and the number of its tokens, with `</s>`.
-Beam search ranks by the first, divided by the second to the power of the length penalty.
+Beam search ranks translations by log-probability / tokens ** length_penalty.
 `hf-deepwide translate --n_best` writes translations to score by another model.
 """
 

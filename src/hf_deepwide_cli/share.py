@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repo_id", help="repository on the Hub to upload to, e.g. me/multi30k-mat")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--license", help="the Hub's name of the model's licence, for the card, e.g. apache-2.0")
-    parser.add_argument("--commit_message", help="of the upload")
+    parser.add_argument("--commit_message", help="message of the commit on the Hub")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier share, nothing else")
     parser.add_argument("--space", action="store_true", help="write a Space that shows the model on a page")
     parser.add_argument("--as", dest="as_", metavar="CLASS", help="m2m_100, marian, bart or mbart")

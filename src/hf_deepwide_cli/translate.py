@@ -7,8 +7,8 @@
     hf-deepwide translate --model facebook/nllb-200-1.3B --source_lang deu_Latn --target_lang eng_Latn < text.de
 
 The output has as many lines as the input, in the same order; an empty line stays empty. A text of any length needs
-the memory of a few thousand lines. `--resume` continues after the lines that the output already has. Which model made
-these lines is not checked.
+the memory of a few thousand lines. `--resume` continues after the lines that the output already has. It does not
+check which model made these lines.
 
 With `--n_best N` a line of the output is JSON: a list of the N best translations. Each has its `text` and its `score`,
 the log-probability divided by length**length_penalty. The list of an empty line is empty.
@@ -34,10 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length_penalty", type=float, help="larger favours longer outputs (default: the model's own, or 1)"
     )
-    parser.add_argument("--n_best", type=int, help="write so many translations of each line, with scores, as JSON")
+    parser.add_argument("--n_best", type=int, help="write this many translations of each line, with scores, as JSON")
     parser.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
-    parser.add_argument("--temperature", type=float, help="--sample: less prefers likely words (default: 1)")
-    parser.add_argument("--top_k", type=int, help="--sample: draw from so many likeliest words; 0 (default): from all")
+    parser.add_argument("--temperature", type=float, help="--sample: a lower value prefers likely words (default: 1)")
+    parser.add_argument("--top_k", type=int, help="--sample: draw from this many likely words; 0 (default): from all")
     parser.add_argument("--seed", type=int, help="--sample: another seed draws other translations (default: 1)")
     parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens in a batch (default: 4096)")
     parser.add_argument("--precision", default="float32", help="float32 (default), bfloat16 or float16")
@@ -61,11 +61,11 @@ def run(args: argparse.Namespace) -> None:
     if drawing and not args.sample:
         raise UserError(f"--{next(iter(drawing))} is for drawing translations at random; add --sample")
     if args.sample and args.num_beams not in (None, 1):
-        raise UserError(f"--sample draws one translation, and --num_beams {args.num_beams} searches; give one of both")
+        raise UserError(f"--sample draws one translation, and --num_beams {args.num_beams} searches; give only one")
     if args.sample and args.length_penalty is not None:
-        raise UserError("--length_penalty is for searching with beams, and --sample draws at random; give one of both")
+        raise UserError("--length_penalty is for searching with beams, and --sample draws at random; give only one")
     if args.sample and args.n_best is not None:
-        raise UserError("--n_best lists what a search finds, and --sample draws at random; give one of both")
+        raise UserError("--n_best lists what a search finds, and --sample draws at random; give only one")
     sampling = SamplingArguments(**drawing) if args.sample else None
     searching = {name: value for name in SEARCHING if (value := getattr(args, name)) is not None}
     EvaluationArguments.from_options(**searching)  # before a model is loaded

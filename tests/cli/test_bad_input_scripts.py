@@ -341,7 +341,7 @@ ARGUMENTS = {
             f"{LATENT}/trainer_state.json",
             '{"log_history": [{"step": 1, "layer_utilization": {"encoder": [[0.5], [0.5]]}}]}',
         ),
-        (*LAYERS, LATENT, "--output", "out"), ["its log is of another model"],
+        (*LAYERS, LATENT, "--output", "out"), ["its log comes from another model"],
     ),
     "draw layers of a file": (None, (*LAYERS, "recipe.yaml"), ["recipe.yaml holds no trainer_state.json"]),
     "quickstart over another run": (

@@ -414,7 +414,7 @@ def test_files_are_looked_at_before_a_model_is_loaded(tmp_path, monkeypatch, cap
     for words, told in (
         (("--input", there, "--output", there), "is also the input"),
         (("--input", missing), "there is no file"),
-        (("--input", there, "--output", missing, "--resume", "--overwrite"), "give one of both"),
+        (("--input", there, "--output", missing, "--resume", "--overwrite"), "give only one"),
     ):
         with pytest.raises(SystemExit):
             call(monkeypatch, "translate", "--model", "me/model", *words)
@@ -426,7 +426,7 @@ def test_files_are_looked_at_before_a_model_is_loaded(tmp_path, monkeypatch, cap
     [
         (("plot", "curves", "a", "--outp", "b"), "are required: --output"),
         (("plot", "layers", "a", "--sead", "3"), "did you mean --seed?"),
-        (("evaluate", "--hypotheses", "a", "--reference", "b", "--trials", "9"), "--trials is of the tests against"),
+        (("evaluate", "--hypotheses", "a", "--reference", "b", "--trials", "9"), "--trials belongs to"),
     ],
 )
 def test_options_that_do_not_fit_are_told_of(words, told, monkeypatch, capsys):

@@ -194,8 +194,8 @@ def test_the_script_reports_directions_and_win_ratios(run, capsys):
         (["--average_languages", "de"], "--average_languages needs several language pairs"),
         (["--pairs", "en-de", "en-fr"], "there is no file reference.en-fr"),
         (["--pairs", "en-de", "en-te", "--compare", "short.{target_lang}"], "short.te has 1 lines"),
-        (["--pairs", *PAIRS, "--trials", "0"], "--trials is of the tests against other systems"),
-        (["--pairs", *PAIRS, "--seed", "0"], "--seed is of the tests against other systems"),
+        (["--pairs", *PAIRS, "--trials", "0"], "--trials belongs to the tests against other systems"),
+        (["--pairs", *PAIRS, "--seed", "0"], "--seed belongs to the tests against other systems"),
     ],
 )
 def test_a_users_mistake_is_told_before_anything_is_scored(run, capsys, words, message):

@@ -114,7 +114,7 @@ def test_commands_list_translations_and_score_them(folder, monkeypatch, capsys):
     ("words", "told"),
     [
         (["--n_best", "6"], "--n_best is 6; accepted: 2 to the beam size, which is 5"),
-        (["--n_best", "2", "--sample"], "give one of both"),
+        (["--n_best", "2", "--sample"], "give only one"),
     ],
 )
 def test_lists_that_no_search_makes_are_refused(words, told, folder, monkeypatch, capsys):

@@ -139,7 +139,7 @@ def test_a_run_does_not_go_on_with_other_data(data, base, tmp_path, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             run_classification(recipe_of(corpus, base, tmp_path / "run"))
     shutil.copy(data / "dev.tsv.gz", corpus / "test.tsv.gz")
-    with pytest.raises(UserError, match="the test data are others than those that the run began with"):
+    with pytest.raises(UserError, match="the test data have changed since the run began"):
         run_classification(recipe_of(corpus, base, tmp_path / "run"))
     shutil.copy(data / "test.tsv.gz", corpus / "test.tsv.gz")
     assert len(run_classification(recipe_of(corpus, base, tmp_path / "run"))["seeds"]) == 2

@@ -223,7 +223,7 @@ class DataArguments(Places):
         if not isinstance(self.test, list):
             return
         if self.pairs is not None:
-            raise UserError("data.test names several test sets, and data.pairs several languages; give one of both")
+            raise UserError("data.test names several test sets, and data.pairs several languages; give only one")
         if not self.test or len(set(self.test)) < len(self.test):
             raise UserError(f"data.test is {quote(self.test)}; name each test set once, or leave data.test out")
 

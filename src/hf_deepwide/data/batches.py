@@ -163,7 +163,7 @@ def _cut(full: np.ndarray, batch_multiple: int, sentence_multiple: int) -> list[
     if len(batches) + missing > pairs:
         raise UserError(
             f"{number_of(pairs, 'pair')} cannot make a multiple of {batch_multiple} batches, one for "
-            "each process and accumulation step; give more data, or use fewer of these"
+            "each process and accumulation step; give more data, or use fewer processes or steps"
         )
     heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences
     heapq.heapify(heap)

@@ -203,8 +203,8 @@ def read_lines(path: Path) -> Iterator[str]:
                 read += len(raw)
                 if most is not None and read > most:
                     raise UserError(
-                        f"{path}, line {number}: the file gives more than {RATIO} times its size in bytes; text does "
-                        "not. Unpack it yourself if it is what you want to train on"
+                        f"{path}, line {number}: the file unpacks to more than {RATIO} times its size, which is "
+                        "unusual for text. Unpack it yourself if you want to train on it"
                     )
                 yield decode_line(raw, path, number)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

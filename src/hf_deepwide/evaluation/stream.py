@@ -80,7 +80,7 @@ def check_stream(source: str, target: str, *, resume: bool = False, overwrite: b
         UserError: the message says which.
     """
     if resume and overwrite:
-        raise UserError("--resume goes on with the output, and --overwrite replaces it; give one of both")
+        raise UserError("--resume goes on with the output, and --overwrite replaces it; give only one")
     if source != STANDARD:
         next(_read(source), None)
     if target == STANDARD:

@@ -214,7 +214,7 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_se
     """
     if reference is not None:
         if test_set is not None:
-            raise UserError(f"--test_set {test_set}: a file of references is compared as a whole; give one of both")
+            raise UserError(f"--test_set {test_set}: a file of references is compared as a whole; give only one")
         return References(Tested(list(read_lines(Path(reference)))), {})
     if not recipes:
         raise UserError("none of the systems is the folder of a run, so name the file of references: --reference FILE")

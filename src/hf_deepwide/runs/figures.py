@@ -118,7 +118,7 @@ def draw_layers(
         print_selection(model, names)
         entries = [entry[KEY] for entry in histories[label] if KEY in entry]
         if entries and {len(rows) for rows in entries[-1].values()} != {len(names)}:
-            raise UserError(f"{folder}: its log is of another model, which has not {len(names)} posteriors")
+            raise UserError(f"{folder}: its log comes from another model, without {len(names)} posteriors")
         samples[label] = selection_samples(model, seed, hard)
         if label in drawn:
             yield plot_layer_utilization(histories[label], figures[label], names, label)

@@ -282,11 +282,11 @@ class RunFolder:
         compared = ("batches_per_update", "precision", "attention", "padding")
         if changes := [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]:
             raise UserError(
-                f"{self.path} holds an unfinished run that would go on otherwise than it began "
+                f"{self.path} holds an unfinished run that would continue in another way than it began "
                 f"({'; '.join(changes)}). "
-                "Start as many processes, or set training.gradient_accumulation_steps, bf16, attn_implementation and "
-                "pad_to_multiple_of such that nothing changes; or give another training.output_dir, or --overwrite to "
-                "start afresh"
+                "Start the same number of processes, or set training.gradient_accumulation_steps, bf16, "
+                "attn_implementation and pad_to_multiple_of so that nothing changes; or give another "
+                "training.output_dir, or --overwrite to start afresh"
             )
 
     def _goes_on_in_new(self, recipe: Recipe) -> bool:
@@ -382,7 +382,7 @@ def discard_start(new: Path) -> None:
     """Remove what is left of a start that was killed before its first checkpoint."""
     begun = new.is_dir() and (read_mark(new) is not None or all(path.name in DRAFTS for path in new.iterdir()))
     if new.exists() and not begun:
-        raise UserError(f"{new} is not of a run, which needs this name; move it elsewhere")
+        raise UserError(f"{new} was not made by a run, but the run needs this name; move it elsewhere")
     discard(new)
 
 

@@ -99,7 +99,7 @@ def refuse_other_data(place: Path, earlier: Mapping[str, str], data: Mapping[str
     """
     if changed := [split for split in data.keys() & earlier.keys() if data[split] != earlier[split]]:
         raise UserError(
-            f"{place}: the {' and '.join(sorted(changed))} data are others than those that the run began with, "
+            f"{place}: the {' and '.join(sorted(changed))} data have changed since the run began, "
             "though they have the same name. Put the earlier data back, give another training.output_dir, or "
             "--overwrite to start afresh"
         )
