@@ -7,6 +7,7 @@
     seeds:      the first is for the search; the winner is trained with the others, too
     close_seeds: more seeds of the baseline, and of a system within two standard errors of its validation loss
     baseline:   the system that the others are compared with; a system may have a `baseline` of its own
+    comparisons: further pairs of systems, [one, the other], that are compared in a table of their own
     systems:    name to {title, model, overrides, search, base, start, start_rate, prune, baseline}
     metric:     the score of the table; default: bleu
     beside:     a second score, shown beside it; default: chrf
@@ -78,6 +79,7 @@ class Study:
     corpus: str = ""
     close_seeds: list[int] = field(default_factory=list)
     costs: bool = False
+    comparisons: list[list[str]] = field(default_factory=list)
     margin: float | None = None
     published: dict[str, Any] = field(default_factory=dict)
 
@@ -88,6 +90,11 @@ class Study:
     def baseline_of(self, system: System) -> str | None:
         """The name of what a system is compared with; the baseline of the study is compared with nothing."""
         return None if system.name == self.baseline else system.baseline or self.baseline
+
+    def are_paired(self, one: str, other: str) -> bool:
+        """True if runs of two systems with the same seed come from the same trained model."""
+        first, second = ({name, self.system(name).start} - {None} for name in (one, other))
+        return bool(first & second)
 
     def stages(self, system: System) -> list[Stage]:
         """The search of a system."""
@@ -115,7 +122,10 @@ def load_study(path: Path) -> Study:
     for baseline in (study.baseline, *(system.baseline for system in study.systems)):
         if baseline is not None and baseline not in names:
             raise UserError(f"{path}: baseline: {baseline!r} is not among the systems")
-    for key, listed in (("summary", study.summary), ("cards", study.cards)):
+    if any(len(pair) != 2 for pair in study.comparisons):
+        raise UserError(f"{path}: comparisons: a comparison is of two systems, [one, the other]")
+    compared = [name for pair in study.comparisons for name in pair]
+    for key, listed in (("summary", study.summary), ("cards", study.cards), ("comparisons", compared)):
         if unknown := set(listed) - set(names):
             raise UserError(f"{path}: {key}: {', '.join(sorted(unknown))} not among the systems")
     if study.cards and not study.corpus:

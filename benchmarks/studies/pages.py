@@ -20,13 +20,13 @@ from records import (
     read_translations,
     scores_of,
 )
-from selection import Rows, chosen_rows, key_of, validation_loss
+from selection import Rows, chosen_rows, key_of, lost_seeds, validation_loss
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.seeds import equivalence, holm, standard_error, welch
-from hf_deepwide.evaluation.significance import compare_systems
+from hf_deepwide.evaluation.seeds import equivalence, holm, paired_t, standard_error, welch
+from hf_deepwide.evaluation.significance import compare_systems, signed
 from hf_deepwide.runs.compare import p_value
 
 COMPARISON, TABLE, SEARCH = "comparison.json", "table.md", "search.md"
@@ -71,6 +71,8 @@ def page_texts(study: Study, rows: Rows, records: Sequence[Record], results: Pat
     if rows:
         lost = [record for record in records if "diverged" in record]
         texts["study"] = table(study, rows, results) + diverged_runs(study, lost)
+        if compared := comparisons(study, rows):
+            texts["comparisons"] = compared
         texts["summary"] = summary(study, rows, results)
         if any(CHOSEN_LAYERS in run for by_seed in rows.values() for run in by_seed.values()):
             texts["layers"] = layers_table(study, rows)
@@ -114,14 +116,17 @@ def search_table(study: Study, records: Sequence[Record]) -> str:
 def search_grid(study: Study, records: Sequence[Record]) -> str:
     """The validation losses of the first stage: a row for each system, a column for each setting."""
     found: dict[str, dict[tuple, str]] = {}
+    parameters: dict[str, str] = {}
     for record in records:
+        if "parameters" in record:
+            parameters[record["system"]] = in_millions(record["parameters"])
         if record["stage"] == study.search[0].name:
             loss = "diverged" if "diverged" in record else f"{validation_loss(record):.3f}"
             found.setdefault(record["system"], {})[key_of(record["setting"])] = loss
     settings = sorted({key for losses in found.values() for key in losses})
     return markdown(
         [
-            {"system": system.title}
+            {"system": system.title, "parameters": parameters[system.name]}
             | {setting_in_words({"setting": dict(key)}): found[system.name].get(key, "") for key in settings}
             for system in study.systems
             if system.name in found
@@ -235,6 +240,11 @@ def about(study: Study, rows: Rows) -> str:
         if study.margin
         else ""
     )
+    started = (
+        "Nor do they allow for runs that start from runs of the baseline, and so depend on them. "
+        if any(system.start == study.baseline and system.name in rows for system in study.systems)
+        else ""
+    )
     of_scores = (
         "A score that names no language pair is the mean over the pairs."
         if has_pairs(rows)
@@ -245,7 +255,7 @@ def about(study: Study, rows: Rows) -> str:
         "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is "
         "a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p (Holm) "
         f"corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose the "
-        f"setting, and a system close to the baseline gets more seeds. {of_scores}"
+        f"setting, and a system close to the baseline gets more seeds. {started}{of_scores}"
     )
 
 
@@ -304,7 +314,8 @@ def has_pairs(rows: Rows) -> bool:
 
 def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
     """System to column to cell: validation loss first, with the tests in which a seed is the unit."""
-    comparison, scores, cells = load_comparison(results), TITLES[study.metric], {}
+    comparison, records = load_comparison(results), read_records(results)
+    scores, cells = TITLES[study.metric], {}
     p_columns = ["p (seeds)", "p (Holm)", *(["p (equal)"] if study.margin else [])]
     losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
     against = {name: losses.get(baseline_of(study, name) or "", []) for name in rows if not name.startswith(PRUNED)}
@@ -316,6 +327,7 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
         runs, test = list(by_seed.values()), comparison.get(name, {})
         p = tests.get(name, [None] * 3)
         pruned = name.startswith(PRUNED)
+        lost = lost_seeds(study, study.system(name.removeprefix(PRUNED)), records)
         known = paired_runs(study, rows, name).items() <= test.items()
         p_sentences = f"{test[study.metric]['p_randomization']:.4f}" if known else ""
         difference = ""
@@ -323,7 +335,7 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
             difference = f"{statistics.mean(losses[name]) - statistics.mean(against[name]):+.3f}"
         cells[name] = {
             "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
-            "parameters": f"{statistics.mean(run['parameters'] for run in runs) / 1e6:.2f} M",
+            "parameters": in_millions(statistics.mean(run["parameters"] for run in runs)),
             "validation loss": "" if pruned else with_error(losses[name], digits=3),
             "not smoothed": "" if pruned else with_error([run["validation"]["nll"] for run in runs], digits=3),
             **({"compared with": title_of_baseline(study, name)} if has_baselines(study) else {}),
@@ -333,12 +345,56 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
             **{each: with_error([parts_of(run)[each][study.metric] for run in runs]) for each in parts_of(runs[0])},
             TITLES[study.beside]: with_error([scores_of(run)[study.beside] for run in runs]),
             **({} if has_pairs(rows) else {"p (sentences)": p_sentences}),
-            "seeds": str(len(runs)),
+            "seeds": f"{len(runs)} of {len(runs) + lost}, the others diverged" if lost else str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
             "updates": "" if pruned else updates(runs),
             **(costs(runs, pruned) if study.costs else {}),
         }
     return cells
+
+
+def comparisons(study: Study, rows: Rows) -> str:
+    """The further comparisons that a study asks for, of systems that have rows, with tests over seeds.
+
+    Runs that start from the same trained model belong together, so their differences are tested seed by seed.
+    """
+    found = []
+    for one, other in study.comparisons:
+        if one not in rows or other not in rows:
+            continue
+        paired = study.are_paired(one, other)
+        seeds = sorted(rows[one].keys() & rows[other].keys()) if paired else None
+        sides = [[rows[name][seed] for seed in seeds or rows[name]] for name in (one, other)]
+        losses = [[validation_loss(run) for run in runs] for runs in sides]
+        scores = [[scores_of(run)[study.metric] for run in runs] for runs in sides]
+        if losses[0] and losses[1]:
+            found.append((one, other, "paired t" if paired else "Welch", losses, scores))
+    if not found:
+        return ""
+    test = {"paired t": paired_t, "Welch": welch}
+    p_losses = [test[name](*losses) for *_, name, losses, _ in found]
+    p_scores = [test[name](*scores) for *_, name, _, scores in found]
+    adjusted = [*zip(holm(p_losses), holm(p_scores), strict=True)]
+    return markdown(
+        [
+            {
+                "system": study.system(one).title,
+                "compared with": study.system(other).title,
+                "test": name,
+                "seeds": " and ".join(str(count) for count in dict.fromkeys(map(len, losses))),
+                "validation loss": signed(statistics.mean(losses[0]) - statistics.mean(losses[1]), 3),
+                "p (Holm)": p_value(p_loss),
+                TITLES[study.metric]: signed(statistics.mean(scores[0]) - statistics.mean(scores[1]), 2),
+                "p (Holm), scores": p_value(p_score),
+            }
+            for (one, other, name, losses, scores), (p_loss, p_score) in zip(found, adjusted, strict=True)
+        ]
+    )
+
+
+def in_millions(parameters: float) -> str:
+    """`3.00 M`."""
+    return f"{parameters / 1e6:.2f} M"
 
 
 def has_baselines(study: Study) -> bool:

@@ -136,3 +136,10 @@ def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
                         "run": f"{PRUNED}{record['run']}",
                     }
     return rows
+
+
+def lost_seeds(study: Study, system: System, records: Sequence[Record]) -> int:
+    """How many runs of the winner of a system have diverged."""
+    setting, stage = winner(study, system, records), study.stages(system)[-1]
+    runs = [tried(records, system, stage, seed).get(key_of(setting or {}), {}) for seed in study.seeds]
+    return 0 if setting is None else sum("diverged" in run for run in runs)

@@ -16,6 +16,7 @@ the repository (`git worktree add ../study`), which nobody edits: all trainings 
 import argparse
 import concurrent.futures
 import json
+import math
 import sys
 import threading
 import time
@@ -39,7 +40,7 @@ from records import (
     read_records,
     write_records,
 )
-from selection import best, key_of, seeds_of, settings_of, tried, winner, winners_run
+from selection import best, key_of, seeds_of, settings_of, tried, validation_loss, winner, winners_run
 from trainings import train
 from transformers import AutoModelForSeq2SeqLM
 
@@ -211,9 +212,12 @@ class Workshop:
                 with self._training.setdefault(each.name, threading.Lock()):
                     train(each.values, threads=self.threads)
         except NonFiniteError as error:
-            self._keep(diverged(run, recipe, error), {})
+            self._keep(diverged(run, recipe, str(error)), {})
             return
         results = json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
+        if not math.isfinite(loss := validation_loss(results)):
+            self._keep(diverged(run, recipe, f"the validation loss is {loss}"), {})
+            return
         record: Record = run.fields | results | logged_norms(recipe) | chosen_layers(recipe)
         translations = {}
         if not run.stage.name:
@@ -271,11 +275,11 @@ class Workshop:
         return write_pages(self.study, self.results, self.pages)
 
 
-def diverged(run: Run, recipe: Recipe, error: NonFiniteError) -> Record:
+def diverged(run: Run, recipe: Recipe, reason: str) -> Record:
     """The record of a run that diverged, or whose base did: its setting was tried, and no other has a larger loss."""
     history = load_history(recipe.output_dir) if checkpoints(recipe.output_dir) else []
     curve = [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry]
-    lost = {"diverged": str(error), "train": {"validation_curve": curve}}
+    lost = {"diverged": reason, "train": {"validation_curve": curve}}
     return run.fields | lost | logged_norms(recipe) | {"recipe": recipe.values, "machine": machine()}
 
 

@@ -28,7 +28,7 @@ import unfinished
 import yaml
 from definition import load_study, recipe_of, run_name
 from digit_corpus import write_digits
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 from tiny_run import hold_out_few, tiny_values
 
 from hf_deepwide.data.corpora import load_parallel, read_lines
@@ -205,10 +205,10 @@ def test_the_grid_of_a_search_has_a_column_for_each_setting(small):
     lost = record(small, wide, short, {rate: 0.004}, 1, 1)
     made.append({key: value for key, value in lost.items() if key != "train"} | {"diverged": "at step 3"})
     assert pages.search_grid(small, made).splitlines() == [
-        "| system | learning_rate 0.001 | learning_rate 0.002 | learning_rate 0.004 |",
-        "|---|---|---|---|",
-        f"| {plain.title} | 3.000 | 2.000 |  |",
-        f"| {wide.title} | 1.500 |  | diverged |",
+        "| system | parameters | learning_rate 0.001 | learning_rate 0.002 | learning_rate 0.004 |",
+        "|---|---|---|---|---|",
+        f"| {plain.title} | 3.00 M | 3.000 | 2.000 |  |",
+        f"| {wide.title} | 3.00 M | 1.500 |  | diverged |",
     ]
 
 
@@ -635,6 +635,59 @@ def test_a_system_can_have_a_baseline_of_its_own(made, small, tmp_path):
     assert cells["third"]["p (seeds)"] == p_value(ttest_ind(*own, equal_var=False).pvalue)
     assert cells["third"]["processor seconds an update"] == "2.00"
     assert cells["third"]["peak memory, GiB"] == "1.5"
+
+
+def test_further_comparisons_are_tested_by_what_their_runs_share(small):
+    """Runs that start from one trained model are tested seed by seed; p are adjusted for the number of comparisons."""
+    plain, wide = small.systems
+    started = dataclasses.replace(wide, name="started", title="started", start="plain")
+    pairs = [["wide", "plain"], ["started", "plain"], ["started", "absent"]]
+    absent = dataclasses.replace(wide, name="absent", title="absent")
+    study = dataclasses.replace(small, systems=[plain, wide, started, absent], comparisons=pairs)
+    losses = {"plain": [2.0, 2.3, 2.5], "wide": [2.1, 2.2, 2.9], "started": [1.9, 2.15]}
+    rows = {
+        name: {seed: record(study, study.system(name), small.search[1], {}, seed, loss, 40 - loss * seed)
+               for seed, loss in enumerate(values, start=1)}
+        for name, values in losses.items()
+    }  # fmt: skip
+    first, second = pages.comparisons(study, rows).splitlines()[2:]
+    p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
+    paired = ttest_rel(losses["started"], losses["plain"][:2]).pvalue
+    assert 2 * paired < p, "so only the smaller is doubled"
+    assert first.startswith(f"| wide | plain | Welch | 3 | +0.133 | {p_value(p)} |")
+    assert second.startswith(f"| started | plain | paired t | 2 | -0.125 | {p_value(2 * paired)} |")
+    assert pages.comparisons(small, rows) == ""
+
+
+def test_a_validation_loss_that_is_no_number_is_a_divergence(small, tmp_path, monkeypatch):
+    """The run ends without an error, so its loss alone tells."""
+    (tmp_path / "train.py").write_text(DIVERGES)
+    monkeypatch.setattr(trainings, "COMMAND", (sys.executable, tmp_path / "train.py"))
+    study = dataclasses.replace(
+        small,
+        systems=small.systems[:1],
+        search=[definition.Stage([{"model.dropout": 0.1}])],
+        seeds=[1],
+        close_seeds=[],
+    )
+    workshop = command.Workshop(study, tmp_path / "runs", tmp_path / "results", 1)
+    monkeypatch.setattr(workshop, "report", lambda: "")
+    monkeypatch.setattr(command, "validation_loss", lambda results: math.nan)
+    workshop.make(study.systems)
+    (lost,) = records.read_records(tmp_path / "results")
+    assert lost["diverged"] == "the validation loss is nan"
+
+
+def test_a_row_says_how_many_of_its_seeds_diverged(made, small, tmp_path):
+    made(loss_of, small)
+    ended = records.read_records(tmp_path / "results")
+    setting = selection.winner(small, small.systems[0], ended)
+    (second,) = [each for each in ended if (each["system"], each["seed"], each["setting"]) == ("plain", 2, setting)]
+    second["diverged"] = "nan"
+    records.write_records(tmp_path / "results", ended)
+    cells = pages.table_cells(small, selection.chosen_rows(small, ended), tmp_path / "results")
+    assert cells["plain"]["seeds"] == "1 of 2, the others diverged"
+    assert cells["wide"]["seeds"] == "2"
 
 
 def test_gradient_norms_are_kept_at_a_few_moments(small, tmp_path):

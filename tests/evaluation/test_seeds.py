@@ -9,7 +9,7 @@ import pytest
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
-from hf_deepwide.evaluation.seeds import clustered_bootstrap, equivalence, holm, standard_error, welch
+from hf_deepwide.evaluation.seeds import clustered_bootstrap, equivalence, holm, paired_t, standard_error, welch
 
 
 def upper_tail(t, freedom, steps=100_000):
@@ -55,7 +55,27 @@ def test_holm_adjusts_a_worked_example_in_the_order_of_the_systems():
     assert holm([None]) == [None]
 
 
+def test_a_paired_test_is_that_of_the_mean_of_differences():
+    """Student's t of differences with n - 1 degrees of freedom: runs that share a start vary together."""
+    a, b = [2.763, 2.771, 2.752], [2.805, 2.816, 2.790]
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    t = statistics.mean(differences) / (statistics.stdev(differences) / math.sqrt(3))
+    assert paired_t(a, b) == pytest.approx(2 * upper_tail(abs(t), 2), rel=1e-4)
+    assert paired_t(a, b) < welch(a, b)
+    with pytest.raises(ValueError, match="shorter"):
+        paired_t(a, b[:2])
+
+
+def test_there_is_no_test_of_what_is_no_number():
+    for broken in (math.nan, math.inf):
+        assert welch([1.0, broken], [2.0, 3.0]) is None
+        assert equivalence([1.0, 2.0], [broken, 3.0], 0.5) is None
+        assert paired_t([1.0, broken], [2.0, 3.0]) is None
+
+
 def test_there_is_no_test_of_scores_that_do_not_vary():
+    assert paired_t([1.0], [2.0]) is None
+    assert paired_t([1.0, 2.0], [1.0, 2.0]) is None
     assert welch([1.0], [2.0, 3.0]) is None
     assert welch([1.0, 1.0], [1.0, 1.0]) is None
     assert equivalence([1.0], [1.0], 0.5) is None

@@ -295,6 +295,14 @@ def test_losses_are_left_out_where_a_run_has_none(runs, with_recipes, caplog):
     assert "not every run has measured one" in caplog.text
 
 
+def test_losses_are_left_out_where_one_is_no_number(runs, with_recipes, caplog):
+    file = runs / "deep-3" / "results.json"
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps(results | {"validation": results["validation"] | {"loss": float("nan")}}))
+    assert {each.metric for each in compare_runs(systems(runs), metrics=["bleu"])} == {"bleu"}
+    assert "deep-3 has one that is not finite" in caplog.text
+
+
 def test_runs_on_streams_are_compared(runs, with_recipes):
     expected = compare_runs(systems(runs), metrics=["bleu"])
     for split in ("test", "valid"):

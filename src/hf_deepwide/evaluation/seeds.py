@@ -4,6 +4,7 @@
 the next training of each system would give:
 
     welch           do the mean scores differ? Welch's t-test (1947), unequal variances
+    paired_t        the same where runs with one seed start from one trained model: Student's t-test of differences
     holm            the same for several systems against one baseline: p that allow for their number (Holm 1979)
     equivalence     do the mean scores differ by less than a margin? Two one-sided tests (Schuirmann 1987), Welch's
     clustered_bootstrap  an interval for a difference of corpus scores, over seeds and sentences at once
@@ -14,11 +15,12 @@ A score that no test calls different is not thereby equal: only `equivalence` ca
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_1samp, ttest_ind
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
@@ -55,9 +57,26 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
         ours, theirs: one score for each training; the numbers of trainings may differ.
 
     Returns:
-        The two-sided p. None where there is no test: fewer than two scores on a side, or scores that do not vary.
+        The two-sided p. None where there is no test: fewer than two scores on a side, a score that is not finite, or
+        scores that do not vary.
     """
     return float(ttest_ind(ours, theirs, equal_var=False).pvalue) if _varies(ours, theirs) else None
+
+
+def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Test whether the mean of the differences is 0, training by training (Student 1908).
+
+    Args:
+        ours, theirs: one score for each training. Those at the same place belong together.
+
+    Returns:
+        The two-sided p. None where there is no test: fewer than two pairs, or differences that do not vary.
+
+    Raises:
+        ValueError: the numbers of trainings differ.
+    """
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    return float(ttest_1samp(differences, 0.0).pvalue) if _varies(differences) else None
 
 
 def equivalence(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float | None:
@@ -166,5 +185,7 @@ def _scores(metric: Metric, counts: np.ndarray, weights: np.ndarray) -> np.ndarr
 
 
 def _varies(*sides: Sequence[float]) -> bool:
-    """True if each side has two scores or more, and not all sides hold one number repeated."""
-    return min(map(len, sides)) > 1 and any(len(set(scores)) > 1 for scores in sides)
+    """True if each side has two finite scores or more, and not all sides hold one number repeated."""
+    if min(map(len, sides)) < 2 or not all(map(math.isfinite, chain(*sides))):
+        return False
+    return any(len(set(scores)) > 1 for scores in sides)

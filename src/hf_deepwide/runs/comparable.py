@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -319,6 +320,9 @@ def validation_losses(
     losses = {path: _losses(results[path]) for path in folders}
     if not all(losses.values()):
         logger.warning("validation losses are left out: not every run has measured one")
+        return {}
+    if infinite := [path for path in folders if not all(map(math.isfinite, losses[path].values()))]:
+        logger.warning("validation losses are left out: %s has one that is not finite", infinite[0])
         return {}
     if not _same_validation_set(folders, recipes, results):
         logger.warning("validation losses are left out: the runs have different validation sets")
