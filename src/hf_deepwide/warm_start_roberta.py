@@ -33,7 +33,6 @@ ROBERTA = ("roberta", "xlm-roberta", "camembert")
 LAYER_NORM_EPS = 1e-5  # of PyTorch's LayerNorm, and of all these models
 HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForSequenceClassification": AutoModelForSequenceClassification}
 LABELS = ("num_labels", "id2label", "label2id", "problem_type")
-PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 FREE = {
     *(*BRANCHING, *LABELS, "dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "layer_drop"),
     *("bos_token_id", "eos_token_id", "init_std"),
@@ -205,7 +204,6 @@ def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MAT
                 f"`{key}` cannot be {quote(value)}: {name} has {quote(getattr(base, key))}, and its weights have no "
                 "such shapes or were trained for that one; leave it out"
             )
-    _check_labels(overrides)
     if {"num_labels", "id2label"} & overrides.keys():
         fields = {key: value for key, value in fields.items() if key not in LABELS}
     try:
@@ -214,22 +212,3 @@ def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MAT
         raise UserError(str(error)) from error
     check_copies(name, base, config)
     return config
-
-
-def _check_labels(overrides: dict[str, Any]) -> None:
-    """Refuse labels that no head can be made for.
-
-    Raises:
-        UserError: names the field, its value, and what is accepted.
-    """
-    count, names, problem = (overrides.get(key) for key in ("num_labels", "id2label", "problem_type"))
-    if count is not None and (type(count) is not int or count < 1):
-        raise UserError(f"`num_labels` is {quote(count)}; accepted: a whole number, 1 or more")
-    if names is not None and (not isinstance(names, dict) or not names):
-        raise UserError(f"`id2label` is {quote(names)}; accepted: the name of each label, by its number from 0 on")
-    if names is not None and {str(number) for number in names} != {str(number) for number in range(len(names))}:
-        raise UserError(f"`id2label` has the numbers {quote([*names])}; accepted: 0 to {len(names) - 1}, each once")
-    if count is not None and names is not None and count != len(names):
-        raise UserError(f"`num_labels` is {count}, and `id2label` names {len(names)} labels; leave one of the two out")
-    if problem is not None and problem not in PROBLEMS:
-        raise UserError(f"`problem_type` is {quote(problem)}; accepted: {', '.join(PROBLEMS)}")

@@ -17,6 +17,7 @@ REFUSED = [
     ({"normalize_before": "yes"}, ["normalize_before", "bool", "'yes'"]),
     ({"branch_merge": 1}, ["`branch_merge`", "mean, double_mean", "got 1"]),
     ({"decoder_vocab_size": "x"}, ["decoder_vocab_size", "int", "'x'"]),
+    ({"is_encoder_decoder": False}, ["`is_encoder_decoder` must be True for", "got False"]),
     # a size
     *(
         ({name: 0}, [f"`{name}`", "at least 1", "got 0"])

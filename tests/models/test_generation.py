@@ -3,7 +3,7 @@
 import model_cases
 import pytest
 import torch
-from model_cases import CASES, needs_transformers, source, tokens
+from model_cases import CASES, needs_transformers, pair, source, tokens
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation import CompileConfig
 from transformers.generation.utils import GENERATION_MODES_MAPPING
@@ -91,6 +91,24 @@ def test_a_padded_beginning_is_continued_alike_with_every_cache(case):
     torch.testing.assert_close(
         torch.stack(generate(model, one(), **alone).logits), torch.stack(expected.logits)[:, :1], **CLOSE
     )
+
+
+@pytest.mark.parametrize(
+    "cache", [{}, {"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}]
+)
+def test_a_translation_that_becomes_too_long_is_refused_with_every_cache(cache):
+    model = build("vanilla")
+    with pytest.raises(ValueError, match="lower `max_new_tokens` or `max_length`"):
+        generate(model, **cache, max_new_tokens=60, min_new_tokens=60)
+
+
+def test_a_config_may_ask_for_tuples():
+    model, batch = build("vanilla"), pair()
+    with torch.no_grad():
+        expected = model(**batch)
+        model.config.return_dict = False
+        loss, logits = model(**batch)[:2]
+    assert (loss, True) == (expected.loss, torch.equal(logits, expected.logits))
 
 
 def test_a_cache_of_one_part_does_not_mix_source_and_target():

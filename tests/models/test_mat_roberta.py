@@ -1,6 +1,7 @@
 """MAT for language understanding: its equations, its start from a trained RoBERTa, and what Transformers asks."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -125,6 +126,28 @@ def test_logits_are_those_of_the_equations(branches):
         y = torch.tanh(head["classifier.dense.weight"] @ first + head["classifier.dense.bias"])
         expected = head["classifier.out_proj.weight"] @ y + head["classifier.out_proj.bias"]
         torch.testing.assert_close(ours[classifier][row], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_positions_of_the_callers_are_refused():
+    model, inputs = new(MATRobertaModel), batch((4, 3))
+    with pytest.raises(ValueError, match="`position_ids` are not accepted"):
+        model(**inputs, position_ids=torch.arange(4).flip(0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_labels": 0}, "`num_labels` is 0; accepted: a whole number, 1 or more"),
+        ({"num_labels": "3"}, "`num_labels` is '3'"),
+        ({"id2label": {0: "a", 2: "b"}}, "`id2label` has the numbers [0, 2]; accepted: 0 to 1, each once"),
+        ({"id2label": {0: "a", 1: "b"}, "num_labels": 3}, "`num_labels` is 3, and `id2label` names 2 labels"),
+        ({"problem_type": "foo"}, "`problem_type` is 'foo'; accepted: regression"),
+        ({"is_encoder_decoder": True}, "`is_encoder_decoder` must be False for mat_roberta, got True"),
+    ],
+)
+def test_labels_that_no_head_can_have_are_refused(fields, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        MATRobertaConfig(**fields)
 
 
 def test_training_drops_branches_as_the_equations_say():

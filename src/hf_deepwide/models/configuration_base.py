@@ -234,6 +234,14 @@ class DeepWideConfig(PreTrainedConfig):
         rows = sum(n * (4 * self.attention_branches * self.d_model + 2 * self.ffn_branches * f) for n, f in stacks)
         return self.d_model * (vocabularies + self.max_position_embeddings + rows)
 
+    def validate_form(self) -> None:
+        """A family translates, or it does not."""
+        if self.is_encoder_decoder != type(self).is_encoder_decoder:
+            raise ValueError(
+                f"`is_encoder_decoder` must be {type(self).is_encoder_decoder} for {self.model_type}, "
+                f"got {quote(self.is_encoder_decoder)}"
+            )
+
     def validate_sizes(self) -> None:
         """Counts are positive and bounded; heads divide the width; sinusoids need an even width."""
         check_bounds(self, 1, ENTRIES, "vocab_size", "decoder_vocab_size", "max_position_embeddings")

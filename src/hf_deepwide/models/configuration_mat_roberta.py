@@ -1,8 +1,11 @@
 """Configuration of MAT for language understanding."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from .configuration_base import DeepWideConfig, check_rates, validated
+from .quoting import quote
+
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
 @validated
@@ -47,6 +50,30 @@ class MATRobertaConfig(DeepWideConfig):
     layer_drop: float | int = 0.0
     classifier_dropout: float | int | None = None
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        check_labels(kwargs.get("num_labels"), self.id2label, self.problem_type)
+        super().__post_init__(**kwargs)
+
     def validate_classifier(self) -> None:
         """The head's dropout and LayerDrop are rates."""
         check_rates(self, "classifier_dropout", "layer_drop")
+
+
+def check_labels(count: Any, names: Any, problem: Any) -> None:
+    """Refuse labels that no head can be made for; each may be None.
+
+    Raises:
+        ValueError: names the field, its value, and what is accepted.
+    """
+    if count is not None and (type(count) is not int or count < 1):
+        raise ValueError(f"`num_labels` is {quote(count)}; accepted: a whole number, 1 or more")
+    if names is not None and (not isinstance(names, dict) or not names):
+        raise ValueError(f"`id2label` is {quote(names)}; accepted: the name of each label, by its number from 0 on")
+    if names is not None and {str(number) for number in names} != {str(number) for number in range(len(names))}:
+        raise ValueError(f"`id2label` has the numbers {quote([*names])}; accepted: 0 to {len(names) - 1}, each once")
+    if count is not None and names is not None and count != len(names):
+        raise ValueError(
+            f"`num_labels` is {count}, and `id2label` names {len(names)} labels; leave one of the two out"
+        )
+    if problem is not None and problem not in PROBLEMS:
+        raise ValueError(f"`problem_type` is {quote(problem)}; accepted: {', '.join(PROBLEMS)}")

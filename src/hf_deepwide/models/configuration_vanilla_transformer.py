@@ -160,7 +160,8 @@ class VanillaTransformerConfig(DeepWideConfig):
     @property
     def num_key_value_heads(self) -> int:
         """As for all families; Luna keeps two keys for each token and head."""
-        return super().num_key_value_heads * (2 if self.layer_form == "luna" else 1)
+        # spelled out: the compiler cannot look up a property of the parent
+        return self.attention_branches * self._decoder_heads * (2 if self.layer_form == "luna" else 1)
 
     @property
     def least_parameters(self) -> int:

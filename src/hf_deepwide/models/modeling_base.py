@@ -23,6 +23,7 @@ from transformers.utils.generic import can_return_tuple
 from .branches import is_own
 from .configuration_base import DeepWideConfig
 from .decoding import DecodingCache, can_decode
+from .embeddings import SHORTER, check_length
 from .loss import check_skip, cross_entropy, linear_cross_entropy
 from .pretrained_model import DeepWidePreTrainedModel
 from .search import BeamSearch, can_search, search_rows
@@ -81,7 +82,11 @@ class DeepWideModel(DeepWidePreTrainedModel):
         """Encode `[B, S]` source tokens (unless `encoder_outputs` are given) and decode `[B, T]` target tokens."""
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                return_dict=True,
+                **kwargs,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
@@ -93,6 +98,7 @@ class DeepWideModel(DeepWidePreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **self.decoder_inputs(),
             **kwargs,
         )
@@ -222,6 +228,8 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         if isinstance(past_key_values, DecodingCache):
             new = input_ids[:, past_key_values.get_seq_length() :]
             return {"decoder_input_ids": new, "past_key_values": past_key_values}
+        # a static cache counts in a tensor, which the embeddings do not wait for
+        check_length(input_ids.shape[1], self.config.max_position_embeddings, SHORTER)
         return super().prepare_inputs_for_generation(input_ids, *args, past_key_values=past_key_values, **kwargs)
 
     @can_return_tuple
@@ -272,6 +280,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         loss = logits = None

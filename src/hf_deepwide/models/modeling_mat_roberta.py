@@ -75,7 +75,12 @@ class MATRobertaModel(MATRobertaPreTrainedModel):
 
         Args:
             attention_mask: `[B, S]`, 1 for real tokens. None: all tokens but padding are real.
+
+        Raises:
+            ValueError: `position_ids` are given. Positions are counted from the first real token.
         """
+        if kwargs.pop("position_ids", None) is not None:
+            raise ValueError("`position_ids` are not accepted: positions are counted from the first real token")
         if attention_mask is None and input_ids is not None:
             attention_mask = (input_ids != self.config.pad_token_id).long()
         return self.encoder(
