@@ -33,13 +33,14 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
         option: the option that allows it, for the message.
 
     Raises:
-        UserError: `path` is an input, exists, is a device or a pipe, lies in a file instead of a folder, or is the
-            folder `.` or ends in `..`.
+        UserError: `path` is an input, exists, is a device or a pipe, lies in a file instead of a folder or in a folder
+            that nobody may write in, or is the folder `.` or ends in `..`.
     """
     _refuse_special(path)
     around = next(parent for parent in path.absolute().parents if parent.exists())
     if not around.is_dir():
         raise UserError(f"{path} cannot be written: {around} is a file, not a folder; give another place")
+    check_permission(path)
     for given in inputs:
         if is_same(path, given):
             raise UserError(f"{path} is also an input; give another place for the output")
@@ -48,6 +49,17 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
         raise UserError(f"{path} exists already; give another place for the output{allowed}")
     if path.name in ("", "..") and (is_empty_folder(path) or not path.exists()):  # no draft can take its place
         raise UserError(f"{path} is no name for what is to be written; give a name, such as {path / 'new'}")
+
+
+def check_permission(path: Path) -> None:
+    """See that a file or folder can be made, before there is work that would be lost.
+
+    Raises:
+        UserError: the nearest folder above it that exists is read-only.
+    """
+    around = next(parent for parent in path.absolute().parents if parent.exists())
+    if not os.access(around, os.W_OK | os.X_OK):
+        raise UserError(f"{path}: no permission to write in {around}; give another place")
 
 
 def check_output_file(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = False, option: str = "") -> None:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .durable import Writing, let_others_read, publish, sha256_of, write_whole
+from .durable import Writing, check_permission, let_others_read, publish, sha256_of, write_whole
 from .errors import UserError, one_line
 from .reading import read_json
 
@@ -34,6 +34,7 @@ def check_target(folder: Path, source: Path | None, overwrite: bool) -> dict[str
             raise UserError(f"share: {folder} is where the model is; give another folder")
         if folder.resolve() in source.resolve().parents:
             raise UserError(f"share: the model lies inside {folder}; give another folder")
+    check_permission(folder / CONFIG if folder.is_dir() else folder)
     if not _entries(folder):
         return {}
     if not overwrite:

@@ -60,8 +60,11 @@ def run_subcommand(command: str | None) -> None:
         execute(lambda: module.run(args, overrides))
     else:
         args = parser.parse_args(words)
-        if hasattr(module, "run_light") and with_or_without_reader(lambda: module.run_light(args)):
-            return
+        try:
+            if hasattr(module, "run_light") and with_or_without_reader(lambda: module.run_light(args)):
+                return
+        except OSError:  # goes wrong in `run`, too, which says it in one line
+            pass
         execute(lambda: module.run(args))
 
 
@@ -113,12 +116,13 @@ class Output:
 
 def with_or_without_reader(run: Callable[[], object]) -> object:
     """Return what `run` returns. It goes on, and writes its files, if the reader of what it prints stops early."""
-    output = cast(TextIO, Output(sys.stdout))
-    with redirect_stdout(output):
-        try:
-            return run()
-        finally:
-            output.flush()
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        output = cast(TextIO, Output(sys.stdout or nowhere))  # None: it is closed
+        with redirect_stdout(output):
+            try:
+                return run()
+            finally:
+                output.flush()
 
 
 def _first(words: list[str]) -> list[str]:

@@ -104,7 +104,7 @@ def whole(path: Path) -> str:
     """A recipe as one file: the text itself, or its comment and the merged values where it extends another."""
     from hf_deepwide.runs.recipe import EXTENDS, PACKAGED, read_values
 
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if path.is_relative_to(PACKAGED):
         return packaged.whole(path)
     if not any(line.startswith(f"{EXTENDS}:") for line in text.splitlines()):
@@ -168,4 +168,4 @@ def fitted(path: Path, source: Path, target: Path) -> str:
     if suggested.expectation and recipe.init_from is None:
         print(f"what to expect of {len(sources):,} pairs: {suggested.expectation}", file=sys.stderr)
     header = f"# Fitted to {len(sources):,} sentence pairs: {', '.join(['vocab_size'] * learns + [*fits])}.\n"
-    return f"{packaged.header(path.read_text(encoding='utf-8'))}{header}\n{_sections(values)}"
+    return f"{packaged.header(path.read_text(encoding='utf-8-sig'))}{header}\n{_sections(values)}"

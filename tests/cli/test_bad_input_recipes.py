@@ -308,6 +308,7 @@ MASKED_LM = {
     "no language": (None, ["--data.languages=[]"], ["data.languages is []"]),
     "a path for a language": (None, ["--data.languages=[../en]"], ["data.languages: '../en' is no language code"]),
     "a language without a file": (None, ["--data.languages=[en, fr]"], ["no file corpus/train.fr"]),
+    "no family": (None, ["--model.family=null"], ["give a model type, such as latent_depth or mat_roberta"]),
     "a family without": (None, ["--model.family=mat"], ["'mat' is not for masked language models"]),
     "no probability": (None, ["--data.mask_probability=.nan"], ["data.mask_probability is nan"]),
     "smoothing": (None, ["--training.label_smoothing_factor=0.1"], ["label_smoothing_factor has no effect"]),

@@ -1,5 +1,6 @@
 """The command `hf-deepwide`: its help is quick, its recipes are found, and text of any length is translated."""
 
+import errno
 import io
 import json
 import os
@@ -13,7 +14,7 @@ import yaml
 import hf_deepwide_cli
 from hf_deepwide.data.corpora import decode_line
 from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.stream import translate_stream
+from hf_deepwide.evaluation.stream import check_stream, translate_stream
 from hf_deepwide.progress import shows_bars
 from hf_deepwide.runs.classification import ClassificationRecipe
 from hf_deepwide.runs.masked_lm import MaskedLMRecipe
@@ -206,6 +207,35 @@ def test_a_copy_of_any_recipe_loads(base, kind, monkeypatch, capsys, tmp_path):
     call(monkeypatch, "recipes", str(mine), "--copy", str(copied))
     assert load_recipe(copied, kind=kind).values == load_recipe(mine, kind=kind).values
     assert load_recipe(copied, kind=kind).values["training"]["warmup_steps"] == 7
+
+
+def test_a_copy_is_merged_where_the_file_begins_with_a_mark_of_its_byte_order(monkeypatch, tmp_path):
+    mine, copied = tmp_path / "mine.yaml", tmp_path / "copy.yaml"
+    (tmp_path / "base.yaml").write_text(packaged.whole(PACKAGED / "quickstart.yaml"), encoding="utf-8")
+    mine.write_bytes("\ufeff# Mine.\r\nextends: base.yaml\r\ntraining: {warmup_steps: 7}\r\n".encode())
+    call(monkeypatch, "recipes", str(mine), "--copy", str(copied))
+    assert copied.read_text(encoding="utf-8").startswith("# Mine.")
+    assert load_recipe(copied).values == load_recipe(mine).values
+
+
+def test_closed_streams_end_in_no_trace(monkeypatch):
+    """A scheduler may start a command without them."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert hf_deepwide_cli.with_or_without_reader(lambda: print("lost", flush=True) or "done") == "done"
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="standard input is closed; name a file with --input"):
+        check_stream("-", "-")
+
+
+def test_a_full_disk_is_said_in_one_line_by_light_commands_too(monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hf_deepwide_cli.recipes.run_light", full)
+    monkeypatch.setattr("hf_deepwide_cli.recipes.run", full)
+    with pytest.raises(SystemExit) as ended:
+        call(monkeypatch, "recipes", "quickstart")
+    assert (ended.value.code, capsys.readouterr().err) == (2, "error: the disk is full\n")
 
 
 @pytest.mark.parametrize("name", ["classification/mrpc", "masked_lm/multi30k_masked_lm"])

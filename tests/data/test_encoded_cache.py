@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -13,6 +14,7 @@ from hf_deepwide.data.digest import data_digest
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.languages import add_tags
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.models.language_pairs import Languages
 from hf_deepwide.models.plain_text import TextEncoder
 
 ROWS = {"source": ["a red dog", "a cat", "a dog"], "target": ["b rot", "é", "b b"]}
@@ -182,3 +184,31 @@ def test_keep_nothing_of_a_small_corpus(kept, monkeypatch):
     monkeypatch.setattr(encoded_cache, "LEAST_PAIRS", 4)
     encoded()
     assert not kept.exists()
+
+
+def test_sources_are_encoded_again_where_other_words_stand_before_them(kept):
+    tokenizer = tokenizer_of()
+    tasks = {f"translation_en_to_{target}": {"prefix": f"{word} "} for target, word in (("de", "cat"), ("fr", "dog"))}
+    languages = Languages(SimpleNamespace(task_specific_params=tasks), SimpleNamespace(), tokenizer)
+
+    def marked(target):
+        args = DataArguments(source_lang="en", target_lang=target)
+        return encode(Dataset.from_dict(ROWS), tokenizer, args, filter=True, languages=languages)
+
+    assert marked("de")["input_ids"][:] != marked("fr")["input_ids"][:]
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_pairs_are_encoded_again_for_other_posteriors():
+    tokenizer, rows, pairs = tokenizer_of(), {**ROWS, "pair": [0, 1, 1]}, ["en-de", "en-fr"]
+    add_tags(tokenizer, DataArguments(pairs=pairs))
+    found = [encoded(rows, tokenizer, pairs=pairs, posteriors=by)["posterior"][:] for by in ("source", "target")]
+    assert found == [[0, 0, 0], [0, 1, 1]]
+
+
+def test_pairs_are_encoded_again_for_the_tag_of_synthetic_pairs():
+    tokenizer, rows = tokenizer_of(), {**ROWS, "synthetic": [0, 0, 1]}
+    add_tags(tokenizer, DataArguments(synthetic="x", synthetic_tag="<bt>"))
+    plain, tagged = (encoded(rows, tokenizer, synthetic="x", synthetic_tag=t)["input_ids"][:] for t in (None, "<bt>"))
+    assert tagged[:2] == plain[:2]
+    assert tagged[2] == [tokenizer.convert_tokens_to_ids("<bt>"), *plain[2]]

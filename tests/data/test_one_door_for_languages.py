@@ -4,10 +4,11 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from types import SimpleNamespace
 
 import pytest
 import torch
-from coded_languages import KINDS, SIZES, token_id
+from coded_languages import KINDS, SIZES, make_base, token_id
 from paired_languages import build as build_pairs
 from tiny_run import tiny_recipe
 from transformers import BartConfig, BartForConditionalGeneration, pipeline
@@ -17,7 +18,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.translate import EvaluationArguments, generate_ids, translate
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.models import language_pairs
-from hf_deepwide.models.language_pairs import Languages, nearest
+from hf_deepwide.models.language_pairs import Languages, language_ids, nearest
 from hf_deepwide.models.plain_text import MOST_CHARACTERS
 from hf_deepwide.runs.build import build_model
 
@@ -279,3 +280,11 @@ def test_a_run_asks_for_no_more_positions_than_its_model_has(positions, expected
     model = build_model(recipe, tokenizer, recipe.training_arguments())
     assert model.generation_config.max_length == expected
     assert (model.config.source_lang, model.config.target_lang) == ("de", "en")
+
+
+def test_trained_pairs_may_have_underscores_around_their_codes(tmp_path):
+    _, tokenizer = make_base("m2m100", tmp_path)
+    one, other = sorted(language_ids(tokenizer))[:2]
+    for pair in (f"{one}-{other}", f"__{one}__-__{other}__", f"__{one}__-{other}"):
+        config = SimpleNamespace(trained_pairs=[pair])
+        assert Languages(config, SimpleNamespace(), tokenizer).trained_pairs == [(one, other)]

@@ -114,3 +114,10 @@ def test_tokenizers_and_values_that_do_not_fit_are_refused():
     ):
         with pytest.raises(UserError, match=message):
             TokenizerArguments(**fields)
+
+
+def test_pieces_that_mark_no_word_are_refused():
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -2.0)], unk_id=0))
+    plain = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    with pytest.raises(UserError, match=r"tokenizer\.unigram_alpha: no piece of the tokenizer"):
+        UnigramSampling(plain, 0.1)

@@ -174,3 +174,20 @@ def test_what_the_engine_cannot_do_is_refused(folders, tmp_path):
     (damaged / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match=r"generation_config\.json is damaged"):
         load_any_translator(damaged)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_least_length_counts_the_token_that_the_decoder_starts_from(beams, tmp_path):
+    """A translation that would end at once has as many words as `generate` makes of it."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.final_logits_bias[:, 2] = 1e3
+    model.generation_config.update(num_beams=beams, min_length=5)
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    export_ctranslate2(tmp_path / "model", tmp_path / "exported")
+    settings = EvaluationArguments(num_beams=beams)
+    loaded = (load_any_translator(tmp_path / name) for name in ("model", "exported"))
+    made = [translate(*each, ["w1 w2", "w3"], settings) for each in loaded]
+    assert made[0] == made[1]
+    assert {len(line.split()) for line in made[0]} == {4}

@@ -202,3 +202,8 @@ def test_doors_to_other_models_refuse_languages():
         open_model(model, object())
     with pytest.raises(UserError, match="`language_aware` is True"):
         check_fit(model.config, "marian")
+
+
+def test_an_index_of_no_language_is_refused():
+    with pytest.raises(ValueError, match="`posteriors` must be from 0 to 0, got 0 to 1"):
+        build("vanilla-language")(**pair(), posteriors=torch.tensor([0, 1, 0]))

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
     M2M100Config,
     M2M100ForConditionalGeneration,
     PreTrainedModel,
@@ -471,3 +473,28 @@ def test_threads_load_at_the_same_time(tmp_path):
     with ThreadPoolExecutor(len(cases)) as pool:
         loading = [pool.submit(load_model, AutoModelForSeq2SeqLM, tmp_path / case) for case in 5 * cases]
     assert [type(each.result()) for each in loading] == 5 * [type(build(case)) for case in cases]
+
+
+def test_adapters_that_name_code_or_hold_no_numbers_are_refused(checkpoint, tmp_path):
+    adapted = get_peft_model(checkpoint.load(), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapter = Checkpoint(tmp_path / "adapter")
+    adapter.edit("adapter_config.json", megatron_config={"a": 1}, megatron_core="evil.module")
+    refused(adapter.load, "megatron_config names code")
+    adapter.edit("adapter_config.json", megatron_config=None, megatron_core=None)
+    path = adapter.folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    next(iter(weights.values()))[0, 0] = float("nan")
+    save_file(weights, path, {"format": "pt"})
+    refused(adapter.load, "NaN or infinite")
+
+
+def test_code_that_a_config_names_is_not_passed_on(tmp_path):
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    BartForConditionalGeneration(BartConfig(vocab_size=40, **sizes, **heads)).save_pretrained(tmp_path / "bart")
+    path = tmp_path / "bart" / "config.json"
+    named = {"auto_map": {"AutoModel": "you/evil--evil.Evil"}, "custom_pipelines": {"x": {"impl": "evil.Evil"}}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    load_model(AutoModelForSeq2SeqLM, tmp_path / "bart").save_pretrained(tmp_path / "again")
+    assert "evil" not in (tmp_path / "again" / "config.json").read_text()

@@ -38,6 +38,7 @@ from hf_deepwide.runs import figures
 from hf_deepwide.runs.classification import ClassificationRecipe, run_classification
 from hf_deepwide.runs.recipe import check_recipe, load_recipe, packaged_recipes
 from hf_deepwide.runs.schema import recipe_schema
+from hf_deepwide.runs.seeds_folder import SeedsFolder, has_begun
 
 NOUNS = ("dog", "tree", "house", "river", "bird", "coat")
 RECIPES = [name for name in packaged_recipes() if name.startswith("classification/")]
@@ -658,3 +659,28 @@ def test_packaged_recipes_load(name):
     recipe = load_recipe(name, kind=ClassificationRecipe)
     assert recipe.training_arguments().learning_rate == 1e-5
     assert len(RECIPES) == 4
+
+
+def test_a_resumed_training_does_not_evaluate_as_at_its_start(data, base, tmp_path, monkeypatch):
+    recipe = recipe_of(data, base, tmp_path / "run", seeds=[2], eval_on_start=True)
+    with monkeypatch.context() as patch:
+        kill_at(patch, seed=2, step=9)
+        with pytest.raises(KeyboardInterrupt):
+            run_classification(recipe)
+    results = run_classification(recipe)
+    assert [step for step, *_ in results["seeds"][0]["curve"]] == [0, 6, 12, 18]
+
+
+def test_a_link_is_no_seed(tmp_path):
+    """What it leads to belongs to somebody else, and names no files of the run."""
+    run, theirs = tmp_path / "run", tmp_path / "theirs"
+    for folder in (run, theirs):
+        folder.mkdir()
+    (run / "notes.txt").write_text("mine")
+    (theirs / "notes.txt").write_text("theirs")
+    (theirs / "results.json").write_text("{}")
+    (run / "seed-1").symlink_to(theirs)
+    assert not has_begun(run)
+    SeedsFolder(run).clear()
+    assert (run / "notes.txt").read_text() == "mine"
+    assert (run / "seed-1").is_symlink()

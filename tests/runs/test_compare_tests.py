@@ -213,6 +213,16 @@ def test_runs_need_one_test_set(runs, with_recipes):
         compare_runs(systems(runs))
 
 
+def test_a_test_set_that_is_not_here_names_its_run_and_a_way_out(runs, with_recipes):
+    """As in another folder than that of the training."""
+    for language in ("de", "en"):
+        (runs / f"test.{language}").rename(runs / f"elsewhere.{language}")
+    for chosen in (None, "test"):
+        with pytest.raises(UserError, match=r"the test set of .*plain-1 cannot be read: no file .* --reference FILE"):
+            compare_runs(systems(runs), metrics=["bleu"], test_set=chosen)
+    assert compare_runs(systems(runs), str(runs / "elsewhere.en"), metrics=["bleu"])
+
+
 def test_a_chosen_test_set_may_stand_in_different_lists(runs, with_recipes):
     """Its lines alone must be the same, wherever they are among a run's translations."""
     expected = compare_runs(systems(runs), metrics=["bleu"])

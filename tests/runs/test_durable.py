@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from hf_deepwide.durable import (
     STAGING,
     check_output,
+    check_output_file,
     draft_of,
     remove,
     whole_file,
@@ -19,6 +20,8 @@ from hf_deepwide.durable import (
     write_whole,
 )
 from hf_deepwide.errors import UserError, quote
+from hf_deepwide.evaluation.stream import check_stream
+from hf_deepwide.shared_folder import check_target
 
 
 def test_an_existing_output_is_refused_unless_overwriting(tmp_path):
@@ -33,6 +36,21 @@ def test_an_existing_output_is_refused_unless_overwriting(tmp_path):
         check_output(tmp_path / "dangling")
     (tmp_path / "empty").mkdir()
     check_output(tmp_path / "empty")
+
+
+def test_a_folder_that_is_read_only_is_refused_before_the_work(tmp_path, monkeypatch):
+    """Whoever runs the tests may be allowed everything, so the system's answer is made up."""
+    asked = []
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(asked.append((path, mode))))
+    for refuse in (
+        lambda: check_output(tmp_path / "new" / "model"),
+        lambda: check_output_file(tmp_path / "scores.json"),
+        lambda: check_stream("-", str(tmp_path / "out.txt")),
+        lambda: check_target(tmp_path / "shared", None, False),
+    ):
+        with pytest.raises(UserError, match=f"no permission to write in {tmp_path}"):
+            refuse()
+    assert set(asked) == {(tmp_path, os.W_OK | os.X_OK)}
 
 
 @pytest.mark.parametrize("spelling", ["in.txt", "./sub/../in.txt", "link.txt", "hard.txt"])

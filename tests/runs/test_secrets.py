@@ -25,7 +25,8 @@ SECRET = "hf_never-to-be-written"
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("hub_token", True), ("token", True), ("apiKey", True), ("api_key", True), ("wandb-api-key", True),
+    [("hub_token", True), ("token", True), ("apiKey", True), ("hubToken", True), ("wandbApiKey", True),
+     ("userPassword", True), ("api_key", True), ("wandb-api-key", True),
      ("PASSWORD", True), ("client_secret", True), ("pad_token_id", False), ("max_tokens", False), ("monkey", False)],
 )  # fmt: skip
 def test_secrets_are_known_by_name(name, expected):

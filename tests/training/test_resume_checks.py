@@ -15,6 +15,7 @@ from interruptions import write_case
 from mistakes import Payload
 from safetensors.torch import load_file
 from tiny_run import tiny_corpus
+from transformers import set_seed
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.digest import data_digest
@@ -34,6 +35,7 @@ from hf_deepwide.training.checkpoints import (
     rotate,
 )
 from hf_deepwide.training.checksums import read_checksums, write_checksums
+from hf_deepwide.training.saving import Saving
 
 SHORT = {
     "max_steps": 3,
@@ -524,3 +526,24 @@ def test_folders_of_a_run_are_no_links(name, unfinished, tmp_path):
     (run / name).symlink_to(tmp_path / "mine")
     with pytest.raises(UserError, match=f"{name} is a link"):
         run_recipe(load_recipe(recipe))
+
+
+def test_rotation_keeps_the_best_and_the_newest(tmp_path):
+    for step in (2, 4, 6, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    rotate(tmp_path, 1, str(tmp_path / "checkpoint-4"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
+
+
+def test_another_number_of_processes_draws_numbers_that_were_not_drawn_before(tmp_path):
+    for rank in (0, 1, 2):
+        (tmp_path / f"rng_state_{rank}.pth").touch()
+
+    def drawn(step, rank):
+        args = SimpleNamespace(seed=1, process_index=rank, world_size=2)
+        assert Saving(SimpleNamespace(args=args, state=SimpleNamespace(global_step=step)), None).reseeds(str(tmp_path))
+        return tuple(torch.rand(3).tolist())
+
+    set_seed(1)
+    at_start = tuple(torch.rand(3).tolist())
+    assert len({at_start, drawn(2, 0), drawn(2, 1), drawn(4, 0)}) == 4

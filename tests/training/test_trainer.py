@@ -23,6 +23,8 @@ from transformers import (
     Seq2SeqTrainer,
     Trainer,
     TrainerCallback,
+    TrainerControl,
+    TrainerState,
 )
 from watched_generation import watch_generation
 
@@ -40,7 +42,7 @@ from hf_deepwide.runs.run_folder import RunFolder
 from hf_deepwide.runs.translation import Translation
 from hf_deepwide.training import memory
 from hf_deepwide.training.arguments import TranslationTrainingArguments
-from hf_deepwide.training.callbacks import EpochCallback, SeedByRank
+from hf_deepwide.training.callbacks import EarlyStoppingCallback, EpochCallback, SeedByRank
 from hf_deepwide.training.masked_lm import MaskedLMTrainer
 from hf_deepwide.training.memory import keep_memory, peak_memory
 from hf_deepwide.training.trainer import TokenBatchTrainer
@@ -582,3 +584,28 @@ def test_peak_memory_where_the_kernel_does_not_say(status, monkeypatch):
 def test_peak_memory_is_of_this_process_alone(another_process):
     """Leave out the process that has started this one, which `getrusage` on Linux includes."""
     assert another_process[0] < HELD
+
+
+def test_best_weights_that_were_damaged_are_not_loaded(make):
+    class Damage(TrainerCallback):
+        def on_save(self, args, state, control, **_):
+            if state.global_step == 2:
+                path = Path(state.best_model_checkpoint, "model.safetensors")
+                content = bytearray(path.read_bytes())
+                content[-1] ^= 1
+                path.write_bytes(content)
+
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    trainer = make("mat", max_steps=2, **every)
+    trainer.add_callback(Damage())
+    with pytest.raises(UserError, match="the final model is made of this checkpoint"):
+        trainer.train()
+
+
+def test_only_the_validation_in_training_counts_in_early_stopping(capsys, caplog):
+    callback = EarlyStoppingCallback(1)
+    callback.early_stopping_patience_counter = 1
+    args = SimpleNamespace(metric_for_best_model="loss", greater_is_better=False)
+    callback.on_evaluate(args, TrainerState(is_world_process_zero=True), TrainerControl(), {"test_loss": 1.0})
+    assert "ends early" not in capsys.readouterr().err
+    assert not caplog.messages

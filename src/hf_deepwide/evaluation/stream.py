@@ -13,7 +13,7 @@ from typing import BinaryIO
 from tqdm import tqdm
 
 from ..data.corpora import decode_line, read_lines
-from ..durable import is_same
+from ..durable import check_permission, is_same
 from ..errors import UserError
 from ..progress import bars_hidden, shows_bars
 
@@ -83,6 +83,8 @@ def check_stream(source: str, target: str, *, resume: bool = False, overwrite: b
         raise UserError("--resume goes on with the output, and --overwrite replaces it; give only one")
     if source != STANDARD:
         next(_read(source), None)
+    elif sys.stdin is None:
+        raise UserError("standard input is closed; name a file with --input")
     if target == STANDARD:
         if resume:
             raise UserError("--resume continues a file; name it with --output")
@@ -99,6 +101,9 @@ def check_stream(source: str, target: str, *, resume: bool = False, overwrite: b
         raise UserError(f"{target} exists already; give another place{go_on}, or --overwrite")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} for the output; make it first")
+    check_permission(path)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UserError(f"{path}: no permission to write this file; give another place")
 
 
 def _whole_lines(path: Path) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,19 +226,34 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_se
     compared = {path: _compared(path, recipe.data, test_set) for path, recipe in recipes.items()}
     (first, ours), *others = compared.items()
     for path, theirs in others:
-        if not _same_lines(ours, theirs, "test"):
+        with _reading_tests(path):
+            same = _same_lines(ours, theirs, "test")
+        if not same:
             named = (f"{each.test}, {each.source_lang}-{each.target_lang}" for each in (theirs, ours))
             raise UserError(
                 f"{path} was tested on other sentences than {first} ({' and '.join(named)}); compare runs with one "
                 "test set, or name a file of references: --reference FILE"
             )
     if test_set is None:
-        loaded = load_whole(ours, "test")
+        with _reading_tests(first):
+            loaded = load_whole(ours, "test")
         for path, recipe in recipes.items():
             _check_unchanged(path, recipe.data, loaded)
         return References(Tested(loaded["target"][:]), {})
     tested = {path: _tested(path, recipe.data, test_set) for path, recipe in recipes.items()}
     return References(tested[first], tested)
+
+
+@contextmanager
+def _reading_tests(path: Path) -> Iterator[None]:
+    """Say whose test set cannot be read, and how to do without it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"the test set of {path} cannot be read: {error}. Go to the folder in which the run was trained, or name "
+            "a file of references: --reference FILE"
+        ) from error
 
 
 def _check_unchanged(path: Path, data: DataArguments, loaded: Dataset) -> None:
@@ -277,7 +293,8 @@ def _test_sets(data: DataArguments) -> dict[str, DataArguments]:
 
 def _tested(path: Path, data: DataArguments, test_set: str) -> Tested:
     """The references of a run, and which of them are of the test set."""
-    loaded, sets = load_whole(data, "test"), list(_test_sets(data))
+    with _reading_tests(path):
+        loaded, sets = load_whole(data, "test"), list(_test_sets(data))
     _check_unchanged(path, data, loaded)
     lines = loaded["target"][:]
     if len(sets) == 1:

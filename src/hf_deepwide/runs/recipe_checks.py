@@ -35,10 +35,11 @@ ALSO_CALLED |= {"nllb": "m2m_100", "opus-mt": "marian", "mbart50": "mbart", "tra
 
 def check_model(fields: dict[str, Any], kind: "type[Recipe]", source: str) -> None:
     """Refuse a section `model` of which no model can be made, whatever the vocabulary."""
-    family, families = fields.get("family"), kind.families()
+    family, accepted_families = fields.get("family"), kind.families()
+    families = [name for name in all_families() if name in accepted_families]
+    families += [name for name in accepted_families if name not in families]
     if not isinstance(family, str):
-        examples = "latent_depth" if len(families) == 1 else "vanilla_transformer or mat"
-        raise UserError(f"{source}: model.family: give a model type, such as {examples}")
+        raise UserError(f"{source}: model.family: give a model type, such as {families[0]} or {families[1]}")
     if family not in families and family in CONFIG_MAPPING:
         accepted = one_line(", ".join(map(repr, families)), 150)
         raise UserError(
