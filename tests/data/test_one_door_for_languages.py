@@ -18,7 +18,8 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.translate import EvaluationArguments, generate_ids, translate
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.models import language_pairs
-from hf_deepwide.models.language_pairs import Languages, language_ids, nearest
+from hf_deepwide.models.language_names import nearest
+from hf_deepwide.models.language_pairs import Languages, language_ids
 from hf_deepwide.models.plain_text import MOST_CHARACTERS
 from hf_deepwide.runs.build import build_model
 

@@ -20,7 +20,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting import ctranslate2_folder, ctranslate2_spec
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
-from hf_deepwide.exporting.opening import Exported
+from hf_deepwide.exporting.opening import Opened
 from hf_deepwide.loading import load_model
 from hf_deepwide.models.configuration_base import accepted_values
 from hf_deepwide.models.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -246,7 +246,7 @@ def test_the_readme_has_the_options_of_the_generation_config(tokenizer, tmp_path
     model.generation_config.update(
         num_beams=3, length_penalty=0.6, bad_words_ids=[[1]], no_repeat_ngram_size=2, min_new_tokens=3
     )
-    readme = ctranslate2_folder.readme(Exported(model, tokenizer, "vanilla_transformer"))
+    readme = ctranslate2_folder.readme(Opened(model, tokenizer, "vanilla_transformer"))
     ends = tokenizer.convert_ids_to_tokens([2, 7])
     for option in (
         "beam_size=3", "length_penalty=0.6", 'suppress_sequences=[["<pad>"]]', "no_repeat_ngram_size=2",

@@ -12,7 +12,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError, quote
-from ..models.language_pairs import language_ids, nearest
+from ..models.language_names import nearest
+from ..models.language_pairs import language_ids
 
 WHERE = "tokenizer.new_languages"
 CODE = r"[A-Za-z]\w*"  # of a language

@@ -23,9 +23,8 @@ from ..card_text import CARD, literal
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, need, quote
 from ..models.language_pairs import Languages
-from ..models.plain_text import source_limit
 from ..models.saved_fields import FIELDS
-from .opening import Exported, open_model
+from .opening import Opened, open_model
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
@@ -84,9 +83,7 @@ def export_ctranslate2(
                 _write_engine(opened.model, opened.tokenizer, Path(exact), EXACT)
                 difference = _check_scores(Path(exact), opened.model, opened.tokenizer)
             _write_engine(opened.model, opened.tokenizer, draft, quantization)
-        tokenizer = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
-        tokenizer.model_max_length = source_limit(opened.model.config, tokenizer)
-        tokenizer.save_pretrained(draft)
+        opened.save_tokenizer(draft)
         search = copy.deepcopy(opened.model.generation_config)  # for `hf-deepwide translate`
         for name in FIELDS:
             setattr(search, name, getattr(opened.model.config, name, None))
@@ -106,7 +103,7 @@ def _write_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fo
     spec.save(str(folder))
 
 
-def readme(opened: Exported) -> str:
+def readme(opened: Opened) -> str:
     """The folder's README: lines of Python that translate as the model's generation config says.
 
     The engine's beam search ends as `generate` with `early_stopping=True` does.
@@ -115,12 +112,11 @@ def readme(opened: Exported) -> str:
     config, settings = model.config, model.generation_config
     languages = Languages(config, settings, tokenizer)
     shown = shown_languages(languages, tokenizer)
-    longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
     options = {
         "beam_size": settings.num_beams or 1,
         **({"length_penalty": settings.length_penalty} if settings.length_penalty not in (None, 1) else {}),
         "max_input_length": config.max_position_embeddings,
-        **engine_options(settings, tokenizer, min(longest, config.max_position_embeddings - 1)),
+        **engine_options(settings, tokenizer, min(opened.longest, config.max_position_embeddings - 1)),
     }
     if isinstance(config.eos_token_id, list):
         options["end_token"] = tokenizer.convert_ids_to_tokens(config.eos_token_id)

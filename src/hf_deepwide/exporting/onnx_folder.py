@@ -28,8 +28,7 @@ from ..card_text import CARD
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, need
 from ..models.language_pairs import Languages
-from ..models.plain_text import source_limit
-from .opening import Exported, open_model
+from .opening import Opened, open_model
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
@@ -130,9 +129,7 @@ def export_onnx(
     with saving(target), whole_folder(target) as draft:
         write_graphs(plain, draft)
         difference = check_logits(plain, draft)
-        cutting = copy.deepcopy(opened.tokenizer)  # the folder holds no config to read the model's limit from
-        cutting.model_max_length = source_limit(plain.config, cutting)
-        cutting.save_pretrained(draft)
+        opened.save_tokenizer(draft)
         (draft / CARD).write_text(readme(opened), encoding="utf-8")
     logger.info("%s: its logits differ from the model's by up to %.2g", target, difference)
     return str(target)
@@ -226,7 +223,7 @@ def check_logits(model: PreTrainedModel, folder: Path) -> float:
     return worst
 
 
-def readme(opened: Exported) -> str:
+def readme(opened: Opened) -> str:
     """The folder's README: lines of Python that translate greedily with onnxruntime."""
     model, tokenizer, model_type = opened
     config, settings = model.config, model.generation_config
@@ -236,7 +233,6 @@ def readme(opened: Exported) -> str:
     start = asked.get("decoder_start_token_id", config.decoder_start_token_id)
     forced = asked.get("forced_bos_token_id", None if asked else settings.forced_bos_token_id)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    longest = settings.max_new_tokens or (settings.max_length or config.max_position_embeddings) - 1
     before = shown.tag or shown.source_token
     tag = f"[{tokenizer.convert_tokens_to_ids(before)}] + " if before else ""
     rest = "[1:]" if shown.source_token else ""
@@ -262,7 +258,7 @@ batch = tokenizer.pad({{"input_ids": ids}}, return_tensors="np")
 source, mask = batch["input_ids"], batch["attention_mask"]
 cross = encoder.run(None, {{"input_ids": source, "attention_mask": mask}})
 past, tokens = [tensor[:, :{config.num_key_value_heads}, :0] for tensor in cross], np.full((len(texts), 1), {start})
-for step in range({min(longest, config.max_position_embeddings - 1)}):
+for step in range({min(opened.longest, config.max_position_embeddings - 1)}):
     inputs = [tokens[:, -1:], mask, *past, *cross]
     logits, *past = decoder.run(None, {{node.name: x for node, x in zip(decoder.get_inputs(), inputs)}})
 {never}    best = logits.argmax(-1)

@@ -1,6 +1,8 @@
 """Load a model and its tokenizer for an export; a latent-depth model is pruned to one posterior."""
 
+import copy
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -9,24 +11,37 @@ from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, quote
 from ..families import FAMILIES
 from ..loading import load_config, load_model, load_tokenizer
+from ..models.plain_text import source_limit
 from ..models.word_tokenizer import WordTokenizer
 from ..prune import is_prunable, prune
 from ..vanilla_form import FOREIGN
 
 
-class Exported(NamedTuple):
+class Opened(NamedTuple):
     """A model to export, in its own dtype, its tokenizer, and the `model_type` that it had before it was plain."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     model_type: str
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a translation, by the generation config."""
+        settings = self.model.generation_config
+        return settings.max_new_tokens or (settings.max_length or self.model.config.max_position_embeddings) - 1
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Save the tokenizer, which cuts to the model's limit: the folder holds no config to read it from."""
+        cutting = copy.deepcopy(self.tokenizer)
+        cutting.model_max_length = source_limit(self.model.config, cutting)
+        cutting.save_pretrained(folder)
+
 
 def open_model(
     model: str | os.PathLike | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     language: int | str | None = None,
-) -> Exported:
+) -> Opened:
     """The model and the tokenizer to export. Latent depth is pruned. A model that is passed is not changed.
 
     Args:
@@ -74,4 +89,4 @@ def open_model(
             "language; use the model itself, or `hf-deepwide share`"
         )
     check_tokenizer(tokenizer, loaded.config)
-    return Exported(loaded, tokenizer, str(model_type))
+    return Opened(loaded, tokenizer, str(model_type))

@@ -18,7 +18,6 @@ of models:
 - none: one pair, which the config may name as `source_lang` and `target_lang`.
 """
 
-import difflib
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -27,6 +26,8 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
+
+from .language_names import nearest
 
 logger = logging.get_logger(__name__)
 
@@ -39,19 +40,6 @@ TASK = re.compile(r"translation_(.+)_to_(.+)")
 LISTED = 20  # languages in a message
 _SPEAKING = threading.RLock()  # for one thread at a time: a tokenizer holds one pair of languages
 UNSAID = {"eng_Latn", "en", "en_XX"}  # defaults of `src_lang` in tokenizer classes: no one has set them
-# Codes in two letters whose three letters, as NLLB has them, do not begin with the same two letters.
-THREE_LETTERS = {
-    "be": "bel", "bg": "bul", "bm": "bam", "bn": "ben", "bs": "bos", "cs": "ces", "da": "dan", "ee": "ewe",
-    "eo": "epo", "es": "spa", "et": "est", "fa": "pes", "ff": "fuv", "fj": "fij", "fo": "fao", "ga": "gle",
-    "gd": "gla", "gl": "glg", "gn": "grn", "he": "heb", "hr": "hrv", "ht": "hat", "hy": "hye", "id": "ind",
-    "ig": "ibo", "is": "isl", "ja": "jpn", "jv": "jav", "ka": "kat", "kg": "kon", "kk": "kaz", "km": "khm",
-    "kn": "kan", "ks": "kas", "ku": "kmr", "ky": "kir", "lb": "ltz", "lg": "lug", "ln": "lin", "lo": "lao",
-    "lt": "lit", "mg": "plt", "mi": "mri", "mk": "mkd", "ml": "mal", "mn": "khk", "mr": "mar", "ms": "zsm",
-    "mt": "mlt", "my": "mya", "nb": "nob", "ne": "npi", "nl": "nld", "no": "nob", "om": "gaz", "pa": "pan",
-    "pl": "pol", "ps": "pbt", "pt": "por", "rn": "run", "rw": "kin", "sc": "srd", "sd": "snd", "sg": "sag",
-    "sk": "slk", "sl": "slv", "sq": "als", "sr": "srp", "st": "sot", "sv": "swe", "ti": "tir", "tk": "tuk",
-    "tl": "tgl", "tn": "tsn", "tr": "tur", "tt": "tat", "ug": "uig", "uk": "ukr", "yi": "ydd", "zh": "zho",
-}  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -398,24 +386,6 @@ def target_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]
     if empty[-1] == tokenizer.eos_token_id:
         return {"forced_bos_token_id": empty[0]}
     return {"decoder_start_token_id": empty[-1], "forced_bos_token_id": None}
-
-
-def nearest(language: str, known: Iterable[str]) -> list[str]:
-    """The codes that may have been meant, at most three: of the same language, else of similar spelling."""
-    known = sorted(known)
-    wanted = _spellings(language)
-    same = [code for code in known if wanted & _spellings(code)]
-    similar = difflib.get_close_matches(language, same or known, n=3, cutoff=0.0 if same else 0.5)
-    return similar or same[:3]
-
-
-def _spellings(code: str) -> set[str]:
-    """A language in two and in three letters: of "de_DE", "de" and "de?"; of "deu_Latn", "deu" and "de"."""
-    language = re.split(r"[-_]", code.lower())[0]
-    if len(language) == 2:
-        return {language, THREE_LETTERS.get(language, language)}
-    short = {two for two, three in THREE_LETTERS.items() if three == language}
-    return {language, *(short or {language[:2]})}
 
 
 def _known(language: str | None, known: Iterable[str], what: str) -> None:
