@@ -205,7 +205,7 @@ def test_other_text_is_refused_on_resume(finished, data, tmp_path):
     recipe = recipe_of(other, run)
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe.values, sort_keys=False), encoding="utf-8")
     (other / "train.de").write_text("ein anderer Satz\n" * 160, encoding="utf-8")
-    with pytest.raises(UserError, match=r"the training data are others"):
+    with pytest.raises(UserError, match=r"the training data have changed"):
         run_masked_lm(recipe)
 
 

@@ -384,7 +384,7 @@ def test_keeps_foreign_files_named_like_a_new_run(make, corpus, finished, tmp_pa
     run = copy_of(finished, tmp_path)
     make(run / NEW)
     before = files(run)
-    with pytest.raises(UserError, match="is not of a run"):
+    with pytest.raises(UserError, match="was not made by a run"):
         run_recipe(recipe(corpus, run, seed=4), overwrite=True)
     assert files(run) == before
 
