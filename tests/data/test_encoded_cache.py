@@ -212,3 +212,11 @@ def test_pairs_are_encoded_again_for_the_tag_of_synthetic_pairs():
     plain, tagged = (encoded(rows, tokenizer, synthetic="x", synthetic_tag=t)["input_ids"][:] for t in (None, "<bt>"))
     assert tagged[:2] == plain[:2]
     assert tagged[2] == [tokenizer.convert_tokens_to_ids("<bt>"), *plain[2]]
+
+
+def test_pairs_are_encoded_again_by_another_version_of_the_tokenizers(encodings, monkeypatch):
+    encoded()
+    encodings.clear()
+    monkeypatch.setattr(encoded_cache.tokenizers, "__version__", "another")
+    encoded()
+    assert encodings

@@ -764,3 +764,18 @@ def test_files_are_prepared_beside_the_folder_unless_it_is_another_disk(tmp_path
         assert staged.parent.parent == folder
     monkeypatch.undo()
     assert list(folder.iterdir()) == []
+
+
+def test_hidden_files_that_a_card_names_do_not_travel(runs, tmp_path):
+    """A card is a person's to edit, and `.git` or `.env` are not for others."""
+    source = shutil.copytree(runs / "mat", tmp_path / "source")
+    for name in (".secret/token.png", "plots/.env.png", "plots/seen.png"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(b"picture")
+    card = source / "README.md"
+    named = "![](.secret/token.png) ![](plots/.env.png) ![](plots/seen.png)"
+    card.write_text(card.read_text(encoding="utf-8") + named + "\n", encoding="utf-8")
+    shared = Path(share(source, tmp_path / "shared", verify=False))
+    assert (shared / "plots" / "seen.png").is_file()
+    assert not (shared / ".secret").exists()
+    assert not (shared / "plots" / ".env.png").exists()

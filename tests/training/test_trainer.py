@@ -20,6 +20,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from tiny_run import counted_updates, tiny_recipe, tiny_values
 from transformers import (
+    AutoConfig,
     Seq2SeqTrainer,
     Trainer,
     TrainerCallback,
@@ -609,3 +610,17 @@ def test_only_the_validation_in_training_counts_in_early_stopping(capsys, caplog
     callback.on_evaluate(args, TrainerState(is_world_process_zero=True), TrainerControl(), {"test_loss": 1.0})
     assert "ends early" not in capsys.readouterr().err
     assert not caplog.messages
+
+
+def test_rotation_keeps_the_best_checkpoint_of_a_training(make, tmp_path):
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    trainer, losses = make("mat", max_steps=4, save_total_limit=2, **every), iter((1.0, 2.0, 3.0, 4.0))
+    trainer.validate = lambda dataloader, prefix: {f"{prefix}_loss": next(losses)}
+    trainer.train()
+    assert {path.name for path in (tmp_path / "run").glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-4"}
+
+
+def test_a_checkpoint_uses_its_cache_though_training_does_not(make, tmp_path):
+    make("mat", max_steps=1, save_steps=1).train()
+    config = AutoConfig.from_pretrained(tmp_path / "run" / "checkpoint-1")
+    assert config.use_cache is True
