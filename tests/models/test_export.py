@@ -779,3 +779,11 @@ def test_hidden_files_that_a_card_names_do_not_travel(runs, tmp_path):
     assert (shared / "plots" / "seen.png").is_file()
     assert not (shared / ".secret").exists()
     assert not (shared / "plots" / ".env.png").exists()
+
+
+def test_others_may_read_what_is_shared_once_more(runs, shared, tmp_path):
+    """Safetensors writes files for their owner alone."""
+    folder = shutil.copytree(shared / "mat", tmp_path / "again")
+    share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()}
+    assert modes["model.safetensors"] == modes["config.json"] != 0o600
