@@ -205,3 +205,20 @@ def test_outputs_as_tuples_and_reused_encoder_outputs(case):
                 decoder_input_ids=target,
             )
             assert torch.equal(again.logits, expected)
+
+
+def test_reported_attention_is_the_mean_over_the_branches_of_each_head():
+    """Weights of branch m and head h stand at m * heads + h; a report has one table for each head."""
+    model, batch, raw = build("mat-3", attn_implementation="eager"), pair(), []
+    module = model.model.decoder.layers[0].encoder_attn
+    with torch.no_grad():
+        handle = module.register_forward_hook(lambda _, __, output: raw.append(output[1]))
+        model(**batch)
+        handle.remove()
+        (reported, *_) = model(**batch, output_attentions=True).cross_attentions
+    heads, (weights,) = module.num_heads, raw
+    assert (module.branches, weights.shape[1], reported.shape[1]) == (3, 3 * heads, heads)
+    assert heads > 1
+    for head in range(heads):
+        expected = sum(weights[:, branch * heads + head] for branch in range(3)) / 3
+        torch.testing.assert_close(reported[:, head], expected)
