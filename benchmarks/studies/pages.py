@@ -364,7 +364,7 @@ def comparisons(study: Study, rows: Rows) -> str:
             continue
         paired = study.are_paired(one, other)
         seeds = sorted(rows[one].keys() & rows[other].keys()) if paired else None
-        sides = [[rows[name][seed] for seed in seeds or rows[name]] for name in (one, other)]
+        sides = [[rows[name][seed] for seed in (rows[name] if seeds is None else seeds)] for name in (one, other)]
         losses = [[validation_loss(run) for run in runs] for runs in sides]
         scores = [[scores_of(run)[study.metric] for run in runs] for runs in sides]
         if losses[0] and losses[1]:

@@ -141,5 +141,6 @@ def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
 def lost_seeds(study: Study, system: System, records: Sequence[Record]) -> int:
     """How many runs of the winner of a system have diverged."""
     setting, stage = winner(study, system, records), study.stages(system)[-1]
-    runs = [tried(records, system, stage, seed).get(key_of(setting or {}), {}) for seed in study.seeds]
+    seeds = [*study.seeds, *study.close_seeds]
+    runs = [tried(records, system, stage, seed).get(key_of(setting or {}), {}) for seed in seeds]
     return 0 if setting is None else sum("diverged" in run for run in runs)

@@ -657,6 +657,8 @@ def test_further_comparisons_are_tested_by_what_their_runs_share(small):
     assert first.startswith(f"| wide | plain | Welch | 3 | +0.133 | {p_value(p)} |")
     assert second.startswith(f"| started | plain | paired t | 2 | -0.125 | {p_value(2 * paired)} |")
     assert pages.comparisons(small, rows) == ""
+    apart = {"plain": {1: rows["plain"][1]}, "started": {2: rows["started"][2]}}
+    assert pages.comparisons(study, apart) == "", "no seed is common to both"
 
 
 def test_a_validation_loss_that_is_no_number_is_a_divergence(small, tmp_path, monkeypatch):

@@ -57,9 +57,9 @@ class Origin:
     """What a split is made of, one place after the other, and the steps that clean it.
 
     Args:
-        places: parts of data sets on the Hub, and test sets; or names of files, with `{lang}` for the language where
-            each language has its own file, else tables with a column for each language. `{side}` is `src` in the
-            file of the first language and `ref` in that of the second.
+        places: parts of data sets on the Hub, and test sets; or names of files. `{lang}` in a name stands for the
+            language. A file without it is a table with a column for each language. `{side}` is `src` in the file of
+            the first language, and `ref` in the file of the second.
         steps: what is done to each row.
         held_out: every so many rows one goes to the split `valid` instead.
     """
