@@ -1,6 +1,5 @@
 # make quickstart   environment, then train, score and use a small MAT on the embedded corpus (no download)
-# make test         environment, then the tests
-# make pages        environment, then the tests of README and docs: their commands, code and links
+# make test         environment, then the tests, those of README and docs too (ARGS=tests/pages chooses those)
 # make check        environment, then style, types of the public surface, and which package imports which
 # make browser      environment, then the demo's page in a real browser: /usr/bin/chromium, or what CHROMIUM names
 # make hf-tests     environment, then Hugging Face's own model tests on every family (ARGS="-k mat" chooses)
@@ -12,11 +11,11 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 OLDEST := $(VENV)-oldest
 ARGS ?=
-# Pages, the browser and Hugging Face's tests have targets of their own.
-SUITE := --numprocesses 2 --dist loadfile --ignore tests/pages --ignore tests/browser --ignore tests/hf_common
+# The browser and Hugging Face's tests have targets of their own. tests/conftest.py orders the files.
+SUITE := --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore tests/browser --ignore tests/hf_common
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup quickstart test pages browser check bench hf-tests test-oldest
+.PHONY: setup quickstart test browser check bench hf-tests test-oldest
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -34,9 +33,6 @@ quickstart: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(SUITE) $(ARGS)
-
-pages: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/pages --numprocesses 2 --dist loadgroup $(ARGS)
 
 browser: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/browser $(ARGS)
@@ -58,7 +54,7 @@ hf-tests: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/hf_common --numprocesses 2 $(ARGS)
 
 test-oldest: $(OLDEST)/ready
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest $(SUITE) $(ARGS)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest $(SUITE) --ignore tests/pages $(ARGS)
 
 $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)

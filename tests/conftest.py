@@ -8,6 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+LONGEST = ("test_scale_processes.py", "test_blocks.py", "test_export_onnx.py", "test_export.py", "test_resume.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let workers begin with the longest files: at the end, one of them would be busy and the others idle."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 def pytest_collection_finish() -> None:
     """Leave what is imported out of garbage collection, which would look at half a million objects each time."""

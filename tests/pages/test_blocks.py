@@ -46,7 +46,6 @@ SHORT = {
     "evaluation.max_length_factor": 0,
     "evaluation.max_length_offset": 8,
 }
-TOGETHER = pytest.mark.xdist_group("as long as getting started, which another process runs meanwhile")
 COMMAND = """#!/bin/sh
 if [ "$1" = train ]; then set -- "$@" {short}; fi
 exec {client} hf-deepwide "$@"
@@ -99,7 +98,6 @@ def paste(tmp_path, client):
     return run
 
 
-@TOGETHER
 def test_readme_runs_as_printed(paste):
     """Its `runs/quickstart` is a small untrained model of the recipe's kind."""
     save_mat(paste.folder / "runs" / "quickstart")
@@ -120,7 +118,6 @@ def save_mat(folder):
     tokenizer.save_pretrained(folder)
 
 
-@TOGETHER
 def test_adapters_are_merged_as_printed(paste):
     save_mat(paste.folder / "runs" / "mine")
     model = MATForConditionalGeneration.from_pretrained(paste.folder / "runs" / "mine")
@@ -143,7 +140,6 @@ def test_getting_started_runs_as_printed(paste):
     assert (paste.folder / "to-upload" / "modeling_mat.py").is_file()
 
 
-@TOGETHER
 def test_data_that_a_model_makes_runs_as_printed(paste):
     """With a small corpus, and the recipe that the section starts from."""
     corpus = paste.folder / "corpus"
