@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 from datasets import Dataset
+from transformers import NllbTokenizer
 
 from hf_deepwide.data import encoded_cache
 from hf_deepwide.data.arguments import DataArguments
@@ -16,6 +17,7 @@ from hf_deepwide.data.languages import add_tags
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.models.language_pairs import Languages
 from hf_deepwide.models.plain_text import TextEncoder
+from hf_deepwide.models.word_tokenizer import WordTokenizer
 
 ROWS = {"source": ["a red dog", "a cat", "a dog"], "target": ["b rot", "é", "b b"]}
 
@@ -197,6 +199,27 @@ def test_sources_are_encoded_again_where_other_words_stand_before_them(kept):
 
     assert marked("de")["input_ids"][:] != marked("fr")["input_ids"][:]
     assert len(list(kept.iterdir())) == 2
+
+
+def test_pairs_are_encoded_again_for_another_source_language_of_one_pair():
+    """Of a tokenizer with codes, where the first pair and all targets stay."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdegorté"]
+    codes = ["eng_Latn", "deu_Latn", "fra_Latn", "spa_Latn"]
+    tokenizer = NllbTokenizer({word: i for i, word in enumerate(words)}, merges=[], extra_special_tokens=codes)
+    rows = {**ROWS, "pair": [0, 1, 1]}
+    first, second = (
+        encoded(rows, tokenizer, pairs=["eng_Latn-deu_Latn", f"{source}-deu_Latn"])["input_ids"][:]
+        for source in ("fra_Latn", "spa_Latn")
+    )
+    assert first[0] == second[0]
+    assert first[1:] != second[1:]
+
+
+def test_pairs_are_encoded_again_for_another_vocabulary_of_targets():
+    """Of a tokenizer whose tokens are words, with a vocabulary for each side."""
+    sources, targets = ["a", "red", "dog", "cat"], ["b", "rot", "é"]
+    ids = [encoded(tokenizer=WordTokenizer(sources, order))["labels"][:] for order in (targets, targets[::-1])]
+    assert ids == [[[4, 5, 2], [6, 2], [4, 4, 2]], [[6, 5, 2], [4, 2], [6, 6, 2]]]
 
 
 def test_pairs_are_encoded_again_for_other_posteriors():

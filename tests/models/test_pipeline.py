@@ -419,6 +419,18 @@ def test_tags_before_the_source(spm):
         translate("trees", tgt_lang="spa")
 
 
+def test_a_tag_of_another_language_than_the_asked_one_is_text(spm):
+    tokenizer = MarianTokenizer(f"{spm}/m.model", f"{spm}/m.model", f"{spm}/tagged.json")
+    languages = language_pairs.Languages(SimpleNamespace(), SimpleNamespace(), tokenizer)
+    tags = {name: tokenizer.convert_tokens_to_ids(f">>{name}<<") for name in ("deu", "fra")}
+    for asked, expected in (
+        ("deu", (tags["deu"], "trees")),
+        (None, (tags["deu"], "trees")),
+        ("fra", (tags["fra"], ">>deu<< trees")),
+    ):
+        assert languages.tag_and_text(languages.choose(None, asked), ">>deu<< trees") == expected
+
+
 def test_languages_are_not_silently_ignored(mat, monkeypatch):
     warnings = []
     monkeypatch.setattr(language_pairs.logger, "warning_once", warnings.append)

@@ -122,7 +122,7 @@ class PairEncoder:
         """What the ids depend on, besides the tokenizer and the text."""
         first, *others = self.encoders
         sides = {
-            name: [side.prefix, side.suffix, sorted(side.never), side.splits]
+            name: [side.prefix, side.suffix, sorted(side.never)]
             for name, side in zip(("source", "target"), first, strict=True)
         }
         frames = [[side.prefix, side.suffix] for sides in others for side in sides]
