@@ -304,9 +304,9 @@ print(f"without hf_deepwide: {answer.stdout.strip()}")
 # ## And now
 #
 # - Read the card, `to-upload/README.md`; say there what the data are and under which licence the model may be used.
-# - Upload it: `hf auth login`, then `python scripts/share.py runs/walkthrough/mat --repo-id you/your-model`.
+# - Upload it: `hf auth login`, then `python scripts/share.py runs/walkthrough/mat --repo_id you/your-model`.
 # - Train longer and larger: `scripts/recipes/` holds recipes of all sizes and families; keep the splits in `data/`.
 # - Score it as others do: `python scripts/evaluate_translation.py --help`.
 
 # %%
-print(f"\nall of it is in {folder}; to upload: python scripts/share.py {mat.output_dir} --repo-id you/your-model")
+print(f"\nall of it is in {folder}; to upload: python scripts/share.py {mat.output_dir} --repo_id you/your-model")

@@ -1,8 +1,8 @@
 """Write a folder for the Hugging Face Hub that works without this package, or upload it.
 
     hf-deepwide share runs/multi30k-mat to-upload
-    hf-deepwide share runs/multi30k-mat --repo-id me/multi30k-mat --private
-    hf-deepwide share runs/multi30k-mat --space --repo-id me/multi30k-mat-demo
+    hf-deepwide share runs/multi30k-mat --repo_id me/multi30k-mat --private
+    hf-deepwide share runs/multi30k-mat --space --repo_id me/multi30k-mat-demo
     hf-deepwide share runs/multi30k-deep to-upload --as m2m_100
 
 Without the package, the folder or repository loads through `AutoModelForSeq2SeqLM.from_pretrained` and
