@@ -79,5 +79,5 @@ def test_systems_of_a_question_share_a_vocabulary(name):
 def test_the_page_has_the_bleu_of_exports_that_was_measured():
     root = Path(exported.__file__).parents[2]
     report = json.loads((root / "benchmarks" / "results" / "exported_bleu.json").read_text(encoding="utf-8"))
-    page = (root / "docs" / "start-prune-share-export.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "sharing.md").read_text(encoding="utf-8")
     assert exported.bleu_table(report) in page

@@ -28,7 +28,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 
 README, GETTING_STARTED = ROOT / "README.md", ROOT / "docs" / "getting-started.md"
 TRAINING = ROOT / "docs" / "training.md"
-CHECKPOINTS = ROOT / "docs" / "start-prune-share-export.md"
+CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 INSTALLS = re.compile(r"^(pip|make) ", flags=re.MULTILINE)
 SIZES = {
     "d_model": 16,
