@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.models import modeling_base, search
+from hf_deepwide.models.cache_name import CACHE_NAME, with_old_name
 from hf_deepwide.models.decoding import DecodingCache
 
 SENTENCES, NEW = 16, 24
@@ -302,10 +303,10 @@ def test_inputs_of_a_subclass_are_asked_for(beams, caches, theirs):
 
 def drop_rows(model, input_ids, **asked):
     """A loop that decodes two tokens, and then every second row alone."""
-    asked = {name: asked[name] for name in ("past_key_values", "encoder_outputs", "attention_mask")}
+    asked = {name: asked[name] for name in (CACHE_NAME, "encoder_outputs", "attention_mask")}
     for rows in (slice(None), slice(None, None, 2)):
         kept = torch.arange(len(input_ids))[rows]
-        asked["past_key_values"].batch_select_indices(kept)
+        asked[CACHE_NAME].batch_select_indices(kept)
         asked["attention_mask"] = asked["attention_mask"][kept]
         asked["encoder_outputs"] = BaseModelOutput(asked["encoder_outputs"][0][kept])
         logits = model(decoder_input_ids=input_ids[kept][:, -1:], **asked).logits
@@ -348,6 +349,7 @@ def test_processes_that_wait_for_each_other_go_on_together(monkeypatch):
     asked = {}
     monkeypatch.setattr(type(model), "_sample", lambda self, input_ids, **given: asked.update(given) or input_ids)
     translate(model)
+    asked = with_old_name(asked)
     assert search.can_search(**asked)
     assert not search.can_search(**asked | {"synced_gpus": True})
 

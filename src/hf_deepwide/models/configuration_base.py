@@ -113,7 +113,7 @@ class DeepWideConfig(PreTrainedConfig):
         ValueError: a field has a wrong type, is out of range, or contradicts another.
     """
 
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # the name depends on the version of Transformers
     attribute_map = {
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",

@@ -43,6 +43,7 @@ from .attention_step import (
 )
 from .branched_attention import BranchedAttention
 from .branches import BranchSum, is_own, summed_bias
+from .cache_name import CACHE_NAMES
 from .dynamic_convolution import DynamicConvolution
 from .embeddings import SHORTER, Embeddings, check_length
 from .feed_forward import MultiBranchFeedForward
@@ -53,7 +54,7 @@ from .matrix_product import MatrixProduct
 from .merged_attention import MergedAttention
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
-ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "posteriors"}
+ARGUMENTS = {"encoder_outputs", "attention_mask", *CACHE_NAMES, "use_cache", "posteriors"}
 PACKAGES = (__name__.rpartition(".")[0], "torch.nn.modules", "transformers.activations")
 MANY = 4  # rows from which on `ManyRowsSelfAttentionStep` is faster
 SIZES = 4  # of a batch while sentences end: each size compiles kernels, and fewer ended ones are not worth a copy
@@ -330,7 +331,8 @@ def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode,
     others = [value for name, value in arguments.items() if name not in ARGUMENTS]
     if not (is_usual and has_twin) or is_recorded or any(value is not None and value is not False for value in others):
         return False
-    if arguments.get("past_key_values") is not None or model.config._attn_implementation not in ("eager", "sdpa"):
+    has_cache = any(arguments.get(name) is not None for name in CACHE_NAMES)
+    if has_cache or model.config._attn_implementation not in ("eager", "sdpa"):
         return False
     mask, memory = arguments.get("attention_mask"), arguments["encoder_outputs"][0]
     has_sources = mask is None or (mask.shape == memory.shape[:2] and bool(mask.any(1).all()))

@@ -21,6 +21,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from .branches import is_own
+from .cache_name import CACHE_NAME, NEW_NAME, given_cache, with_cache, with_old_name
 from .configuration_base import DeepWideConfig
 from .decoding import DecodingCache, can_decode
 from .embeddings import SHORTER, check_length
@@ -77,9 +78,13 @@ class DeepWideModel(DeepWidePreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encode `[B, S]` source tokens (unless `encoder_outputs` are given) and decode `[B, T]` target tokens."""
+        """Encode `[B, S]` source tokens (unless `encoder_outputs` are given) and decode `[B, T]` target tokens.
+
+        `cache` is another name of `past_key_values`.
+        """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -95,7 +100,7 @@ class DeepWideModel(DeepWidePreTrainedModel):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            past_key_values=given_cache(past_key_values, cache),
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             return_dict=True,
@@ -104,7 +109,7 @@ class DeepWideModel(DeepWidePreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **with_cache(getattr(decoder_outputs, CACHE_NAME)),
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -183,8 +188,9 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             output = super().generate(*args, **kwargs)
         finally:
             _has_own_loop.reset(before)
-        if isinstance(getattr(output, "past_key_values", None), DecodingCache):
-            output.past_key_values = output.past_key_values.ordinary()
+        cache = getattr(output, CACHE_NAME, None)
+        if isinstance(cache, DecodingCache):
+            setattr(output, CACHE_NAME, cache.ordinary())
         return output
 
     def _prepare_cache_for_generation(
@@ -200,7 +206,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         if beams > 1:  # `generate` has repeated it for each beam
             memory = memory[::beams].contiguous()
             model_kwargs["encoder_outputs"] = BaseModelOutput(**{**encoder_outputs, "last_hidden_state": memory})
-        model_kwargs["past_key_values"] = DecodingCache(
+        model_kwargs[CACHE_NAME] = DecodingCache(
             self,
             memory,
             None if mask is None else mask[::beams],
@@ -211,26 +217,26 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
 
     def _sample(self, input_ids: torch.Tensor, **asked: Any) -> Any:
         """Greedy search and sampling: by `search` where it serves, else by Transformers."""
-        if can_search(**asked):
-            return search_rows(self, input_ids, **asked)
+        if can_search(**(renamed := with_old_name(asked))):
+            return search_rows(self, input_ids, **renamed)
         return super()._sample(input_ids, **asked)
 
     def _beam_search(self, input_ids: torch.Tensor, **asked: Any) -> Any:
         """Beam search: by `search` where it serves, else by Transformers."""
-        if can_search(**asked):
-            return BeamSearch(self, input_ids, **asked).run()
+        if can_search(**(renamed := with_old_name(asked))):
+            return BeamSearch(self, input_ids, **renamed).run()
         return super()._beam_search(input_ids, **asked)
 
     def prepare_inputs_for_generation(
         self, input_ids: torch.LongTensor, *args: Any, past_key_values: Cache | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """What the model is called with: all, or with a `DecodingCache` the tokens that it has not read."""
-        if isinstance(past_key_values, DecodingCache):
-            new = input_ids[:, past_key_values.get_seq_length() :]
-            return {"decoder_input_ids": new, "past_key_values": past_key_values}
+        cache = given_cache(past_key_values, kwargs.pop(NEW_NAME, None))
+        if isinstance(cache, DecodingCache):
+            return {"decoder_input_ids": input_ids[:, cache.get_seq_length() :], CACHE_NAME: cache}
         # a static cache counts in a tensor, which the embeddings do not wait for
         check_length(input_ids.shape[1], self.config.max_position_embeddings, SHORTER)
-        return super().prepare_inputs_for_generation(input_ids, *args, past_key_values=past_key_values, **kwargs)
+        return super().prepare_inputs_for_generation(input_ids, *args, **with_cache(cache), **kwargs)
 
     @can_return_tuple
     def forward(
@@ -247,6 +253,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         use_cache: bool | None = None,
         skip_logits: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Logits `[B, T, V]` of the next target token, and, where `labels` are given, their cross-entropy.
@@ -257,13 +264,15 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
                 this saves the memory and the time of several `[B * T, V]` tensors.
             num_items_in_batch: target tokens over all devices and accumulation steps; the loss is the sum over this
                 batch's tokens divided by it. None: this batch's own count.
+            cache: another name of `past_key_values`.
             label_smoothing: (among `kwargs`, because Trainer takes every parameter called "label..." for a label)
                 epsilon: the loss is (1 - eps) * nll + eps / V * sum_v -log p_v (fairseq before 2021,
                 `torch.nn.functional.cross_entropy`). Default: the model's `label_smoothing`, which is 0.
         """
-        if isinstance(past_key_values, DecodingCache):
-            logits = past_key_values.logits(decoder_input_ids).clone()  # a hook may change them, and not those inside
-            return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values)
+        cache = given_cache(past_key_values, cache)
+        if isinstance(cache, DecodingCache):
+            logits = cache.logits(decoder_input_ids).clone()  # a hook may change them, and not those inside
+            return Seq2SeqLMOutput(logits=logits, **with_cache(cache))
         check_skip(skip_logits, labels)
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
         if labels is not None:
@@ -276,7 +285,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            past_key_values=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -295,7 +304,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         return Seq2SeqLMOutput(
             loss=self.objective(loss, labels, num_items_in_batch),
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **with_cache(getattr(outputs, CACHE_NAME)),
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,

@@ -19,6 +19,7 @@ from transformers import GenerationConfig, Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import logging
 
+from .cache_name import CACHE_NAMES
 from .language_pairs import Languages, task_languages
 from .plain_text import (
     MOST_CHARACTERS,
@@ -39,7 +40,7 @@ ACCEPTED = "accepted: a string, a list of strings, a generator or dataset of str
 MAX_NEW_TOKENS, NUM_BEAMS = 256, 4  # where neither the caller nor the model's generation config says otherwise
 WITHOUT_BEAMS = {"streamer", "assistant_model", "prompt_lookup_num_tokens"}  # arguments that beam search refuses
 WITHOUT_BATCHES = {  # arguments that are for one text
-    *(*WITHOUT_BEAMS, "past_key_values", "encoder_outputs", "prefix_allowed_tokens_fn", "logits_processor"),
+    *(*WITHOUT_BEAMS, *CACHE_NAMES, "encoder_outputs", "prefix_allowed_tokens_fn", "logits_processor"),
     *("stopping_criteria", "custom_generate"),
 }
 LENGTHS = ("max_length", "max_new_tokens")

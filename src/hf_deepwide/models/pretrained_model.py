@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .branches import fans
+from .cache_name import CACHE_NAMES
 from .configuration_base import DeepWideConfig
 
 
@@ -22,7 +23,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

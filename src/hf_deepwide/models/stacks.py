@@ -18,6 +18,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import MultiBranchAttention
 from .branches import no_gradient
+from .cache_name import given_cache, with_cache
 from .configuration_base import DeepWideConfig
 from .embeddings import Embeddings, embed
 from .layers import DecoderLayer, EncoderLayer
@@ -133,6 +134,7 @@ class Decoder(Stack):
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode target tokens `[B, T]` (or embeddings `[B, T, D]`) against the source `[B, S, D]` to `[B, T, D]`.
@@ -140,7 +142,9 @@ class Decoder(Stack):
         Args:
             attention_mask: `[B, past + T]`, 1 for real target tokens.
             encoder_attention_mask: `[B, S]`, 1 for real source tokens.
+            cache: another name of `past_key_values`.
         """
+        past_key_values = given_cache(past_key_values, cache)
         inputs_embeds = embed(
             self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds"
         )
@@ -159,7 +163,7 @@ class Decoder(Stack):
                 config=self.config,
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
+                **with_cache(past_key_values),
             )
         cross_mask = None
         if encoder_hidden_states is not None:
@@ -178,7 +182,7 @@ class Decoder(Stack):
             **kwargs,
         )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=self.layer_norm(hidden_states), **with_cache(past_key_values)
         )
 
     def source_states(self, memory: torch.Tensor) -> torch.Tensor:
