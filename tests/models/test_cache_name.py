@@ -55,3 +55,17 @@ def test_both_names_at_once_are_refused():
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_evaluation_gathers_no_cache(family):
     assert {*CACHE_NAMES} <= {*family.config.keys_to_ignore_at_inference}
+
+
+def test_gradient_checkpointing_needs_no_cache():
+    """It computes layers twice; Transformers takes the cache away under the name that it knows."""
+    model = build("vanilla", dropout=0.0).train()
+    batch = pair((5, 3), (4, 4))
+    expected = model(**batch).loss
+    begun = model(**batch, use_cache=True)[CACHE_NAME]
+    model.gradient_checkpointing_enable()
+    loss = model(**batch, past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache())).loss
+    loss.backward()
+    assert torch.equal(loss, expected)
+    with pytest.raises(ValueError, match=r"cache begins with tokens.*gradient checkpointing off"):
+        model(**batch, past_key_values=begun)

@@ -145,6 +145,8 @@ class Decoder(Stack):
             cache: another name of `past_key_values`.
         """
         past_key_values = given_cache(past_key_values, cache)
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            past_key_values = no_cache(past_key_values)
         inputs_embeds = embed(
             self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds"
         )
@@ -205,6 +207,19 @@ class Decoder(Stack):
         hidden_states = self.embeddings(self.embed_tokens(input_ids), None, past_length)
         return self.layer_norm(
             self.run_layers(hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, **inputs)
+        )
+
+
+def no_cache(cache: Cache | None) -> None:
+    """Go on without a cache, which would take the tokens of a layer that is computed twice twice.
+
+    Raises:
+        ValueError: the cache begins with tokens, which would be lost.
+    """
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            "the cache begins with tokens, and gradient checkpointing trains without a cache; turn gradient "
+            "checkpointing off"
         )
 
 
