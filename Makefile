@@ -4,18 +4,20 @@
 # make browser      environment, then the demo's page in a real browser: /usr/bin/chromium, or what CHROMIUM names
 # make hf-tests     environment, then Hugging Face's own model tests on every family (ARGS="-k mat" chooses)
 # make test-oldest  an environment of its own with the oldest versions that pyproject.toml allows, then the tests
+# make test-newest  an environment of its own with the newest releases, then the tests
 # make bench        environment, then the speed benchmarks (minutes; close other programs)
 
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 OLDEST := $(VENV)-oldest
+NEWEST := $(VENV)-newest
 ARGS ?=
 # The browser and Hugging Face's tests have targets of their own. tests/conftest.py orders the files.
 SUITE := --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore tests/browser --ignore tests/hf_common
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup quickstart test browser check bench hf-tests test-oldest
+.PHONY: setup quickstart test browser check bench hf-tests test-oldest test-newest
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/ready
@@ -61,3 +63,10 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
 		--editable '.[dev]'
 	touch $@
+
+# It is made anew each time, as releases come out. A newer torch would bring gigabytes of CUDA.
+test-newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' \
+		"$$(grep '^torch==' constraints.txt)"
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest $(SUITE) $(ARGS)

@@ -3,6 +3,7 @@
 A new family adds a row to `CASES`. Sizes differ between encoder and decoder on purpose, so that a mix-up shows.
 """
 
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import pytest
@@ -340,6 +341,12 @@ def needs_transformers(version: str, what: str) -> None:
     """Skip a test of what the Transformers that is installed, an older one that we accept, cannot do for any model."""
     if Version(transformers.__version__) < Version(version):
         pytest.skip(f"{what} needs Transformers {version}")
+
+
+def needs_fitting_peft() -> None:
+    """Skip a test of what PEFT before 0.22 cannot do with Transformers 5.24, which gives the cache another name."""
+    if Version(transformers.__version__) >= Version("5.24") and Version(metadata.version("peft")) < Version("0.22"):
+        pytest.skip("Transformers 5.24 needs PEFT 0.22")
 
 
 def leaves(model):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from model_cases import build, config_of, pair, source
+from model_cases import build, config_of, needs_fitting_peft, pair, source
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, TaskType, get_peft_model
 
 TARGETS = {
@@ -120,6 +120,7 @@ def prefixed(family, **changes):
 
 @pytest.mark.parametrize("family", PREFIXED)
 def test_prefix_tuning_trains_saves_and_generates(family, tmp_path):
+    needs_fitting_peft()
     model = prefixed(family).train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=2.0)
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_cases import needs_fitting_peft
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -396,6 +397,7 @@ def quantized() -> PreTrainedModel:
 
 
 def adapted() -> PreTrainedModel:
+    needs_fitting_peft()
     model = make("vanilla")
     model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
     return model
