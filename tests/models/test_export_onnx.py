@@ -24,11 +24,12 @@ TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in
 SMALL = {"encoder_layers": 1, "decoder_layers": 1}
 # A trace takes seconds, so that parts of layers that do not meet are traced in one model.
 CASES = {
-    "branches": ("mat-2-prenorm", SMALL),
+    "branches, attention residuals, relative positions": (
+        "mat-2-prenorm",
+        SMALL | {"residual": "attention", "max_relative_position": 2},
+    ),
     "normalised paths": ("multipath-3-more", SMALL),
     "lstm": ("lstm-two", SMALL),
-    "attention residuals, relative positions": ("vanilla-attention", SMALL | {"max_relative_position": 2}),
-    "merged attention": ("vanilla-merged", SMALL),
     "transparent attention, sdu residuals": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "branched attention, routing": (
         "vanilla-weighted",
@@ -39,6 +40,7 @@ CASES = {
         {"encoder_layers": 2, "decoder_layers": 2, "layer_aggregation": "hierarchical"},
     ),
     "luna": ("vanilla-luna", SMALL),
+    "merged attention": ("vanilla-merged", SMALL),
     "hyper-connections": ("vanilla-mhc", {**SMALL, "residual_streams": 2, "sinkhorn_iterations": 2}),
 }
 

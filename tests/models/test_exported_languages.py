@@ -137,7 +137,7 @@ def test_cards_name_the_pair_that_was_trained(tmp_path, capsys):
     add_languages(base, tokenizer, {"gsw": "de"})
     base.config.trained_pairs = ["gsw-en"]
     base.generation_config.update(max_length=13, num_beams=1)
-    hf_deepwide.share(base, tmp_path / "stock", tokenizer=tokenizer)
+    hf_deepwide.share(base, tmp_path / "stock", tokenizer=tokenizer, verify=False)
     card = (tmp_path / "stock" / "README.md").read_text()
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("REPOSITORY", str(tmp_path / "stock"))
     capsys.readouterr()
