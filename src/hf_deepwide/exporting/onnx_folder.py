@@ -50,7 +50,7 @@ class EncoderGraph(nn.Module):
         """Encode, and let the decoder fill its cache; what else the decoder computes is cut from the graph."""
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         start = torch.full_like(input_ids[:, :1], self.model.config.decoder_start_token_id)
-        self.model(input_ids, attention_mask, decoder_input_ids=start, past_key_values=cache, use_cache=True)
+        self.model(input_ids, attention_mask, decoder_input_ids=start, cache=cache, use_cache=True)
         return tensors_of(cache.cross_attention_cache)
 
 
@@ -74,7 +74,7 @@ class DecoderGraph(nn.Module):
         states = cross[0].new_zeros(sentences, source + config.memory_rest, config.memory_width)
         output = self.model(
             encoder_outputs=BaseModelOutput(states), attention_mask=attention_mask, decoder_input_ids=input_ids,
-            past_key_values=cache, use_cache=True,
+            cache=cache, use_cache=True,
         )  # fmt: skip
         return output.logits[:, -1], *tensors_of(cache.self_attention_cache)
 

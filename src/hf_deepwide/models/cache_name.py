@@ -5,6 +5,7 @@ it is `past_key_values`.
 """
 
 import dataclasses
+import warnings
 from typing import Any
 
 from transformers.modeling_outputs import Seq2SeqLMOutput
@@ -14,14 +15,18 @@ CACHE_NAME = NEW_NAME if NEW_NAME in {each.name for each in dataclasses.fields(S
 
 
 def given_cache(past_key_values: Any, cache: Any) -> Any:
-    """The cache that a caller has given by one of its names, or None.
+    """The cache that a caller has given by one of its names, or None; the old name is deprecated where the new one is.
 
     Raises:
         ValueError: both are given.
     """
     if past_key_values is not None and cache is not None:
         raise ValueError("`past_key_values` and `cache` are two names of one argument; give one of them")
-    return cache if past_key_values is None else past_key_values
+    if past_key_values is None:
+        return cache
+    if CACHE_NAME != OLD_NAME:
+        warnings.warn(f"`{OLD_NAME}` is deprecated; use `{NEW_NAME}` instead", FutureWarning, stacklevel=3)
+    return past_key_values
 
 
 def with_old_name(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def reader(model: nn.Module, cache: DecodingCache) -> Callable[[torch.Tensor], t
     """What makes logits of tokens: the cache; or the model, if somebody looks on, or has put autocast around it."""
     if is_as_made(model):
         return cache.logits
-    return lambda tokens: model(decoder_input_ids=tokens, past_key_values=cache).logits
+    return lambda tokens: model(decoder_input_ids=tokens, cache=cache).logits
 
 
 def may_leave(cache: DecodingCache, processors: LogitsProcessorList) -> bool:
