@@ -13,6 +13,9 @@ from transformers.testing_utils import torch_device
 
 from hf_deepwide.families import ENCODERS
 
+# Transformers asks each class for this warning, and Python shows it once a line.
+pytestmark = pytest.mark.filterwarnings("always:.*past_key_values. is deprecated:FutureWarning")
+
 
 class FamilyTester:
     """What ModelTesterMixin calls a model tester: a tiny config, a batch for it, and the sizes to expect."""
