@@ -15,7 +15,9 @@ CACHE_NAME = NEW_NAME if NEW_NAME in {each.name for each in dataclasses.fields(S
 
 
 def given_cache(past_key_values: Any, cache: Any) -> Any:
-    """The cache that a caller has given by one of its names, or None; the old name is deprecated where the new one is.
+    """The cache that a caller has given by one of its names, or None.
+
+    The old name warns if the Transformers that is installed has the new one.
 
     Raises:
         ValueError: both are given.

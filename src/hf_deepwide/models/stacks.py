@@ -211,7 +211,7 @@ class Decoder(Stack):
 
 
 def no_cache(cache: Cache | None) -> None:
-    """Go on without a cache, which would take the tokens of a layer that is computed twice twice.
+    """Go on without a cache. Gradient checkpointing computes a layer twice, and a cache would keep its tokens twice.
 
     Raises:
         ValueError: the cache begins with tokens, which would be lost.
