@@ -159,8 +159,8 @@ def table(rows: list[dict[str, Any]], planned: int) -> str:
     """In Markdown."""
     bad = [row for row in rows if row["unlike"] or row["half checkpoints"]]
     lines = [
-        f"{len(rows)} of {planned} interruptions made by `benchmarks/resume_matrix.py`; "
-        f"{len(rows) - len(bad)} left no trace.",
+        f"`benchmarks/resume_matrix.py` plans {planned} interruptions; {len(rows)} were made. "
+        f"{len(rows) - len(bad)} changed no bit of weights, states or translations.",
         "",
         "| run | what happened | exit status | went on from | bit for bit as if left alone |",
         "|---|---|---|---|---|",

@@ -13,7 +13,7 @@ from hf_deepwide.durable import write_whole
 from hf_deepwide.runs.model_card import card_of_results
 
 STUDIES = "benchmarks/studies"
-COLUMNS = ("difference", "validation loss", "seeds", "setting")
+COLUMNS = ("difference in loss", "validation loss", "seeds", "setting")
 
 
 def write_cards(study: Study, results: Path, folder: Path) -> None:

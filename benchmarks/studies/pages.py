@@ -248,13 +248,13 @@ def about(study: Study, rows: Rows) -> str:
     of_scores = (
         "A score that names no language pair is the mean over the pairs."
         if has_pairs(rows)
-        else "p (sentences) comes from approximate randomisation over sentences: "
+        else "p (sentences) comes from approximate randomisation over sentences, on the seeds that both systems have: "
         "it is about these trained models only."
     )
     return (
-        "Validation loss is in nats a token, of the final model, smoothed as in training and without smoothing. ± is "
-        "a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p (Holm) "
-        f"corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose the "
+        "Validation loss is in nats a token, of the final model, with label smoothing as in training, and without. "
+        "± is a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p "
+        f"(Holm) corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose the "
         f"setting, and a system close to the baseline gets more seeds. {started}{of_scores}"
     )
 
@@ -274,7 +274,7 @@ def beside_published(study: Study, rows: Rows) -> str:
                     "mean": f"{mean:.2f}",
                     "standard deviation": deviation,
                     "difference": f"{mean - published:+.2f}",
-                    "seeds": ", ".join(f"{score:.2f}" for score in scores.values()),
+                    "BLEU of each seed": ", ".join(f"{score:.2f}" for score in scores.values()),
                 }
             )
     return f"{markdown(cells)}\n{TITLES[study.metric]}. Published: {study.published['title']}.\n" if cells else ""
@@ -339,7 +339,7 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
             "validation loss": "" if pruned else with_error(losses[name], digits=3),
             "not smoothed": "" if pruned else with_error([run["validation"]["nll"] for run in runs], digits=3),
             **({"compared with": title_of_baseline(study, name)} if has_baselines(study) else {}),
-            "difference": difference,
+            "difference in loss": difference,
             **{column: p_value(value) for column, value in zip(p_columns, p, strict=False)},
             scores: with_error([scores_of(run)[study.metric] for run in runs]),
             **{each: with_error([parts_of(run)[each][study.metric] for run in runs]) for each in parts_of(runs[0])},

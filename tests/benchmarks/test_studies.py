@@ -347,7 +347,7 @@ def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, sma
     p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
     assert cells["wide"]["p (seeds)"] == cells["wide"]["p (Holm)"] == f"{p:.4f}"
     assert cells["wide"]["p (equal)"] == "< 0.0001"
-    assert cells["wide"]["difference"] == "-0.010"
+    assert cells["wide"]["difference in loss"] == "-0.010"
     assert cells["plain"]["validation loss"] == f"3.020 ± {0.01 / 3**0.5:.3f}"
     assert cells["plain"]["not smoothed"].startswith("2.020")
     assert list(cells["plain"]).index("validation loss") < list(cells["plain"]).index("sacreBLEU")
@@ -626,7 +626,7 @@ def test_a_system_can_have_a_baseline_of_its_own(made, small, tmp_path):
         "wide": "plain",
         "third": "wide",
     }
-    assert {name: row["difference"] for name, row in cells.items()} == {
+    assert {name: row["difference in loss"] for name, row in cells.items()} == {
         "plain": "",
         "wide": "+2.000",
         "third": "+1.000",

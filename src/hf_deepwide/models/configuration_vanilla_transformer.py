@@ -44,8 +44,8 @@ class VanillaTransformerConfig(DeepWideConfig):
     explains the shared fields. The other fields are known ways to train deep stacks:
 
     Args:
-        layer_drop: LayerDrop (Fan et al. 2020): the probability of skipping a whole layer in training, in both
-            stacks. Skipped layers are not computed, and the others are not rescaled.
+        layer_drop: LayerDrop (Fan, Grave and Joulin 2020): the probability of skipping a whole layer in training, in
+            both stacks. Skipped layers are not computed, and the others are not rescaled.
         residual: how a sub-layer F is joined to its input x. `"add"`: x + F(x), with LayerNorms. `"rezero"`
             (Bachlechner et al. 2021): x + a F(x), with one learned weight a per layer that starts at 0, and without
             LayerNorms. `"deepnorm"` (Wang et al. 2022): LN(alpha x + F(x)), and smaller initial weights, by constants
