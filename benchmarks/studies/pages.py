@@ -254,8 +254,8 @@ def about(study: Study, rows: Rows) -> str:
     return (
         "Validation loss is in nats a token, of the final model, with label smoothing as in training, and without. "
         "± is a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p "
-        f"(Holm) corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose the "
-        f"setting, and a system close to the baseline gets more seeds. {started}{of_scores}"
+        f"(Holm) corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose "
+        f"the setting, and a system close to the baseline gets more seeds. {started}{of_scores}"
     )
 
 
