@@ -163,10 +163,14 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(undisturbed, tmp_
     shutil.copytree(undisturbed[0], run)
     (run / "faults" / "step-3").mkdir(parents=True)
     (run / "damaged-checkpoint-3").mkdir()
-    for name in ("source.spm", "vocab.json", "merges.txt", "translations.de-en.txt", "runs/now/events.out.tfevents.1"):
+    for name in ("source.spm", "vocab.json", "merges.txt", "translations.en-de.txt", "runs/now/events.out.tfevents.1"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).touch()
+    values = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+    values["data"]["pairs"] = ["en-de", "de-en"]
+    (run / "recipe.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     mine = {"notes.txt", "my.model", "plots/mine.png", "runs/other/recipe.yaml", "checkpoint-old/x", "faults/notes"}
+    mine.add("translations.newstest-2014.txt")
     for name in mine:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).touch()

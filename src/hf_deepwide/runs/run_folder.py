@@ -90,6 +90,11 @@ class Start:
     run_id: str | None = None
 
 
+def translations_of(pair: str) -> str:
+    """The file in a run's folder with the translations of one of several language pairs."""
+    return f"translations.{pair}.txt"
+
+
 class RunFolder:
     """The folder of one run: what may begin in it, what is written to it, and what a new run clears from it.
 
@@ -325,14 +330,22 @@ class RunFolder:
             remove(folder)
         logs = [folder for folder in run.glob("runs/*") if folder.is_dir() and not folder.is_symlink()]
         event_files = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
-        files = [run / name for name in (TRANSLATIONS, CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
+        files = [run / name for name in (*self._translations(), CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
         drawn = [path for name in DRAWN for path in run.glob(name)]  # by `hf-deepwide plot`
         drafts = [draft_of(file) for file in files]  # of a process that was killed
-        for file in (*files, *drafts, *run.glob("translations.*-*.txt"), *drawn, *event_files):
+        for file in (*files, *drafts, *drawn, *event_files):
             file.unlink(missing_ok=True)
         for folder in (*logs, run / "runs", run / "plots", run / FAULTS):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+    def _translations(self) -> list[str]:
+        """The files of translations that the run may have written; files of other names are the user's."""
+        try:
+            pairs = self.earlier_recipe().get("data", {}).get("pairs")
+        except UserError:  # somebody has damaged the recipe, and the new run may take its place all the same
+            pairs = None
+        return [TRANSLATIONS, *map(translations_of, pairs if isinstance(pairs, list) else [])]
 
     def final_checkpoints(self, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
         """The checkpoints whose mean is the final model, and what to call it."""

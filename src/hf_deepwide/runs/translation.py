@@ -25,7 +25,7 @@ from ..training.translation import TranslationTrainer
 from .build import build_model, check_base, new_rows, set_search
 from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
-from .run_folder import TRANSLATIONS
+from .run_folder import TRANSLATIONS, translations_of
 from .task import Task, warn_of_few
 
 STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
@@ -205,4 +205,4 @@ def translation_files(data: DataArguments) -> dict[str, str]:
     """Each language pair, and the file in a run's folder with its translations of the test split."""
     if data.pairs is None:
         return {f"{data.source_lang}-{data.target_lang}": TRANSLATIONS}
-    return {pair: f"translations.{pair}.txt" for pair in data.evaluated_pairs}
+    return {pair: translations_of(pair) for pair in data.evaluated_pairs}
