@@ -278,6 +278,7 @@ def test_the_readme_begins_with_a_forced_token(tokenizer, tmp_path, monkeypatch,
 PAIRS = {
     "tags": {"en-de": {"tag": "<2de>"}, "en-fr": {"tag": "<2fr>"}},
     "starts": {"en-de": {"decoder_start_token_id": 36}, "en-fr": {"decoder_start_token_id": 37}},
+    "one start": {"en-de": {"decoder_start_token_id": 36}, "en-fr": {"decoder_start_token_id": 36}},
 }
 
 

@@ -108,10 +108,12 @@ def readme(opened: Opened) -> str:
 
     The engine's beam search ends as `generate` with `early_stopping=True` does.
     """
+    from .ctranslate2_spec import start_tokens
+
     model, tokenizer, model_type = opened
     config, settings = model.config, model.generation_config
     languages = Languages(config, settings, tokenizer)
-    shown = shown_languages(languages, tokenizer)
+    shown = shown_languages(languages, tokenizer, knows_start=len(start_tokens(config, tokenizer)) == 1)
     options = {
         "beam_size": settings.num_beams or 1,
         **({"length_penalty": settings.length_penalty} if settings.length_penalty not in (None, 1) else {}),

@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerBase
 from ..card_text import literal
 from ..models.language_pairs import Languages, added_codes, speaking, target_settings
 
+START = "decoder_start_token_id"
+
 
 class Shown(NamedTuple):
     """A language pair, as lines of code ask for it without this package."""
@@ -24,16 +26,21 @@ class Shown(NamedTuple):
         return next(iter(self.settings.values()), None)
 
 
-def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> Shown:
-    """The pair that the model was trained or saved for, else its first one."""
+def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase, *, knows_start: bool = False) -> Shown:
+    """The pair that the model was trained or saved for, else its first one.
+
+    Args:
+        knows_start: all pairs start alike, and the engine begins with this token by itself.
+    """
     if languages.pairs:
-        (pair, first), *_ = languages.pairs.items()
-        start = first.get("decoder_start_token_id")
-        listed = "".join(
-            f"- {'-'.join(each)}: {_marks(marks, tokenizer)}\n" for each, marks in languages.pairs.items()
-        )
+        pairs = languages.pairs
+        if knows_start:
+            pairs = {pair: {name: marks[name] for name in marks if name != START} for pair, marks in pairs.items()}
+        (pair, first), *_ = pairs.items()
+        start = first.get(START)
+        listed = "".join(f"- {'-'.join(each)}: {_marks(marks, tokenizer)}\n" for each, marks in pairs.items())
         return Shown(
-            {} if start is None else {"decoder_start_token_id": tokenizer.convert_ids_to_tokens(start)},
+            {} if start is None else {START: tokenizer.convert_ids_to_tokens(start)},
             tag=first.get("tag") or "",
             note=f"\nThese lines translate {'-'.join(pair)}. The pairs:\n\n{listed}",
             languages=(pair[0], pair[1]),
@@ -94,7 +101,7 @@ def _saved_target(languages: Languages, source: str) -> str:
 
 def _marks(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
     """The tokens by which a language pair is asked for."""
-    tag, start = settings.get("tag"), settings.get("decoder_start_token_id")
+    tag, start = settings.get("tag"), settings.get(START)
     marks = [f"`{tag}` before the source"] if tag else []
     marks += [] if start is None else [f"`{tokenizer.convert_ids_to_tokens(start)}` as the target's prefix"]
     return ", ".join(marks) or "no mark"
