@@ -1,5 +1,6 @@
 """Files and folders that are on disk in full or not at all, through a kill, a full disk, or a power cut."""
 
+import gzip
 import hashlib
 import os
 import re
@@ -17,7 +18,10 @@ from .errors import UserError
 STAGING = ".saving"  # a folder for what is being written, or deleted: nothing in it is whole
 
 # What torch says, in a RuntimeError, of a file it cannot write; why, it says only where it could not open the file.
-_TORCH = re.compile(r"inline_container\.cc:\d+\] \. (?:.*strerror: (?P<why>.+)|.+)|Parent directory .* does not exist")
+_TORCH = re.compile(
+    r"inline_container\.cc:\d+\] \. (?:.*strerror: (?P<why>.+)|.+)|Parent directory .* does not exist"
+    r"|basic_ios::clear: iostream error"
+)
 
 
 def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = False, option: str = "") -> None:
@@ -107,9 +111,10 @@ def sha256_of(path: Path) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is there in full or not at all."""
+    """Write a text file that is there in full or not at all, compressed if its name ends in .gz."""
+    content = text.encode()
     with whole_file(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def draft_of(path: Path) -> Path:

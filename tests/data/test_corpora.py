@@ -109,6 +109,12 @@ def test_broken_files(corpus, content, expected):
     assert expected in said
 
 
+def test_a_pattern_is_a_name_like_any_other(corpus):
+    said = message(text(corpus, train="train**"))
+    assert "train**.en" in said
+    assert "languages found" not in said
+
+
 def test_missing_language_names_those_that_exist(corpus):
     said = message(text(corpus, target_lang="fr"))
     assert "train.fr" in said

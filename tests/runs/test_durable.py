@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all, and never in place of an input."""
 
+import gzip
 import os
 import stat
 from pathlib import Path
@@ -14,6 +15,7 @@ from hf_deepwide.durable import (
     check_output_file,
     draft_of,
     remove,
+    saving,
     whole_file,
     whole_files,
     whole_folder,
@@ -101,6 +103,18 @@ def test_a_draft_follows_no_link(tmp_path):
     assert victim.read_text() == "kept"
     assert (tmp_path / "note.txt").read_text() == "new"
     assert not (tmp_path / "note.txt").is_symlink()
+
+
+def test_a_name_that_ends_in_gz_is_compressed(tmp_path):
+    write_whole(tmp_path / "lines.gz", "ä\n")
+    assert gzip.decompress((tmp_path / "lines.gz").read_bytes()).decode() == "ä\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has this device")
+@pytest.mark.parametrize("numbers", [1, 100_000])
+def test_torch_on_a_full_disk_is_one_line(numbers):
+    with pytest.raises(UserError, match="a file could not be written to its end"), saving(Path("run")):
+        torch.save(torch.zeros(numbers), "/dev/full")
 
 
 def test_a_hidden_file_of_the_same_name_stays(tmp_path):

@@ -6,6 +6,7 @@ names file and line. On the training split some faults are filtered instead, and
 """
 
 import functools
+import glob
 import gzip
 import io
 import json
@@ -259,7 +260,8 @@ def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Itera
             paths.append(find_file(stem.with_name(f"{stem.name}.{lang}")))
         except UserError as error:
             found = {
-                file.name[len(stem.name) + 1 :].removesuffix(".gz") for file in stem.parent.glob(f"{stem.name}.*")
+                file.name[len(stem.name) + 1 :].removesuffix(".gz")
+                for file in stem.parent.glob(f"{glob.escape(stem.name)}.*")
             }
             languages = f"; languages found for this prefix: {one_line(', '.join(sorted(found)))}" if found else ""
             raise UserError(f"{error}{languages}") from None
