@@ -369,3 +369,31 @@ def test_dropout_keeps_its_rate_and_mean():
     y.sum().backward()
     torch.testing.assert_close(x.grad, y.detach() / 2)
     assert torch.equal(dropout.eval()(x), x)
+
+
+def test_compiled_sub_layers_draw_without_a_break_and_are_compiled_once():
+    """Each output is one of the outcomes: of some branches the sum, as computed without drop-branch."""
+    torch._dynamo.reset()
+    x, compilations = inputs(), []
+
+    def backend(graph, _):
+        compilations.append(graph)
+        return graph
+
+    for layer in (attention_layer(drop_branch=0.5), feed_forward_layer(drop_branch=0.5)):
+        compilations.clear()
+        compiled = torch.compile(layer, backend=backend, fullgraph=True)
+        call = compiled if isinstance(layer, MultiBranchFeedForward) else lambda x, call=compiled: call(x)[0]
+        torch.manual_seed(0)
+        seen = [call(x) for _ in range(24)]
+        assert len(compilations) == 1
+        torch.manual_seed(1)
+        with torch.no_grad():
+            first = layer(x)
+            eager = [layer(x) for _ in range(100)]
+        outcomes = [each if isinstance(first, torch.Tensor) else each[0] for each in eager]
+        for output in seen:
+            assert min((output - each).abs().max() for each in outcomes) < 1e-5
+        assert max((output - seen[0]).abs().max() for output in seen) > 0.01, "they differ"
+        output.sum().backward()
+    torch._dynamo.reset()

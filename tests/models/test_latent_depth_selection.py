@@ -360,6 +360,7 @@ def test_missing_or_misshapen_posteriors_are_explained():
         ({"target_decoder_layers": 3, "latent_decoder": False}, ["`target_decoder_layers`", "None", "got 3"]),
         ({"num_posteriors": 0}, ["`num_posteriors`", "at least 1", "got 0"]),
         ({"num_posteriors": 2, "posterior_names": ["de"]}, ["`posterior_names`", "2", "['de']"]),
+        ({"num_posteriors": 2, "posterior_names": ["de", "de"]}, ["`posterior_names`", "another name", "'de', 'de'"]),
         ({"gumbel_temperature": 0}, ["`gumbel_temperature`", "above 0", "got 0"]),
         ({"final_temperature": -1.0}, ["`final_temperature`", "above 0", "got -1.0"]),
         ({"prior_skip": 0.0}, ["`prior_skip`", "above 0", "got 0.0"]),

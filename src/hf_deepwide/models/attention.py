@@ -18,6 +18,7 @@ from .branches import (
     branch_sum,
     draw_branches,
     draw_gates,
+    draws_gates,
     gated_outputs,
     is_own,
     merge_scale,
@@ -117,8 +118,9 @@ class MultiBranchAttention(nn.Module):
             shape = self.branches, 1 if self.drop_unit == "branch" else self.num_heads
             device = hidden_states.device
             scale = self.merge_scale if by_head else self.merge_scale / (1 - self.drop_branch)
-            if self.by_sentence:
-                drop = BranchDrop(scale, gates=draw_gates(len(hidden_states), shape, self.drop_branch, device))
+            if draws_gates(self.by_sentence):
+                sentences = len(hidden_states) if self.by_sentence else 1
+                drop = BranchDrop(scale, gates=draw_gates(sentences, shape, self.drop_branch, device))
             else:
                 kept = draw_branches(math.prod(shape), self.drop_branch)
                 skip = self._can_skip(past_key_values, kwargs)

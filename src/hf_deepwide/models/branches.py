@@ -34,6 +34,15 @@ def draw_gates(sentences: int, shape: tuple[int, int], drop_rate: float, device:
     return (torch.rand(sentences, *shape, device=device) >= drop_rate).float()
 
 
+def draws_gates(by_sentence: bool) -> bool:
+    """Whether branches are weighed by 0 or 1 (`draw_gates`), rather than left out for the whole batch.
+
+    So they are, too, within `torch.compile`: a list of branches would break the graph, and each other list would
+    compile it anew. Gates of one sentence then serve all.
+    """
+    return by_sentence or torch.compiler.is_compiling()
+
+
 class BranchDrop(NamedTuple):
     """What drop-branch decides for one forward pass of a sub-layer.
 
@@ -41,7 +50,7 @@ class BranchDrop(NamedTuple):
         scale: the factor of the sub-layer's output: 1/N, and in training 1 / (1 - rho) where whole branches drop.
         kept: the branches to compute. None: all.
         gates: 1 for a kept and 0 for a dropped unit, `[N, units of a branch]`, or `[B, N, units of a branch]` where
-            each sentence has its own. None: nothing that is computed drops.
+            each sentence has its own (`B` is 1 where they share one). None: nothing that is computed drops.
     """
 
     scale: float

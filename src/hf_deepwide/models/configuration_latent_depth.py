@@ -197,6 +197,10 @@ class LatentDepthConfig(DeepWideConfig):
                 f"`posterior_names` must name each of the {self.num_posteriors} posteriors (`num_posteriors`), got "
                 f"{quote(self.posterior_names)}"
             )
+        if self.posterior_names is not None and len({*self.posterior_names}) < self.num_posteriors:
+            raise ValueError(
+                f"`posterior_names` must give each posterior another name, got {quote(self.posterior_names)}"
+            )
 
 
 def ramp(step: int, start: int, length: int) -> float:

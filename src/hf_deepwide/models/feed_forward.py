@@ -16,6 +16,7 @@ from .branches import (
     branch_sum,
     draw_branches,
     draw_gates,
+    draws_gates,
     is_own,
     merge_scale,
     no_branch,
@@ -76,8 +77,9 @@ class MultiBranchFeedForward(nn.Module):
         if not self.training or self.drop_branch == 0:
             return BranchDrop(self.merge_scale)
         scale, device = self.merge_scale / (1 - self.drop_branch), hidden_states.device
-        if self.by_sentence:
-            gates = draw_gates(len(hidden_states), (self.branches, 1), self.drop_branch, device)
+        if draws_gates(self.by_sentence):
+            sentences = len(hidden_states) if self.by_sentence else 1
+            gates = draw_gates(sentences, (self.branches, 1), self.drop_branch, device)
             return BranchDrop(scale, gates=gates)
         kept = draw_branches(self.branches, self.drop_branch)
         plain = is_own(self.fc1, nn.Linear) and is_own(self.fc2, nn.Linear, BranchSum)

@@ -218,8 +218,7 @@ def check_posteriors(posterior_ids: torch.Tensor | None, batch_size: int, config
             f"got a {type(posterior_ids).__name__} {shape}".rstrip()
         )
     looks = posterior_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
-    used = count > 1 or getattr(config, "language_aware", False)
-    if used and looks and ((posterior_ids < 0) | (posterior_ids >= count)).any():
+    if looks and ((posterior_ids < 0) | (posterior_ids >= count)).any():
         raise ValueError(
             f"`posteriors` must be from 0 to {count - 1}, got {posterior_ids.min()} to {posterior_ids.max()}"
         )
