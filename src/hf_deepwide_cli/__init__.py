@@ -6,6 +6,8 @@ also have `run_light`: it does what needs no library, and returns True if nothin
 """
 
 import difflib
+import errno
+import io
 import logging
 import os
 import signal
@@ -39,12 +41,22 @@ COMMANDS = {
 
 
 def main(command: str | None = None) -> None:
-    """Run a subcommand: `command`, else the first word of the command line; Ctrl-C ends it in one word."""
+    """Run a subcommand: `command`, else the first word of the command line; Ctrl-C ends it in one word.
+
+    Nothing that is printed is lost where the terminal knows fewer letters: the others are written as \\u2026.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        run_subcommand(command)
+        with_or_without_reader(lambda: run_subcommand(command))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print("error: the disk is full", file=sys.stderr)
+        sys.exit(2)
 
 
 def run_subcommand(command: str | None) -> None:
@@ -61,10 +73,12 @@ def run_subcommand(command: str | None) -> None:
     else:
         args = parser.parse_args(words)
         try:
-            if hasattr(module, "run_light") and with_or_without_reader(lambda: module.run_light(args)):
+            if hasattr(module, "run_light") and module.run_light(args):
+                sys.stdout.flush()
                 return
-        except OSError:  # goes wrong in `run`, too, which says it in one line
-            pass
+        except OSError as error:  # goes wrong in `run`, too, which says it in one line
+            if error.errno == errno.ENOSPC:  # of standard output, of which only the first error is told
+                raise
         execute(lambda: module.run(args))
 
 
@@ -84,13 +98,17 @@ def execute(run: Callable[[], None]) -> None:
 
     def run_and_leave() -> None:
         with leaving_process_group():
-            with_or_without_reader(run)
+            run()
+            sys.stdout.flush()
 
     run_script(run_and_leave)
 
 
 class Output:
-    """Standard output that is no error without a reader: once `head` has stopped, what is printed goes nowhere."""
+    """Standard output that is no error without a reader: once `head` has stopped, what is printed goes nowhere.
+
+    A disk that is full is an error once.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -109,8 +127,10 @@ class Output:
     def _unless_broken(self, do: Callable[[], int | None]) -> int | None:
         try:
             return do()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for what is printed from here on
+            if not isinstance(error, BrokenPipeError):
+                raise
             return None
 
 

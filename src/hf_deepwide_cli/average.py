@@ -7,7 +7,10 @@ config, the generation config and the tokenizer of the checkpoint named last.
 """
 
 import argparse
+import logging
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,4 +39,10 @@ def run(args: argparse.Namespace) -> None:
         named = [classes[name] for name in config.get("architectures") or [] if name in classes]
         fitting = named[0] if named else family.auto_classes["AutoModel"]
         load_model(fitting, checkpoints[-1])  # refuses weights that its config does not describe
+    stale = [file.name for name in ("README*", "LICEN[CS]E*") for file in sorted(args.output.glob(name))]
     average_checkpoints(checkpoints, args.output)
+    if stale:
+        logger.warning(
+            "%s still holds %s, which the mean has not written: replace what tells of another model",
+            args.output, ", ".join(stale),
+        )  # fmt: skip

@@ -9,7 +9,9 @@ import sys
 from unittest.mock import patch
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 import hf_deepwide_cli
 from hf_deepwide.data.corpora import decode_line
@@ -22,6 +24,7 @@ from hf_deepwide.runs.recipe import PACKAGED, Recipe, differences, load_recipe, 
 from hf_deepwide.runs.yaml_values import parse_yaml
 from hf_deepwide_cli import packaged
 
+MAIN = ("-c", "from hf_deepwide_cli import main; main()")
 LINES = ["drei", "", "eins zwei", "vier", "fünf\u2028sechs"]
 
 
@@ -238,6 +241,27 @@ def test_a_full_disk_is_said_in_one_line_by_light_commands_too(monkeypatch, caps
     assert (ended.value.code, capsys.readouterr().err) == (2, "error: the disk is full\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has this device")
+@pytest.mark.parametrize("start", [MAIN, ("-u", *MAIN)])
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("recipes",), ("recipes", "quickstart")])
+def test_printing_to_a_full_disk_ends_in_one_line(start, words):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        ended = subprocess.run([sys.executable, *start, *words], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (2, b"error: the disk is full\n")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("evaluate", "--help"), ("recipes", "quickstart")])
+def test_what_a_terminal_has_no_letter_for_is_written_by_its_number(words):
+    ended = subprocess.run(
+        [sys.executable, *MAIN, *words],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"\\u2026" in ended.stdout
+
+
 @pytest.mark.parametrize("name", ["classification/mrpc", "masked_lm/multi30k_masked_lm"])
 def test_only_a_translation_recipe_fits_two_files(name, monkeypatch, capsys, tmp_path):
     for side in ("de", "en"):
@@ -253,12 +277,14 @@ def test_only_a_translation_recipe_fits_two_files(name, monkeypatch, capsys, tmp
 EVALUATE = ("evaluate", "--hypotheses", "de", "--reference", "en", "--metrics", "chrf", "--output", "scores.json")
 
 
-MAIN = ("-c", "from hf_deepwide_cli import main; main()")
-
-
 @pytest.mark.parametrize(
     ("start", "words"),
-    [(MAIN, ("recipes", "quickstart")), (("-u", *MAIN), ("recipes",)), (("-u", "-m", "hf_deepwide.cli"), EVALUATE)],
+    [
+        (MAIN, ("recipes", "quickstart")),
+        (("-u", *MAIN), ("recipes",)),
+        (("-u", *MAIN), ("--help",)),
+        (("-u", "-m", "hf_deepwide.cli"), EVALUATE),
+    ],
 )
 def test_files_are_written_when_nobody_reads_what_is_printed(start, words, tmp_path):
     """Unbuffered, the first line finds that its reader has gone; else the end of the program does."""
@@ -487,3 +513,16 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     assert (sum(held), max(held)) == (count, 64)
     assert read.call_count == 1 + 2 * count
     assert max(ahead) <= 64, "lines are read when they are due"
+
+
+def test_a_mean_tells_of_the_card_that_it_leaves(monkeypatch, tmp_path, caplog):
+    for name in ("one", "two", "out"):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.full((2,), float(len(name)))}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text("{}", encoding="utf-8")
+    folders = [str(tmp_path / name) for name in ("one", "out")]
+    call(monkeypatch, "average", *folders, "--output", str(tmp_path / "two"), "--overwrite")
+    assert "still holds" not in caplog.text
+    (tmp_path / "two" / "README.md").write_text("of another model", encoding="utf-8")
+    call(monkeypatch, "average", *folders, "--output", str(tmp_path / "two"), "--overwrite")
+    assert "two still holds README.md, which the mean has not written" in caplog.text
