@@ -86,3 +86,12 @@ def home_expanded(path: str | Path, label: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise UserError(f"{label}: {one_line(path)}: nobody of this name has a home folder") from error
+
+
+def folder_or_hub_id(name: str, label: str) -> str:
+    """`name` as given, but for `~` at the start of a folder's path, which is replaced; `label` opens the message.
+
+    Raises:
+        UserError: nobody of this name has a home folder.
+    """
+    return str(home_expanded(name, label)) if name.startswith("~") else name

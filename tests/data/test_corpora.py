@@ -293,8 +293,12 @@ def test_each_pass_over_a_stream_is_counted_on_its_own(tmp_path, caplog):
     resumed = load_parallel(local(tmp_path, "saved", streaming=True), "train")
     resumed.load_state_dict(stream.state_dict())
     for again in (stream, resumed):
-        with pytest.raises(UserError, match="line 5: a word of 20,001"):
-            list(again)
+        assert [row["source"] for row in again][-1] == "c", (
+            "a run that has begun could not go on with a file that was mended"
+        )
+    assert caplog.text.count("1 with a word of more than 20,000 characters left out, up to row 5") == 2
+    with pytest.raises(UserError, match="line 5: a word of 20,001"):
+        load_parallel(local(tmp_path, "saved"), "train")
     assert caplog.text.count("0 pairs kept, 1 with an empty side left out, up to row 1") == 3
 
 

@@ -1,5 +1,6 @@
 """Several language pairs in one run, as data: arguments, loading, tags, what batches hold, temperature sampling."""
 
+import logging
 from collections import Counter
 
 import numpy as np
@@ -261,3 +262,14 @@ def test_sentences_are_not_searched_once_for_each_kind(monkeypatch):
     assert len(repeats.members) == 2000
     assert len(repeats.extend(np.arange(4000))) == 6000
     assert len(passes) < 10
+
+
+def test_a_language_pair_that_the_length_filters_empty_is_named(corpus, tokenizer, caplog):
+    """Else it would be trained without, and the card would claim it."""
+    (corpus / "en-fr" / "text.fr").write_text("un chien " * 40 + "\n", encoding="utf-8")
+    args = arguments(corpus, train="{pair}/text", max_length=20)
+    add_tags(tokenizer, args)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(UserError, match=r"en-fr: none of its 1 training pairs passes the length filters"):
+        encode(load_parallel(args, "train"), tokenizer, args, filter=True)
+    assert "length filters, en-de: 3 pairs kept, 0 left out" in caplog.text

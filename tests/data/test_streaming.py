@@ -20,6 +20,7 @@ from hf_deepwide.data.streaming import EndlessStream, StreamBatches
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.training.stream_position import collate_stream
 
 PAIRS = [(f"{number} " + "a " * (number % 7), f"{number} " + "b " * (number % 5)) for number in range(97)]
 
@@ -309,3 +310,25 @@ def test_the_loader_of_a_resumed_stream_collates_nothing_for_what_was_seen(corpu
     lengths = list(islice(loader, 5))
     assert lengths[:3] == [0, 0, 0]
     assert all(lengths[3:])
+
+
+def test_a_pass_over_a_stream_has_pieces_of_its_own(corpus):
+    """BPE-dropout and masks are told the pass, also of a stream that is taken up again."""
+
+    class Told:
+        epoch = None
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __call__(self, rows):
+            return self.epoch
+
+    args = arguments(corpus, "text")
+    rows = encode(load_parallel(args, "train"), Words(), args, filter=True)
+    stream = EndlessStream(StreamBatches(rows, 1000, seed=3, buffer_size=1000))
+    passes = list(islice(DataLoader(stream, batch_size=None, collate_fn=collate_stream(Told(), stream)), 6))
+    assert passes == sorted(passes)
+    assert len(set(passes)) > 1
+    stream.start = {"given": 1, "epoch": 4, "stream": None}
+    assert list(islice(DataLoader(stream, batch_size=None, collate_fn=collate_stream(Told(), stream)), 2)) == [{}, 4]

@@ -196,3 +196,13 @@ def test_a_missing_file_is_named(args):
     Path(args.root, "bt.en").unlink()
     with pytest.raises(UserError, match=r"no file .*bt\.en or bt\.en\.gz"):
         load_parallel(args, "train")
+
+
+def test_synthetic_pairs_that_the_length_filters_leave_out_are_missed(args):
+    """With and without a rate."""
+    tokenizer = make_tokenizer(args)
+    for language in ("en", "de"):
+        (Path(args.root) / f"bt.{language}").write_text("one dog and a cat " * 90 + "\n", encoding="utf-8")
+    args.max_length = 60
+    with pytest.raises(UserError, match=r"data\.synthetic: none of its 1 training pairs passes the length filters"):
+        encode(load_parallel(args, "train"), tokenizer, args, filter=True)

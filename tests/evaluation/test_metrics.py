@@ -48,7 +48,7 @@ def test_moses_bleu_is_the_formula_on_the_tokens_of_moses():
     assert found["moses_bleu"] == pytest.approx(naive_bleu(*tokens), abs=1e-9)
     assert found["multi_bleu"] != pytest.approx(found["moses_bleu"], abs=1)
     signature = found["signature"]["moses_bleu"]
-    assert re.search(r"tok:sacremoses-[\d.]+-deu\b", signature)
+    assert re.search(r"tok:sacremoses-[\d.]+-de\b", signature)
     with pytest.raises(UserError, match="moses_bleu splits text by the rules of its language"):
         score(hypotheses, references, metrics=["moses_bleu"])
     lowered = [[line.lower() for line in side] for side in tokens]
@@ -153,6 +153,7 @@ def test_only_the_metrics_asked_for():
         ("a b", ["a b"], {}, "translations: one string"),
         (["a"], ["a"], {"metrics": ["bleu", "ter"]}, "metrics: ter; accepted: bleu, chrf, multi_bleu"),
         (["a"], ["a"], {"metrics": []}, "metrics: none given"),
+        (["a"], ["a"], {"tokenize": "auto"}, "tokenize: auto chooses .* by the target language; give target_lang"),
         (["a"], ["a"], {"tokenize": "13b"}, "tokenize: '13b'; accepted: auto, none, zh, 13a"),
     ],
 )
@@ -171,3 +172,14 @@ def test_evaluate_module_loads_without_a_network(monkeypatch, tmp_path):
     assert metric.compute(predictions=hypotheses, references=references) == score(hypotheses, references)
     lowercased = metric.compute(predictions=hypotheses, references=references, lowercase=True, metrics=METRICS[:1])
     assert lowercased == score(hypotheses, references, lowercase=True, metrics=METRICS[:1])
+
+
+@pytest.mark.parametrize(("two", "three"), [("de", "deu_Latn"), ("fr", "fra_Latn"), ("it", "ita_Latn")])
+def test_moses_has_the_same_rules_for_codes_of_three_letters(two, three):
+    """Abbreviations keep their point, and an apostrophe its side, by the language's own rules."""
+    texts = ["Das ist z. B. Dr. Maier , ca. 3 km weit", "l'eau d'un lac, c.-à-d. ici", "l'acqua dell'anno, ecc. qui"]
+    others = [text.replace("ca. 3", "ca . 3").replace("l'", "l '") for text in texts]
+    scores = [score(texts, others, metrics=["moses_bleu"], target_lang=code)["moses_bleu"] for code in (two, three)]
+    assert scores[0] == scores[1]
+    english = score(texts, others, metrics=["moses_bleu"], target_lang="en")["moses_bleu"]
+    assert scores[0] != english

@@ -51,6 +51,12 @@ RESULTS = {
 
 def tiny_values(output_dir: Path, family: str = "mat", model: dict | None = None, **training) -> dict:
     """The sections of a tiny recipe; 20 steps, in epochs of 6."""
+    by_steps = {
+        f"{kind}_{name}": value
+        for kind in ("eval", "save")
+        for name, value in (("strategy", "steps"), ("steps", 4))
+        if name == "strategy" or training.get(f"{kind}_strategy", "steps") == "steps"
+    }
     return {
         "model": {"family": family, **MODEL, **(model or {})},
         "data": {"format": "phrases", "source_lang": "de", "target_lang": "en", "train_size": 150, "max_length": 128},
@@ -62,10 +68,7 @@ def tiny_values(output_dir: Path, family: str = "mat", model: dict | None = None
             "max_steps": 20,
             "learning_rate": 2e-3,
             "warmup_steps": 5,
-            "eval_strategy": "steps",
-            "eval_steps": 4,
-            "save_strategy": "steps",
-            "save_steps": 4,
+            **by_steps,
             "save_total_limit": 10,
             "logging_steps": 2,
             "disable_tqdm": True,

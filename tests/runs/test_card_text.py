@@ -156,6 +156,23 @@ def test_a_card_names_the_metrics_that_were_computed(tmp_path):
     assert ModelCard(text).data.metrics is None
 
 
+def test_the_scores_of_several_pairs_name_their_places(tmp_path):
+    values, results = tiny_values(tmp_path / "run"), copy.deepcopy(RESULTS)
+    places = {"train": "{pair}/train", "validation": "{pair}/dev", "test": "{sorted_pair}/test"}
+    values["data"] = {"format": "datasets", "name": "talks_{pair}", "pairs": ["en-de", "fr-en"], **places}
+    scores = {"bleu": 3.0, "sentences": 3, "signature": {"bleu": "a"}}
+    results["test"] = {
+        "pairs": {"en-de": scores, "fr-en": scores},
+        "average": {"bleu": 3.0},
+        "signature": {"bleu": "a"},
+    }
+    text = write_model_card(tmp_path, check_recipe(values, "tiny", "tiny.yaml"), results, []).read_text("utf-8")
+    assert [(result.dataset_type, result.dataset_name) for result in ModelCard(text).data.eval_results] == [
+        ("talks_en-de", "de-en/test en-de"),
+        ("talks_fr-en", "en-fr/test fr-en"),
+    ]
+
+
 def test_code_has_metrics_of_its_own_and_no_language(tmp_path):
     recipe, results = load_recipe("code_conala_mat"), copy.deepcopy(RESULTS)
     results["test"] = {"sentence_bleu4": 2.75, "valid_python": 40.0, "sentences": 3,

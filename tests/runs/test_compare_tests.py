@@ -176,7 +176,10 @@ def with_recipes(runs):
         }  # fmt: skip
         for key, value in keys.items():
             section, _, name = key.partition("__")
-            recipe.setdefault(section, {})[name] = value
+            if name:
+                recipe.setdefault(section, {})[name] = value
+            else:
+                recipe[section] = value
         (runs / run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
     for name in LOSSES:
@@ -251,6 +254,12 @@ def test_a_run_of_several_pairs_is_named(runs, with_recipes):
     with_recipes("wide-2", **{f"data__{key}": value for key, value in multilingual.items()})
     with pytest.raises(UserError, match=r"wide-2 translates several language pairs"):
         compare_runs(systems(runs), metrics=["bleu"])
+
+
+def test_phrases_are_one_test_set(runs, with_recipes):
+    with_recipes("plain-1", data={"format": "phrases"})
+    with pytest.raises(UserError, match=r"--test_set x: .*plain-1 was tested on phrases, which are one test set"):
+        compare_runs(systems(runs), metrics=["bleu"], test_set="x")
 
 
 def test_losses_of_two_validation_sets_are_not_compared(runs, with_recipes, caplog):

@@ -198,7 +198,7 @@ def test_a_schedule_that_follows_the_metric_knows_which_way_is_better(schedule, 
     [
         {"load_best_model_at_end": False, "save_total_limit": 1},
         {"load_best_model_at_end": False, "save_steps": 10},
-        {"eval_strategy": "epoch", "save_strategy": "epoch", "save_steps": 10},
+        {"eval_strategy": "epoch", "save_strategy": "epoch", "eval_steps": None, "save_steps": 500},
     ],
 )
 def test_training_arguments_that_agree(fields, tmp_path):
@@ -505,3 +505,47 @@ def test_machines_of_one_brand_are_told_apart(text, name, flags):
 def test_a_mistake_on_the_command_line_names_its_option(overrides, told):
     with pytest.raises(UserError, match=told):
         load_recipe("quickstart", overrides)
+
+
+@pytest.mark.parametrize("task", [TranslationTrainingArguments, ClassificationTrainingArguments])
+def test_steps_beside_a_strategy_of_epochs_are_refused(task, tmp_path):
+    def make(**fields):
+        return task(output_dir=str(tmp_path), use_cpu=True, **fields)
+
+    epochs = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    for name, unset in (("eval", "null"), ("save", "500, the default")):
+        with pytest.raises(ValueError, match=rf"{name}_steps is 40, and {name}_strategy epoch .*recipe sets: {unset}"):
+            make(**epochs, **{f"{name}_steps": 40})
+    assert make(**epochs, save_steps=500).save_strategy == "epoch"
+    steps = make(eval_strategy="steps", eval_steps=40, save_strategy="steps", save_steps=40)
+    assert (steps.eval_steps, steps.save_steps) == (40, 40)
+
+
+def test_an_edited_copy_of_a_packaged_recipe_is_not_passed_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "quickstart.yaml"
+    here.write_text((PACKAGED / "quickstart.yaml").read_text(encoding="utf-8") + "\n# mine\n", encoding="utf-8")
+    assert load_recipe("quickstart").name == "quickstart", "they say the same"
+    here.write_text(to_yaml({"model": {"family": "mat"}}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"quickstart\.yaml, which differs from it, .*write quickstart\.yaml"):
+        load_recipe("quickstart")
+    assert load_recipe("quickstart.yaml").source == "quickstart.yaml"
+    assert load_recipe(PACKAGED / "quickstart.yaml").values["model"]["family"]
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = tiny_values(tmp_path / "run")
+    values["model"] = {"family": "mat", "init_from": "~/base"}
+    values["tokenizer"] = {"path": "~/base"}
+    values["data"] = {"train": "~/corpus/train"}
+    recipe = check_recipe(values, "tiny", "tiny.yaml")
+    assert recipe.init_from == recipe.tokenizer.path == str(tmp_path / "base")
+    assert recipe.data.resolve(recipe.data.train) == tmp_path / "corpus" / "train"
+    assert recipe.values["model"]["init_from"] == "~/base", "a run keeps what was written"
+    values["model"]["init_from"] = values["tokenizer"]["path"] = "some/base"
+    recipe = check_recipe(values, "tiny", "tiny.yaml")
+    assert recipe.init_from == recipe.tokenizer.path == "some/base", "a name on the Hub"
+    values["tokenizer"]["path"] = "~nobody-of-this-name/base"
+    with pytest.raises(UserError, match=r"tokenizer\.path: .*nobody of this name has a home"):
+        check_recipe(values, "tiny", "tiny.yaml")

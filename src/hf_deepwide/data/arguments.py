@@ -31,6 +31,12 @@ RANGES = {
     "max_length_ratio": Range(1, TOKENS),
     "synthetic_rate": Range(0.001, 1000),  # beyond, the pairs of one kind would be seen a thousand times an epoch
 }
+ALONE: dict[str, Any] = {  # keys of several language pairs, and their values where there is one
+    "language_tag": "source",
+    "posteriors": "none",
+    "sampling_temperature": 1.0,
+    "train_only_pairs": [],
+}
 FILES = ("text", "tsv", "jsonl", "datasets")
 READ_BY = {  # the formats that read a key; each other format refuses it
     **dict.fromkeys(("root", "train", "validation", "test", "streaming", "drop_duplicates", "synthetic"), FILES),
@@ -48,9 +54,10 @@ class Places:
 
     def resolve(self, path: str) -> Path:
         """`path` as given if absolute, else under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""
+        place = home_expanded(path, "data")
         if self.root:
-            return home_expanded(self.root, "data.root") / path
-        return home_expanded(os.environ.get(ROOT_VARIABLE) or ".", f"${ROOT_VARIABLE}") / path
+            return home_expanded(self.root, "data.root") / place
+        return home_expanded(os.environ.get(ROOT_VARIABLE) or ".", f"${ROOT_VARIABLE}") / place
 
     def location(self, split: Split) -> str:
         """Where `split` is, or a `UserError` if the recipe does not say."""
@@ -146,6 +153,12 @@ class DataArguments(Places):
         self._check_languages()
         if self.format == "datasets" and self.name is None:
             raise UserError("data.format is 'datasets' but data.name is not set: a Hub name or a local directory")
+        buffer = DataArguments.shuffle_buffer
+        if self.shuffle_buffer != buffer and not self.streaming:
+            raise UserError(
+                f"data.shuffle_buffer is {self.shuffle_buffer}, and only streams have a buffer; set data.streaming: "
+                f"true, or leave it out (to undo what another recipe sets: {buffer}, the default)"
+            )
         if self.streaming and self.drop_duplicates:
             raise UserError("data.drop_duplicates would have to remember a whole stream; turn one of the two off")
         self._check_synthetic()
@@ -190,7 +203,7 @@ class DataArguments(Places):
         if self.pairs is not None:
             self._check_pairs()
             return
-        for name, alone in (("posteriors", "none"), ("sampling_temperature", 1), ("train_only_pairs", [])):
+        for name, alone in ALONE.items():
             if getattr(self, name) != alone:
                 raise UserError(
                     f"data.{name} is {quote(getattr(self, name))} but there is one language pair: set data.pairs"
@@ -288,13 +301,8 @@ class DataArguments(Places):
             place: fill_in(getattr(self, place), pair, f"data.{place}")
             for place in ("train", "validation", "test", "name", "config", "source_field", "target_field")
         }
-        one: dict[str, Any] = {
-            "pairs": None,
-            "train_only_pairs": [],
-            "posteriors": "none",
-            "sampling_temperature": 1.0,
-        }
-        return dataclasses.replace(self, **one, **places, source_lang=source_lang, target_lang=target_lang)
+        languages: dict[str, Any] = {"pairs": None, "source_lang": source_lang, "target_lang": target_lang}
+        return dataclasses.replace(self, **ALONE, **places, **languages)
 
     @property
     def evaluated_pairs(self) -> list[str]:

@@ -6,6 +6,7 @@ Special tokens in a text (`</s>`) are text as any other.
 import logging
 from typing import Any, NamedTuple
 
+import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
@@ -70,7 +71,33 @@ def encode(
     keep.log()
     if not kept:
         raise UserError(f"none of the {len(encoded)} training pairs passes the length filters: {keep}")
+    if args.pairs is not None and len(args.pairs) > 1:
+        check_shares(encoded["pair"][:], kept, args.pairs)
+    elif mixed:
+        check_shares(encoded["synthetic"][:], kept, ["data.train", "data.synthetic"])
     return encoded if len(kept) == len(encoded) else encoded.select(kept)
+
+
+def check_shares(kinds: list[int], kept: list[int], names: list[str]) -> None:
+    """Log how many sentence pairs the length filters kept of each kind, and see that each kind has some.
+
+    Args:
+        kinds: the kind of each sentence pair, an index into `names`: its languages, or real and synthetic.
+        kept: the indices of the sentence pairs that stay.
+        names: what the kinds are called.
+
+    Raises:
+        UserError: all sentence pairs of a kind are left out.
+    """
+    before = np.bincount(kinds, minlength=len(names))
+    after = np.bincount(np.asarray(kinds)[kept], minlength=len(names))
+    for name, found, stays in zip(names, before, after, strict=True):
+        logger.info("length filters, %s: %d pairs kept, %d left out", name, stays, found - stays)
+        if not stays:
+            raise UserError(
+                f"{name}: none of its {found} training pairs passes the length filters; raise data.max_length or "
+                "data.max_length_ratio, or leave it out"
+            )
 
 
 class PairEncoder:

@@ -145,6 +145,11 @@ class EndlessStream(torch.utils.data.IterableDataset):
         self.position: dict[str, Any] | None = None  # where the last batch came from
         self.epochs = 0.0  # passes so far; 0 within the first one, as nobody knows how long it is
 
+    @property
+    def epoch(self) -> int:
+        """The pass that the last batch came from, counted from 0."""
+        return self.stream.epoch
+
     def __iter__(self) -> Iterator[list[dict]]:
         start, processes = self.start or {}, self.stream.world_size
         then = start.get("processes", processes)  # each process counted its own batches

@@ -22,6 +22,7 @@ from ..limits import Range, check_numbers
 from ..loading import load_tokenizer
 from ..models.word_tokenizer import WordTokenizer, text_steps
 from ..progress import shows_bars
+from ..reading import folder_or_hub_id
 from .arguments import Places
 from .bpe_codes import SPECIAL_TOKENS, finish, tokenizer_from_codes
 from .new_languages import CODE
@@ -92,6 +93,8 @@ class TokenizerArguments:
                     f"tokenizer.{name} is {quote(size)}; it must exceed the 4 special tokens, and be {LARGEST:,} at "
                     "most"
                 )
+        if self.path:
+            self.path = folder_or_hub_id(self.path, "tokenizer.path")
         if self.path and self.codes:
             raise UserError("tokenizer.path and tokenizer.codes are both set; set the one that is meant")
         for code, related in self.new_languages.items():

@@ -21,8 +21,14 @@ METRICS = ("bleu", "chrf", "multi_bleu")
 MOSES = "moses_bleu"
 ALL_METRICS = (*METRICS, MOSES, *CODE_METRICS)
 
-# Three-letter codes, as NLLB's zho_Hans, of the languages that sacreBLEU has tokenizers for by their two letters.
-_TWO_LETTERS = {"zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko"}
+# Three-letter codes, as in NLLB's zho_Hans, of the languages that sacreBLEU or Moses have rules for by two letters.
+_TWO_LETTERS = {
+    "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "asm": "as", "ben": "bn", "cat": "ca",
+    "ces": "cs", "deu": "de", "ell": "el", "eng": "en", "spa": "es", "est": "et", "fin": "fi", "fra": "fr",
+    "gle": "ga", "guj": "gu", "hin": "hi", "hun": "hu", "isl": "is", "ita": "it", "kan": "kn", "lit": "lt",
+    "lvs": "lv", "lav": "lv", "mal": "ml", "mar": "mr", "nld": "nl", "ory": "or", "pan": "pa", "pol": "pl",
+    "por": "pt", "ron": "ro", "rus": "ru", "slk": "sk", "slv": "sl", "swe": "sv", "tam": "ta", "tel": "te",
+}  # fmt: skip
 
 # What Python's `str.split` takes for a space and Perl's byte-wise `split` does not. Each is moved to a
 # private-use character of its own: a no-break space then stays inside its token, as it does in
@@ -94,6 +100,10 @@ def build_metrics(
         raise UserError(f"metrics: {', '.join(unknown) or 'none given'}; accepted: {', '.join(ALL_METRICS)}")
     if tokenize != "auto" and tokenize not in BLEU.TOKENIZERS:
         raise UserError(f"tokenize: {quote(tokenize)}; accepted: auto, {', '.join(BLEU.TOKENIZERS)}")
+    if tokenize == "auto" and "bleu" in names and not target_lang:
+        raise UserError(
+            "tokenize: auto chooses sacreBLEU's tokenizer by the target language; give target_lang (--target_lang)"
+        )
     language = re.split("[-_]", target_lang or "")[0].lower()  # of zh-CN and zh_Hans: zh
     metrics: dict[str, Metric] = {}
     for name in names:

@@ -75,6 +75,7 @@ class ClassificationRecipe(Recipe):
         "problem_type": "each sentence has one class",
         **dict.fromkeys(("id2label", "label2id", "num_labels"), "the classes are those of the data; see data.labels"),
         "resume_from_checkpoint": "an interrupted run is resumed by itself",
+        **{name: REFUSED[name] for name in REFUSED if name.startswith("hub_")},
         "push_to_hub": REFUSED["push_to_hub"],
         "greater_is_better": "the largest score is the best one",
         "save_only_model": REFUSED["save_only_model"],

@@ -280,6 +280,8 @@ def _compared(path: Path, data: DataArguments, test_set: str | None) -> DataArgu
     """The section of a run's recipe with the test set that is compared alone; None: with all."""
     if test_set is None:
         return data
+    if data.format == "phrases":
+        raise UserError(f"--test_set {test_set}: {path} was tested on phrases, which are one test set; leave it out")
     sets = _test_sets(data)
     if test_set not in sets:
         raise UserError(f"--test_set {test_set}: {path} was tested on {', '.join(sets)}")

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .. import card_text
-from ..data.arguments import DataArguments, split_pair
+from ..data.arguments import DataArguments, fill_in, split_pair
 from ..durable import write_whole
 from ..errors import UserError
 from ..families import FAMILIES
@@ -131,11 +131,14 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
         by_name = {name: (f"{name} {only}", scores) for name, scores in sets.items()}
     else:
         test_name = ", ".join(_test_names(data))
-        by_name = {pair: (f"{test_name} {pair}", scores) for pair, scores in test.get("pairs", {only: test}).items()}
+        by_name = {
+            pair: (f"{_of_pair(test_name, pair, data)} {pair}", scores)
+            for pair, scores in test.get("pairs", {only: test}).items()
+        }
     return [
         EvalResult(
             task_type="translation",
-            dataset_type=card_text.plain(portable(data.name) or data.format),
+            dataset_type=card_text.plain(_of_pair(portable(data.name), name, data) or data.format),
             dataset_name=card_text.plain(title),
             # The Hub puts scores of one type and config together.
             dataset_config=card_text.plain(name) if len(by_name) > 1 else None,
@@ -146,6 +149,11 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
         for name, (title, scores) in by_name.items()
         for metric in _metrics(results)
     ]
+
+
+def _of_pair(place: str | None, pair: str, data: DataArguments) -> str | None:
+    """A place of the data, with the languages filled in where the run has several language pairs."""
+    return place if data.pairs is None else fill_in(place, pair, "data")
 
 
 def _test_names(data: DataArguments) -> list[str]:

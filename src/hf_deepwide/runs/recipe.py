@@ -27,7 +27,7 @@ from ..durable import is_same
 from ..errors import UserError, one_line, quote
 from ..evaluation.translate import EvaluationArguments
 from ..models.quoting import QUOTED
-from ..reading import home_expanded, read_json, read_text
+from ..reading import folder_or_hub_id, home_expanded, read_json, read_text
 from ..redaction import hide, take_secrets, with_secrets
 from ..training.arguments import REFUSED, TranslationTrainingArguments
 from .recipe_checks import (
@@ -103,7 +103,8 @@ class Recipe:
     @property
     def init_from(self) -> str | None:
         """The checkpoint that training starts from, if any."""
-        return self.values["model"].get("init_from")
+        name = self.values["model"].get("init_from")
+        return name and folder_or_hub_id(name, f"{self.source}: model.init_from")
 
     @property
     def model_fields(self) -> dict[str, Any]:
@@ -147,15 +148,17 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
         UserError: no such file; not YAML; an unknown section or key (names the nearest one); a value of a wrong
             type or out of range. Each message starts with the file (or the override) and the key's dotted path.
     """
-    path = find_recipe(path)
+    given, path = Path(path), find_recipe(path)
+    if not given.is_absolute():
+        refuse_hidden_copy(path, kind)
     values = read_values(path, kind)
     name, mark = path.stem, read_mark(path.parent) if path.name == RECIPE else None
     if mark is not None:
         name = mark.get("name", path.absolute().parent.name)
         values["training"]["output_dir"] = str(path.parent)
-    given = parse_overrides(overrides)
+    changes = parse_overrides(overrides)
     asked: dict[str, Any] = {}
-    for key, value in given:
+    for key, value in changes:
         section, _, field = key.partition(".")
         option = f"--{one_line(key, QUOTED)}"
         if not field or "." in field:
@@ -172,7 +175,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
         check_tokenizer_keys(asked, values["tokenizer"], str(path))
         return check_recipe(values, name, str(path), kind)
     except UserError as error:
-        named = [f"--{key}" for key, _ in given if _is_named(key, str(error))]
+        named = [f"--{key}" for key, _ in changes if _is_named(key, str(error))]
         raise UserError(f"{error} (set by {', '.join(named)})" if named else str(error)) from None
 
 
@@ -200,6 +203,23 @@ def find_recipe(path: str | Path) -> Path:
     near = difflib.get_close_matches(str(name), known, n=1) or [each for each in known if each.endswith(f"/{name}")]
     hint = f"did you mean {near[0]!r}?" if near else "`hf-deepwide recipes` lists the packaged ones"
     raise UserError(f"there is no recipe {quote(str(path))}: no file, and no packaged recipe of this name; {hint}")
+
+
+def refuse_hidden_copy(path: Path, kind: type[Recipe]) -> None:
+    """See that no file of the name of a packaged recipe, with other content, lies in the working directory.
+
+    Raises:
+        UserError: there is such a file: an edited copy, which would not be used.
+    """
+    copy_here = Path(path.name)
+    if not (path.is_relative_to(PACKAGED) and copy_here.is_file()):
+        return
+    if read_values(copy_here, kind) == read_values(path, kind):
+        return
+    raise UserError(
+        f"{path.stem} is the name of a packaged recipe, and {copy_here}, which differs from it, lies in the working "
+        f"directory. To use the file, write {copy_here}; to use the packaged recipe, give the file another name"
+    )
 
 
 def packaged_recipes() -> list[str]:

@@ -16,7 +16,7 @@ from ..redaction import without_secrets
 from .depth import DepthArguments
 from .faults import FaultArguments
 from .lora import LoraArguments
-from .ranges import RANGES, check_batches, check_choices, check_files, follow_metric
+from .ranges import RANGES, check_batches, check_choices, check_files, check_steps, follow_metric
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,10 @@ REFUSED = {
         _EVALUATION,
     ),
     "neftune_noise_alpha": "no noise is added to the embeddings of these models; raise model.dropout",
-    "push_to_hub": "share a finished run with `hf-deepwide share`",
+    **dict.fromkeys(
+        ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
+        "share a finished run with `hf-deepwide share`",
+    ),
 }
 
 
@@ -210,6 +213,7 @@ class TranslationTrainingArguments(
         if self.save_total_limit is None:
             # the newest (to resume from, or all that are averaged) and the best
             self.save_total_limit = max(self.average_last, 1) + 1
+        check_steps(self)
         self._check_saving()
         super().__post_init__()
         self._check()

@@ -17,7 +17,7 @@ from .arguments import OneDevice, WithoutSecrets
 from .checkpoints import find_best, load_state
 from .faults import NonFiniteError
 from .preemption import Preemption
-from .ranges import COUNT, RANGES, check_choices, follow_metric
+from .ranges import COUNT, RANGES, check_choices, check_steps, follow_metric
 
 METRICS = ("accuracy", "f1", "matthews")
 SIZES = ("per_device_train_batch_size", "per_device_eval_batch_size", "eval_accumulation_steps")
@@ -52,6 +52,7 @@ class ClassificationTrainingArguments(WithoutSecrets, OneDevice, TrainingArgumen
         for seed in self.seeds:
             if not RANGES["seed"].holds(seed):
                 raise ValueError(f"seeds: {quote(seed)} is not accepted; accepted: {RANGES['seed']}")
+        check_steps(self)
         super().__post_init__()
         self.dataloader_pin_memory &= torch.cuda.is_available()  # without a GPU, PyTorch warns of it in each epoch
         if self.metric_for_best_model not in METRICS:

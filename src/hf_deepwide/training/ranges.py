@@ -82,6 +82,23 @@ def check_files(args: Seq2SeqTrainingArguments) -> None:
             raise ValueError(f"{name}: {one_line(path)} is {found}, not a JSON file")
 
 
+def check_steps(args: TrainingArguments) -> None:
+    """Refuse numbers of steps beside a strategy that counts epochs; before the parent fills in what is not given.
+
+    Raises:
+        ValueError: names the argument, its value, and what to set.
+    """
+    for kind in ("eval", "save"):
+        strategy, steps = getattr(args, f"{kind}_strategy"), getattr(args, f"{kind}_steps")
+        default = getattr(TrainingArguments, f"{kind}_steps")
+        if getattr(strategy, "value", strategy) == "epoch" and steps != default:
+            unset = "null" if default is None else f"{default}, the default"
+            raise ValueError(
+                f"{kind}_steps is {steps:g}, and {kind}_strategy epoch does not read it; set {kind}_strategy: steps, "
+                f"or leave {kind}_steps out (to undo what another recipe sets: {unset})"
+            )
+
+
 def check_batches(args: Seq2SeqTrainingArguments) -> None:
     """Refuse what the trainers of batches by tokens do not take.
 
@@ -142,6 +159,10 @@ def check_choices(args: TrainingArguments) -> None:
         raise ValueError(f"torch_compile_mode is {quote(args.torch_compile_mode)}; accepted: {', '.join(modes)}")
     _try_checkpointing(args)
     optimizer = str(args.optim).split(".")[-1].lower()
+    if args.optim_target_modules and not optimizer.startswith(("galore", "apollo")):
+        raise ValueError(
+            f"optim_target_modules is read by the optimizers galore and apollo, and optim is {optimizer}; leave it out"
+        )
     package = next((package for name, package in WANTS_MODEL.items() if optimizer.startswith(name)), None)
     if package is None:
         _try_optimizer(args)

@@ -45,6 +45,18 @@ class StreamPosition(TrainerCallback, ExportableState):
         return {"args": {"position": position}, "attributes": {}}
 
 
-def collate_stream(collator: Any) -> Any:
-    """`collator` for the batches of an `EndlessStream`: nothing is made of those that stand for what was seen."""
-    return lambda rows: collator(rows) if rows else {}
+def collate_stream(collator: Any, stream: EndlessStream) -> Any:
+    """`collator` for the batches of `stream`: nothing is made of those that stand for what was seen.
+
+    A collator that makes other batches in each pass is told the pass. No worker reads ahead of it.
+    """
+    tell = getattr(collator, "set_epoch", None)
+
+    def collate(rows: list[dict]) -> dict[str, Any]:
+        if not rows:
+            return {}
+        if tell is not None:
+            tell(stream.epoch)
+        return collator(rows)
+
+    return collate

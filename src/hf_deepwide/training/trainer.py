@@ -436,7 +436,8 @@ class TokenBatchTrainer(Trainer):
             if args.dataloader_num_workers:
                 logger.info("a stream is read without workers: dataloader_num_workers is not used")
             self.add_callback(StreamPosition())
-            return DataLoader(EndlessStream(stream), batch_size=None, collate_fn=collate_stream(collator))
+            endless = EndlessStream(stream)
+            return DataLoader(endless, batch_size=None, collate_fn=collate_stream(collator, endless))
         sampler = self._sampler(
             self.train_dataset,
             args.max_tokens,
