@@ -201,7 +201,7 @@ ARGUMENTS = {
         lambda at: at.put("b", bytes(256)), (*FILES, "--hypotheses", "b"), ["b, line 1: a zero byte"],
     ),
     "evaluate unequal files": (
-        lambda at: at.put("b", "x\n"), (*FILES, "--hypotheses", "b"), ["b has 1 lines but corpus/test.de has 4"],
+        lambda at: at.put("b", "x\n"), (*FILES, "--hypotheses", "b"), ["b: 1 line; corpus/test.de: 4 lines"],
     ),
     "evaluate into what exists": (None, (*FILES, "--output", "recipe.yaml"), ["recipe.yaml exists", "--overwrite"]),
     "evaluate into no folder": (None, (*FILES, "--output", "no/x"), ["there is no folder no; make it first"]),

@@ -147,7 +147,7 @@ def test_only_the_metrics_asked_for():
 @pytest.mark.parametrize(
     ("hypotheses", "references", "settings", "message"),
     [
-        (["a"] * 3, ["a"] * 4, {}, "translations has 3 lines but references has 4"),
+        (["a"] * 3, ["a"] * 4, {}, "translations: 3 lines; references: 4 lines"),
         ([], [], {}, "translations: empty"),
         (["a"], [], {}, "references: empty"),
         ("a b", ["a b"], {}, "translations: one string"),

@@ -170,7 +170,7 @@ def test_numbers_sacrebleu_would_take_otherwise_are_refused(field):
 
 
 def test_names_the_system_with_a_wrong_length(references):
-    with pytest.raises(UserError, match="the system's translations has 79 lines but references has 80"):
+    with pytest.raises(UserError, match="the system's translations: 79 lines; references: 80 lines"):
         compare_systems(references, references[:-1], references)
-    with pytest.raises(UserError, match="the baseline's translations has 80 lines but references, 2 times has 160"):
+    with pytest.raises(UserError, match="the baseline's translations: 80 lines; references, 2 times: 160 lines"):
         compare_systems(references, references * 2, references, runs=2)

@@ -173,11 +173,11 @@ def test_long_sources_are_cut_with_one_warning(model, tokenizer, sources, caplog
     with caplog.at_level(logging.WARNING, logger="hf_deepwide"):
         translations = translate(model, tokenizer, long, QUICK)
     (record,) = [record for record in warnings_in(caplog) if record.name.startswith("hf_deepwide")]
-    assert "2 of 4 sources are longer than the 64 tokens" in record.getMessage()
-    assert "line 2, 4" in record.getMessage()
+    assert "2 of 4 sources cut to the 64 tokens" in record.getMessage()
+    assert "lines 2, 4" in record.getMessage()
     caplog.clear()
     translate(model, tokenizer, long, QUICK, first_line=2049)
-    assert "line 2050, 2052" in caplog.text
+    assert "lines 2050, 2052" in caplog.text
     caplog.clear()
     cut = ["w1 w2 " * 31 + "w1", "w3 " * 63]  # 63 words and the end of sentence
     assert translate(model, tokenizer, cut, QUICK) == translations[1::2]

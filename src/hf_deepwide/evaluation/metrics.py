@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 
-from ..errors import UserError, need, one_line, quote
+from ..errors import UserError, need, number_of, one_line, quote
 from .code_metrics import CODE_METRICS, build_code_metric
 
 METRICS = ("bleu", "chrf", "multi_bleu")
@@ -150,8 +150,8 @@ def check_parallel(
             raise UserError(f"{name}: empty; at least one sentence is needed for a score")
     if len(hypotheses) != len(references):
         raise UserError(
-            f"{names[0]} has {len(hypotheses)} lines but {names[1]} has {len(references)}; "
-            "both must hold the same sentences in the same order, one a line"
+            f"{names[0]}: {number_of(len(hypotheses), 'line')}; {names[1]}: {number_of(len(references), 'line')}. "
+            "Both must hold the same sentences in the same order, one a line"
         )
 
 

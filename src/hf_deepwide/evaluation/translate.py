@@ -376,8 +376,8 @@ def _encode(languages: Languages, choice: Choice, sources: Sequence[str], limit:
     if too_long:
         lines = ", ".join(map(str, too_long[:10])) + (", …" if len(too_long) > 10 else "")
         logger.warning(
-            "%d of %d sources are longer than the %d tokens the model reads and were cut (line %s)",
-            len(too_long), len(encoded), limit, lines,
+            "%d of %d sources cut to the %d tokens that the model reads: %s %s",
+            len(too_long), len(encoded), limit, "line" if len(too_long) == 1 else "lines", lines,
         )  # fmt: skip
     return encoded
 

@@ -1,11 +1,11 @@
 """Attention of one new token in each row, with the keys and values of all tokens before it.
 
-The equations are those of `attention.py`. Here they serve decoding alone: nothing is dropped, no token is hidden from
-a later one, and weights stay as they are. So q, k and v are one product, 1/sqrt(H) is in W_q, and 1/N is in the output
-projection.
+The equations are the equations of `attention.py`, for decoding alone. Nothing is dropped, the new token sees all
+tokens before it, and weights do not change. So one matrix product makes q, k and v. W_q holds the factor 1/sqrt(H),
+and the output projection holds the factor 1/N.
 
-Keys are kept in the order that the product with the queries reads best. Where several beams read the same keys, they
-are turned: the numbers of one feature stand together.
+Keys are stored in the order that is fastest for the product with the queries. Where several beams share keys, they are
+transposed: the numbers of one feature are neighbours.
 
 Shapes: R rows, that is sentences times beams, B sentences, S source length, t tokens so far, D model width, heads of
 all branches, H head width.

@@ -15,9 +15,9 @@ class LatentDepthConfig(DeepWideConfig):
     last two terms exist in training only. They grow linearly from zero. The third term starts to grow when the second
     term has its full weight:
 
-        t0 = soft_selection_steps or 0         the last step before hard selection
-        t0 .. t0 + kl_anneal_steps             the KL term is annealed
-        .. + target_depth_anneal_steps         so is then the target depth
+        t0 = soft_selection_steps or 0               the last step before hard selection
+        t0 to t1 = t0 + kl_anneal_steps              the weight of the KL term grows
+        t1 to t1 + target_depth_anneal_steps         the weight of the target depth grows
 
     Args:
         latent_encoder, latent_decoder: which stacks choose their layers.
@@ -31,8 +31,8 @@ class LatentDepthConfig(DeepWideConfig):
         layer_prior: p(z): `"uniform"` is Beta(1, 1), `"beta"` Beta(`prior_select`, `prior_skip`), `"aggregated"` the
             mean of all posteriors (Eq. 7), through which no gradient flows.
         prior_select, prior_skip: a and b of the Beta prior; a > b favours selecting.
-        soft_selection_steps: t after which training selects hard, 0 or 1, with the gradient of the soft sample
-            (straight-through); None: samples are soft throughout, as in the paper.
+        soft_selection_steps: the number of steps with soft samples. After these, training selects hard, 0 or 1, with
+            the gradient of the soft sample (straight-through). None: samples stay soft, as in the paper.
         kl_weight: beta. The released code's 0.1 averages over its 24 layers, where Eq. 4 sums.
         kl_anneal_steps: steps in which beta grows from 0.
         kl_reduction: over layers, the `"sum"` of Eq. 4 or the released code's `"mean"`. Posteriors are averaged.

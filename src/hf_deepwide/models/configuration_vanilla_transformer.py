@@ -67,8 +67,8 @@ class VanillaTransformerConfig(DeepWideConfig):
         routing_iterations: of `"em_routing"`, how often the votes are weighed.
         encoder_solver: None, or `"rk2"` (Li et al. 2022): each encoder layer is evaluated twice, and a learned gate
             weighs what the two evaluations add.
-        attention_block: in attention residuals, how many layers add up to one source. None: each sub-layer's output
-            is a source.
+        attention_block: the number of layers whose sum is one source of attention residuals. None: the output of each
+            sub-layer is a source.
         residual_streams: n, the streams of `"hyper"` and `"mhc"`.
         dynamic_streams: whether the weights of `"hyper"` also depend on the streams themselves, at each position.
         sinkhorn_iterations: how often `"mhc"` normalises the columns of a mixing matrix.
@@ -84,8 +84,8 @@ class VanillaTransformerConfig(DeepWideConfig):
             convolutions and up to four attentions.
         luna_length: l, the length of that sequence.
         luna_tie_kv: whether the values of Luna's attentions are their keys.
-        luna_activation: of Luna's causal attention, what stands where a softmax would see later tokens. `"softplus"`:
-            log2(1 + 2^x), as in the released code; or `"elu"`: elu(x) + 1.
+        luna_activation: the function that replaces the softmax in Luna's causal attention, because a softmax would
+            see later tokens. `"softplus"`: log2(1 + 2^x), as in the released code; or `"elu"`: elu(x) + 1.
         encoder_kernel_sizes, decoder_kernel_sizes: the widths of the kernels of dynamic convolutions, from the first
             layer up; the last one is that of all further layers. None: 3, 7, 15 and 31.
         language_aware: whether each language has norms of its own, and a matrix behind the encoder (Zhang et al.

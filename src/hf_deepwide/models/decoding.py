@@ -57,7 +57,9 @@ MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEA
 ARGUMENTS = {"encoder_outputs", "attention_mask", *CACHE_NAMES, "use_cache", "posteriors"}
 PACKAGES = (__name__.rpartition(".")[0], "torch.nn.modules", "transformers.activations")
 MANY = 4  # rows from which on `ManyRowsSelfAttentionStep` is faster
-SIZES = 4  # of a batch while sentences end: each size compiles kernels, and fewer ended ones are not worth a copy
+# A batch has at most so many sizes while its sentences end. Each new size compiles kernels again, and to remove a few
+# sentences costs more, in copies of the cache, than it saves.
+SIZES = 4
 RECORDER = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless a call asks for records
 
 

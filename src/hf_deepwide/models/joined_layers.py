@@ -19,7 +19,7 @@ class Join(nn.Module):
     """What joins one sub-layer to the layers before it; its weights are plain parameters."""
 
     def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
-        """`number` counts the joints of a stack from 0, and each of the stack's layers has so many `joints`."""
+        """`number` is the place of this joint in its stack, from 0; `joints` is how many joints each layer has."""
         super().__init__()
 
     def initialise(self, config: VanillaTransformerConfig) -> None:

@@ -17,10 +17,10 @@ HAS_ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
-FEW = 2  # rows with which float32 products wait for memory alone, so that no copy gains anything; MKL's: one more
-SOME = 12  # rows from which on a copy for MKL pays for all matrices: for fewer it takes as long as it can save
-LARGE = 2**20  # numbers in a matrix whose copy pays for fewer rows already: the vocabulary's
-AHEAD = 2**15  # numbers in a matrix from which on it does not stay in the caches from step to step
+FEW = 2  # up to so many rows a float32 product waits for memory alone, and no copy is faster; for MKL one row more
+SOME = 12  # from so many rows on a copy for MKL pays for each matrix; for fewer rows it costs what it saves
+LARGE = 2**20  # a matrix of so many numbers, such as the vocabulary's, pays for its copy with fewer rows, too
+AHEAD = 2**15  # a matrix of so many numbers does not stay in the processor's caches between two steps
 LINE = 16  # float32 numbers that a processor fetches at once
 
 

@@ -59,9 +59,10 @@ class ReZeroDecoderLayer(ReZero, DecoderLayer):
 
 
 class DeepNorm:
-    """Post-norm whose input weighs more the deeper the model is: LN(alpha * x + dropout(sublayer(x))).
+    """Post-norm with a weighed input, LN(alpha * x + dropout(sublayer(x))). Alpha grows with the depth of the model.
 
-    The values, the output and the feed-forward projections start smaller by beta. Both are constants of a stack:
+    The first weights of the projections `v_proj`, `out_proj`, `fc1` and `fc2` are multiplied by beta. Each stack has
+    its own two constants, with N encoder layers and M decoder layers:
 
         encoder   alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16)
         decoder   alpha = (3 M)^(1/4),         beta = (12 M)^(-1/4)

@@ -92,9 +92,10 @@ def can_search(
 
 
 def longest(model: nn.Module, config: GenerationConfig, begun: int) -> int:
-    """Most tokens that a row can have: those that are asked for, or one more than the model has positions.
+    """The length, in tokens, at which the search ends: `max_length`, or one token more than the model has positions.
 
-    A row of `begun` tokens that is already too long is refused by the model, at the first step.
+    The last token is never read, so it needs no position. If the `begun` tokens are too many already, one step is
+    made, in which the model refuses them.
     """
     return max(begun + 1, min(config.max_length, model.config.max_position_embeddings + 1))
 
