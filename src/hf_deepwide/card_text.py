@@ -170,6 +170,15 @@ def _is_named(use: str) -> bool:
     return "trust_remote_code=True" in use and literal(UNNAMED) not in use
 
 
+def license_of(card: str) -> str | None:
+    """The licence that a card's metadata name; None where they name none, or cannot be read."""
+    try:
+        named = ModelCard(card, ignore_metadata_errors=True).data.to_dict().get("license")
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError):  # it is foreign text, and is told of elsewhere
+        return None
+    return named if isinstance(named, str) else None
+
+
 def check_license(license: str) -> None:
     """Refuse what cannot be the Hub's name of a licence.
 

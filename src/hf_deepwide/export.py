@@ -387,6 +387,7 @@ def _write_card(
         logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
         _copy_linked(there, staged, earlier)
         return
+    named = None if there is None else card_text.license_of(there.read_text(encoding="utf-8"))
     if there is not None and _class_in(there.parent) != _class_in(staged):
         there = None
     card, stock = beside or there, model.config.model_type not in all_families()
@@ -402,9 +403,10 @@ def _write_card(
         except UnicodeDecodeError as error:
             raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
         _copy_linked(card, staged, None if card == beside else earlier)
-    (staged / CARD).write_text(
-        card_text.for_repository(text, repo_id, license, shown if stock else None, model), encoding="utf-8"
-    )
+    text = card_text.for_repository(text, repo_id, license, shown if stock else None, model)
+    if named is not None and card_text.license_of(text) is None:
+        logger.warning("share: the earlier card named the licence %s, and this card names none; see --license", named)
+    (staged / CARD).write_text(text, encoding="utf-8")
 
 
 def _class_in(folder: Path) -> tuple[Any, Any] | None:

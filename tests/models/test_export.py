@@ -574,7 +574,7 @@ def test_an_edited_card_takes_no_licence(shared, tokenizer, tmp_path):
     assert contents(folder) == before
 
 
-def test_a_card_of_another_class_is_not_kept(tokenizer, tmp_path):
+def test_a_card_of_another_class_is_not_kept(tokenizer, tmp_path, caplog):
     models = [new_model(FAMILIES[name], tokenizer) for name in ("mat", "vanilla_transformer")]
     for model, license in zip(models, ("mit", None), strict=True):
         share(model, tmp_path / "out", tokenizer=tokenizer, license=license, overwrite=True, verify=False)
@@ -582,6 +582,7 @@ def test_a_card_of_another_class_is_not_kept(tokenizer, tmp_path):
     assert "`vanilla_transformer`" in card
     assert "`mat`" not in card
     assert "mit" not in card
+    assert "the earlier card named the licence mit, and this card names none; see --license" in caplog.text
 
 
 def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
