@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from model_cases import SIZES, build, pair
+from model_checks import check_refused
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_deepwide.errors import UserError
-from hf_deepwide.exporting.ctranslate2_spec import check_expressible
-from hf_deepwide.exporting.stock import check_fit
 from hf_deepwide.models.branched_attention import BranchedAttention, SimplexWeights, nearest_on_simplex
 from hf_deepwide.models.training_callback import TrainingStep
 
@@ -148,21 +146,7 @@ def test_logs_how_uneven_the_branches_are():
     ],
 )
 def test_names_what_does_not_fit(fields, words):
-    with pytest.raises(ValueError, match=r".") as error:
-        VanillaTransformerConfig(**{**SIZES, "layer_form": "weighted", **fields})
-    assert [word for word in words if word not in str(error.value)] == []
-
-
-def test_doors_to_other_models_refuse_branched_attention():
-    model = build("vanilla-weighted")
-    with pytest.raises(UserError, match="`layer_form` cannot be"):
-        VanillaTransformerForConditionalGeneration.from_base(build("vanilla"), layer_form="weighted")
-    with pytest.raises(UserError, match=r"cannot start from .*`layer_form` is"):
-        VanillaTransformerForConditionalGeneration.from_base(model)
-    with pytest.raises(UserError, match="`layer_form` is 'weighted'"):
-        check_expressible(model)
-    with pytest.raises(UserError, match="`layer_form` is 'weighted'"):
-        check_fit(model.config, "marian")
+    check_refused(VanillaTransformerConfig, {**SIZES, "layer_form": "weighted", **fields}, words)
 
 
 def test_reports_attention_weights_of_every_head():

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from model_cases import CASES, SIZES, build, leaves, pair, scramble, sentences, tokens
+from model_checks import check_equations, check_learning
 from naive_depthwise_lstm import step_in_depth
 from naive_transformer import logits as naive_logits
 from torch.utils.flop_counter import FlopCounterMode
@@ -61,20 +62,10 @@ def compare_with_equations(model):
     """Logits and the gradient of every parameter, given a random direction, in float64."""
     batch = pair((3, 2), (3, 2))
     weights = leaves(model)
-    got = model(**batch).logits
-    loss = expected_loss = 0
-    for row, (source, target) in enumerate(sentences(batch)):
-        expected = naive_logits(weights, model.config, source, target)
-        here = got[row, : len(target)]
-        torch.testing.assert_close(here, expected, atol=1e-10, rtol=1e-10)
-        direction = random(*expected.shape, seed=row).detach()
-        loss, expected_loss = loss + (here * direction).sum(), expected_loss + (expected * direction).sum()
-    loss.backward()
-    expected_loss.backward()
+    expected = [naive_logits(weights, model.config, *each) for each in sentences(batch)]
+    check_equations(model, model(**batch).logits, weights, expected)
     for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
         assert parameter.grad.abs().max() > 1e-6 or name.endswith("k_proj.bias"), f"{name} does not matter"
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-9, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
 # The equations
@@ -336,16 +327,7 @@ def test_a_decoder_that_shares_with_the_encoder_says_so_when_it_is_called_alone(
 
 def test_a_few_steps_of_training_lower_the_loss():
     torch.manual_seed(0)
-    model, batch = DepthwiseLSTMForConditionalGeneration(config_of(d_model=16)).train(), pair()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(40):
-        loss = model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.6 * losses[0]
+    check_learning(DepthwiseLSTMForConditionalGeneration(config_of(d_model=16)))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import naive_dropout
 import pytest
 import torch
 from model_cases import CASES, build, config_of, leaves, pair, scramble, sentences, tokens
+from model_checks import check_equations
 from naive_transformer import logits as naive_logits
 from naive_transformer import sinusoid
 from torch import nn
@@ -117,21 +118,11 @@ def test_training_with_drop_branch_is_the_equations_and_so_are_its_gradients(
     assert (rows == 1) == all(torch.equal(u[0], u[-1]) for u in drawn.values())
 
     weights = leaves(model)
-    loss = expected_loss = 0
-    for row, (source, target) in enumerate(sentences(batch)):
-        uniform = {name: u[row % rows] for name, u in drawn.items()}
-        expected = naive_logits(weights, model.config, source, target, uniform.__getitem__)
-        here = got[row, : len(target)]
-        torch.testing.assert_close(here, expected, atol=1e-10, rtol=1e-10)
-        direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(row))
-        loss, expected_loss = loss + (here * direction).sum(), expected_loss + (expected * direction).sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        assert parameter.grad is not None, name
-        expected = torch.zeros_like(parameter) if expected is None else expected
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-9, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+    expected = [
+        naive_logits(weights, model.config, *each, {name: u[row % rows] for name, u in drawn.items()}.__getitem__)
+        for row, each in enumerate(sentences(batch))
+    ]
+    check_equations(model, got, weights, expected)
 
 
 def copy_attention(ours, theirs):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hand_made_layers import W, encode, hand_made, position
 from model_cases import SIZES, build, leaves, pair, sentences, source
+from model_checks import check_checkpointing, check_equations, check_learning
 from naive_transformer import logits as naive_logits
 from torch import nn
 from transformers import M2M100Config, M2M100ForConditionalGeneration
@@ -29,6 +30,7 @@ KINDS = {
     "mhc": {"residual": "mhc"},
 }
 EVERY = pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
+WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # of gradient checkpointing
 
 
 def new(**fields):
@@ -191,17 +193,8 @@ def test_gradients_are_those_of_the_equations(fields):
             nn.init.normal_(parameter, std=0.5)
     batch = pair((4, 3), (3, 2))
     weights, got = leaves(model), model(**batch).logits
-    loss = expected_loss = 0
-    for row, (ids, target) in enumerate(sentences(batch)):
-        expected = naive_logits(weights, model.config, ids, target)
-        torch.testing.assert_close(got[row, : len(target)], expected, atol=1e-9, rtol=1e-9)
-        loss = loss + got[row, : len(target)].square().sum()
-        expected_loss = expected_loss + expected.square().sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+    expected = [naive_logits(weights, model.config, *each) for each in sentences(batch)]
+    check_equations(model, got, weights, expected)
 
 
 @pytest.mark.parametrize(
@@ -265,16 +258,7 @@ def test_streams_diverge_in_training(residual, start):
 
 @EVERY
 def test_a_few_steps_of_training_lower_the_loss(fields):
-    model, batch = new(**fields).train(), pair()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(30):
-        loss = model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert min(losses[-5:]) < 0.6 * losses[0]
+    check_learning(new(**fields))
 
 
 # From a trained base
@@ -320,17 +304,7 @@ def test_a_post_norm_base_and_a_joined_base_are_refused(residual):
 
 @pytest.mark.parametrize("case", ["attention", "attention-blocks", "hyper", "mhc"])
 def test_checkpointed_layers_have_the_same_gradients(case):
-    gradients = []
-    for options in (None, {"use_reentrant": False}, {"use_reentrant": True}):
-        model = build(f"vanilla-{case}", dropout=0.3).train()
-        if options:
-            model.gradient_checkpointing_enable(options)
-        torch.manual_seed(3)
-        model(**pair()).loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for others in gradients[1:]:
-        for plain, again in zip(gradients[0], others, strict=True):
-            torch.testing.assert_close(again, plain)
+    check_checkpointing(lambda: build(f"vanilla-{case}", dropout=0.3), *WAYS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from model_cases import CASES, SIZES, build, config_of, leaves, pair, scramble, sentences, source
+from model_checks import check_equations
 from naive_transformer import logits as naive_logits
 from torch.nn import functional as F
 
@@ -58,19 +59,11 @@ def test_training_is_the_equations_and_so_are_its_gradients(fields):
     batch, posteriors = pair((4, 3, 2), (3, 2, 3)), torch.tensor([1, 0, 1])
     got = model(**batch, posteriors=posteriors).logits
     weights = leaves(model)
-    loss = expected_loss = 0
-    for row, (ids, target) in enumerate(sentences(batch)):
-        z = naive_z(model, weights, posteriors[row])
-        expected = naive_logits(weights | z, model.config, ids, target)
-        here = got[row, : len(target)]
-        torch.testing.assert_close(here, expected, atol=1e-10, rtol=1e-10)
-        direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(row))
-        loss, expected_loss = loss + (here * direction).sum(), expected_loss + (expected * direction).sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-9, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+    expected = [
+        naive_logits(weights | naive_z(model, weights, posterior), model.config, *each)
+        for each, posterior in zip(sentences(batch), posteriors, strict=True)
+    ]
+    check_equations(model, got, weights, expected)
 
 
 @EVERY

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hand_made_layers import encode, hand_made, position
 from model_cases import SIZES, build, leaves, pair, sentences
+from model_checks import check_checkpointing, check_equations, check_learning
 from naive_transformer import logits as naive_logits
 from transformers import MarianConfig, MarianMTModel
 
@@ -40,15 +41,8 @@ def test_gradients_are_those_of_the_equations(case, fields):
     model = build(case, attn_implementation="sdpa", **fields).double().train()
     batch = pair((4, 3), (3, 2))
     weights, got = leaves(model), model(**batch).logits
-    loss = expected_loss = 0
-    for row, (source, target) in enumerate(sentences(batch)):
-        loss = loss + got[row, : len(target)].square().sum()
-        expected_loss = expected_loss + naive_logits(weights, model.config, source, target).square().sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+    expected = [naive_logits(weights, model.config, *each) for each in sentences(batch)]
+    check_equations(model, got, weights, expected)
 
 
 def test_denseformer_gives_the_numbers_found_elsewhere():
@@ -140,20 +134,14 @@ def test_a_shut_gate_leaves_one_evaluation(bias):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_new_parameter_has_a_gradient_and_training_lowers_the_loss(case):
-    model, batch = build(case).train(), pair()
+    model = build(case)
     model.apply(model._init_weights)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(30):
-        loss = model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(
-            p.grad is not None and p.grad.abs().max() > 0 for n, p in model.named_parameters() if "k_proj" not in n
-        )
-        optimizer.step()
-        losses.append(loss.item())
-    assert min(losses[-5:]) < 0.6 * losses[0]
+
+    def check_gradients():
+        gradients = [p.grad for name, p in model.named_parameters() if "k_proj" not in name]
+        assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
+
+    check_learning(model, check_gradients)
 
 
 # In the machinery
@@ -162,16 +150,7 @@ def test_every_new_parameter_has_a_gradient_and_training_lowers_the_loss(case):
 @pytest.mark.parametrize("options", [{"use_reentrant": False}, {"use_reentrant": True}])
 @pytest.mark.parametrize("case", CASES)
 def test_checkpointed_layers_have_the_same_gradients(case, options):
-    gradients = []
-    for checkpointing in (False, True):
-        model = build(case, dropout=0.3, layer_drop=0.3).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable(options)
-        torch.manual_seed(4)
-        model(**pair()).loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, plain in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], plain, msg=lambda m, n=name: f"{n}: {m}")
+    check_checkpointing(lambda: build(case, dropout=0.3, layer_drop=0.3), options)
 
 
 def test_a_pass_that_skips_all_layers_gives_the_gate_a_gradient(monkeypatch):

@@ -6,7 +6,13 @@ What is particular to one of them is in the file of its name.
 import pytest
 import torch
 from model_cases import build, leaves, pair, sentences, source
+from model_checks import check_checkpointing, check_equations
 from naive_transformer import logits as naive_logits
+
+from hf_deepwide import VanillaTransformerForConditionalGeneration
+from hf_deepwide.errors import UserError
+from hf_deepwide.exporting.ctranslate2_spec import check_expressible
+from hf_deepwide.exporting.stock import check_fit
 
 CASES = [
     *("vanilla-iterative", "vanilla-hierarchical", "vanilla-hierarchical-prenorm"),
@@ -39,15 +45,8 @@ def test_gradients_are_those_of_the_equations(case, fields, lengths):
     model = build(case, attn_implementation="sdpa", **fields).double().train()
     batch = pair(*lengths)
     weights, got = leaves(model), model(**batch).logits
-    loss = expected_loss = 0
-    for row, (ids, target) in enumerate(sentences(batch)):
-        loss = loss + got[row, : len(target)].square().sum()
-        expected_loss = expected_loss + naive_logits(weights, model.config, ids, target).square().sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+    expected = [naive_logits(weights, model.config, *each) for each in sentences(batch)]
+    check_equations(model, got, weights, expected)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +59,7 @@ def test_gradients_are_those_of_the_equations(case, fields, lengths):
     ids=str,
 )
 def test_checkpointing_and_layer_drop_keep_every_gradient(case, more, options):
-    gradients = []
-    for checkpointing in (False, True):
-        model = build(case, layer_drop=0.4, **more).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable(options)
-        torch.manual_seed(3)
-        model(**pair()).loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(again, plain)
+    check_checkpointing(lambda: build(case, layer_drop=0.4, **more), options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,3 +79,26 @@ def test_beams_are_those_of_the_ordinary_decoder(case):
     model.generation_config.eos_token_id = 2
     fields = {"num_beams": 3, "max_new_tokens": 7}
     assert torch.equal(model.generate(**source(), **fields), model.generate(**source(), **fields, use_cache=False))
+
+
+DOORS = {  # a field that changes what layers are, its value, and what CTranslate2 is told
+    "vanilla-weighted": ("layer_form", "weighted", "`layer_form` is 'weighted'"),
+    "vanilla-luna": ("layer_form", "luna", "`layer_form` is 'luna'"),
+    "vanilla-dynamic": ("layer_form", "dynamic_convolution", "`layer_form` is 'dynamic_convolution'"),
+    "vanilla-evolved": ("layer_form", "evolved", "`layer_form` is 'evolved'"),
+    "vanilla-merged": ("decoder_attention", "merged", "one attention"),
+}
+
+
+@pytest.mark.parametrize("case", DOORS)
+def test_doors_to_other_models_refuse_layers_of_another_form(case):
+    model, (field, value, told) = build(case), DOORS[case]
+    base = build("vanilla-prenorm" if model.config.normalize_before else "vanilla")
+    with pytest.raises(UserError, match=f"`{field}` cannot be"):
+        VanillaTransformerForConditionalGeneration.from_base(base, **{field: value})
+    with pytest.raises(UserError, match=rf"cannot start from .*`{field}` is"):
+        VanillaTransformerForConditionalGeneration.from_base(model)
+    with pytest.raises(UserError, match=told):
+        check_expressible(model)
+    with pytest.raises(UserError, match=f"`{field}` is '{value}'"):
+        check_fit(model.config, "marian")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hand_made_layers import decode, encode, hand_made
 from model_cases import SIZES, build, leaves, pair, sentences
+from model_checks import check_checkpointing, check_equations, check_learning
 from naive_transformer import logits as naive_logits
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -20,6 +21,7 @@ OWN = {
     "deepnorm": ("v_proj", "out_proj", "fc1", "fc2"),
     "b2t": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
 }
+WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # of gradient checkpointing
 
 
 def new(**fields):
@@ -49,15 +51,8 @@ def test_gradients_are_those_of_the_equations(case):
     model = build(case, attn_implementation="sdpa").double().train()
     batch = pair((4, 3), (3, 2))
     weights, got = leaves(model), model(**batch).logits
-    loss = expected_loss = 0
-    for row, (source, target) in enumerate(sentences(batch)):
-        loss = loss + got[row, : len(target)].square().sum()
-        expected_loss = expected_loss + naive_logits(weights, model.config, source, target).square().sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+    expected = [naive_logits(weights, model.config, *each) for each in sentences(batch)]
+    check_equations(model, got, weights, expected)
 
 
 @pytest.mark.parametrize(
@@ -96,31 +91,12 @@ def test_initial_weights_are_those_of_the_plain_model_scaled(residual, init_std)
 @pytest.mark.parametrize("residual", ["deepnorm", "b2t"])
 @pytest.mark.parametrize("fields", [{}, {"layer_drop": 0.3}, {"layer_aggregation": "dlcl"}], ids=["", "drop", "dlcl"])
 def test_a_few_steps_of_training_lower_the_loss(residual, fields):
-    model, batch = new(residual=residual, **fields).train(), pair()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(30):
-        loss = model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert min(losses[-5:]) < 0.6 * losses[0]
+    check_learning(new(residual=residual, **fields))
 
 
 @pytest.mark.parametrize("residual", ["deepnorm", "b2t"])
 def test_checkpointed_layers_have_the_same_gradients(residual):
-    gradients = []
-    for options in (None, {"use_reentrant": False}, {"use_reentrant": True}):
-        model = build(f"vanilla-{residual}", dropout=0.3).train()
-        if options:
-            model.gradient_checkpointing_enable(options)
-        torch.manual_seed(3)
-        model(**pair()).loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for others in gradients[1:]:
-        for plain, again in zip(gradients[0], others, strict=True):
-            torch.testing.assert_close(again, plain)
+    check_checkpointing(lambda: build(f"vanilla-{residual}", dropout=0.3), *WAYS)
 
 
 @pytest.mark.parametrize("residual", ["deepnorm", "b2t"])

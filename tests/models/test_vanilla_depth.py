@@ -7,6 +7,7 @@ That logits, generation, saving and back-ends are right is tested with all other
 import pytest
 import torch
 from model_cases import build, leaves, pair, sentences
+from model_checks import check_equations, check_learning
 from naive_transformer import logits as naive_logits
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
@@ -65,19 +66,7 @@ def test_a_layer_is_skipped_where_u_is_at_most_p(case, u_encoder, u_decoder, mon
     weights = leaves(model)
     kept = [[i for i, u in enumerate(us) if u > 0.4] for us in (u_encoder, u_decoder)]
     rest, config = without(weights, model.config, *kept)
-    loss = expected_loss = 0
-    for row, (source, target) in enumerate(sentences(batch)):
-        expected = naive_logits(rest, config, source, target)
-        torch.testing.assert_close(got[row, : len(target)], expected, atol=1e-10, rtol=1e-10)
-        loss = loss + got[row, : len(target)].square().sum()
-        expected_loss = expected_loss + expected.square().sum()
-    loss.backward()
-    expected_loss.backward()
-    for name, parameter in model.named_parameters():
-        expected = weights[name.removeprefix("model.")].grad
-        assert parameter.grad is not None, f"{name}: DistributedDataParallel would wait for it"
-        expected = torch.zeros_like(parameter) if expected is None else expected
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-8, rtol=1e-9)
+    check_equations(model, got, weights, [naive_logits(rest, config, *each) for each in sentences(batch)])
 
 
 def test_layers_are_skipped_as_often_as_asked_and_only_in_training():
@@ -219,16 +208,7 @@ def test_the_combination_of_a_hand_made_history():
 
 @pytest.mark.parametrize("fields", [{"residual": "rezero"}, {"layer_aggregation": "dlcl"}, {"layer_drop": 0.5}])
 def test_a_few_steps_of_training_lower_the_loss(fields):
-    model, batch = new(**fields).train(), pair()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(30):
-        loss = model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert min(losses[-5:]) < 0.6 * losses[0]
+    check_learning(new(**fields))
 
 
 def test_weights_of_the_plain_model_keep_their_names():

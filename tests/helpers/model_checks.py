@@ -1,0 +1,79 @@
+"""What several models are tested for in one way: equations, gradients, checkpointing, a few steps, refusals."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from model_cases import pair
+from transformers import PreTrainedModel
+
+
+def check_equations(
+    model: PreTrainedModel,
+    logits: torch.Tensor,
+    weights: dict[str, torch.Tensor],
+    expected: Iterable[torch.Tensor],
+    tolerance: float = 1e-9,
+) -> None:
+    """Compare logits `[B, T, V]`, and the gradients of a random sum of them, with those of naive equations.
+
+    Args:
+        model: the model that computed the logits, in float64.
+        logits: what it computed.
+        weights: copies of its parameters (`model_cases.leaves`).
+        expected: `[t, V]` for each sentence, computed from `weights`.
+        tolerance: absolute and relative; of gradients ten times as much.
+    """
+    loss = expected_loss = 0
+    for row, theirs in enumerate(expected):
+        ours = logits[row, : len(theirs)]
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+        direction = torch.randn(theirs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(row))
+        loss, expected_loss = loss + (ours * direction).sum(), expected_loss + (theirs * direction).sum()
+    loss.backward()
+    expected_loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name}: DistributedDataParallel would wait for its gradient"
+        gradient = weights[name.removeprefix("model.")].grad
+        gradient = torch.zeros_like(parameter) if gradient is None else gradient
+        torch.testing.assert_close(
+            parameter.grad, gradient, atol=10 * tolerance, rtol=10 * tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def check_checkpointing(make: Callable[[], PreTrainedModel], *options: dict[str, Any] | None) -> None:
+    """With gradient checkpointing, by each of `options`, the gradients of a model in training stay the same."""
+
+    def gradients(model: PreTrainedModel) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model(**pair()).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    plain = gradients(make().train())
+    for each in options:
+        model = make().train()
+        model.gradient_checkpointing_enable(each)
+        for expected, got in zip(plain, gradients(model), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def check_learning(model: PreTrainedModel, after_backward: Callable[[], None] = lambda: None) -> None:
+    """Thirty steps on one batch lower the loss well."""
+    model, batch, losses = model.train(), pair(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(30):
+        loss = model(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        after_backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(losses[-5:]) < 0.6 * losses[0]
+
+
+def check_refused(config_class: type, fields: dict[str, Any], words: list[str]) -> None:
+    """The config refuses these fields, in a message with all of these words."""
+    with pytest.raises(ValueError, match=r".") as error:
+        config_class(**fields)
+    assert [word for word in words if word not in str(error.value)] == []
