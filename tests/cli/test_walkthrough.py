@@ -69,7 +69,7 @@ def test_from_two_files_to_a_shared_model(walk, capsys):
 @pytest.mark.parametrize(
     ("source", "target", "words"),
     [
-        ("a\n" * 60, "b\n" * 59, "de.txt has 60 lines but en.txt has 59"),
+        ("a\n" * 60, "b\n" * 59, "de.txt: 60 lines; en.txt: 59 lines"),
         ("a\n" * 60, "b\n" * 60, "de.txt: 1 different sentences are too few"),
         ("a\n" * 60, None, "there is no file en.txt"),
     ],

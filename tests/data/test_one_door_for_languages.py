@@ -256,7 +256,7 @@ def test_texts_of_ten_megabytes_are_cut_or_refused(bpe, caplog):
     with caplog.at_level(logging.WARNING, logger="hf_deepwide"):
         translations = translate(model, bpe, ["b", *huge], SEARCH)
     assert len(translations) == 4
-    assert "line 2, 3, 4" in caplog.text
+    assert "lines 2, 3, 4" in caplog.text
     made = pipeline("translation", model=model, tokenizer=bpe, device="cpu", max_new_tokens=3)
     with pytest.raises(ValueError, match=r"10000000 characters.*truncation=True"):
         made(huge[0])

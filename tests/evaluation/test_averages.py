@@ -193,7 +193,7 @@ def test_the_script_reports_directions_and_win_ratios(run, capsys):
         (["--win_ratio", "table.tsv"], "--win_ratio needs several language pairs"),
         (["--average_languages", "de"], "--average_languages needs several language pairs"),
         (["--pairs", "en-de", "en-fr"], "there is no file reference.en-fr"),
-        (["--pairs", "en-de", "en-te", "--compare", "short.{target_lang}"], "short.te has 1 lines"),
+        (["--pairs", "en-de", "en-te", "--compare", "short.{target_lang}"], "short.te: 1 line;"),
         (["--pairs", *PAIRS, "--trials", "0"], "--trials belongs to the tests against other systems"),
         (["--pairs", *PAIRS, "--seed", "0"], "--seed belongs to the tests against other systems"),
     ],

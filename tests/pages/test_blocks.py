@@ -110,7 +110,9 @@ def test_readme_runs_as_printed(paste):
 
 
 def save_mat(folder):
-    tokenizer = train_tokenizer(["Der Preis beträgt 12,50 €.", "The price is €12.50."] * 9, TokenizerArguments(200))
+    tokenizer = train_tokenizer(
+        ["Der Preis beträgt 12,50 €.", "The price is €12.50."] * 9, TokenizerArguments(vocab_size=200)
+    )
     set_seed(0)
     model = MATForConditionalGeneration(MATConfig(vocab_size=len(tokenizer), attention_branches=2, **SIZES))
     model.generation_config.max_length = 8

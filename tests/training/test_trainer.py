@@ -440,7 +440,8 @@ def test_a_stream_is_trained_on_and_resumed(tmp_path):
             assert 1 < made[0] <= made[-1] == 12
         finals.append(load_file(tmp_path / name / "checkpoint-12" / "model.safetensors"))
     assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
-    values["training"] |= {"eval_strategy": "epoch", "save_strategy": "epoch", "output_dir": str(tmp_path / "other")}
+    epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "eval_steps": None, "save_steps": 500}
+    values["training"] |= {**epochs, "output_dir": str(tmp_path / "other")}
     with pytest.raises(UserError, match=r"data\.streaming.*max_steps"):
         run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
 
