@@ -15,6 +15,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 
 from ..errors import UserError, need, number_of, one_line, quote
+from ..models.language_names import THREE_LETTERS
 from .code_metrics import CODE_METRICS, build_code_metric
 
 METRICS = ("bleu", "chrf", "multi_bleu")
@@ -22,13 +23,15 @@ MOSES = "moses_bleu"
 ALL_METRICS = (*METRICS, MOSES, *CODE_METRICS)
 
 # Three-letter codes, as in NLLB's zho_Hans, of the languages that sacreBLEU or Moses have rules for by two letters.
+_SAME_BEGINNING = (
+    *("asm", "cat", "deu", "ell", "eng", "fin", "fra", "guj", "hin", "hun", "ita", "kor", "lvs", "ory", "ron"),
+    *("rus", "tam", "tel"),
+)
 _TWO_LETTERS = {
-    "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "asm": "as", "ben": "bn", "cat": "ca",
-    "ces": "cs", "deu": "de", "ell": "el", "eng": "en", "spa": "es", "est": "et", "fin": "fi", "fra": "fr",
-    "gle": "ga", "guj": "gu", "hin": "hi", "hun": "hu", "isl": "is", "ita": "it", "kan": "kn", "lit": "lt",
-    "lvs": "lv", "lav": "lv", "mal": "ml", "mar": "mr", "nld": "nl", "ory": "or", "pan": "pa", "pol": "pl",
-    "por": "pt", "ron": "ro", "rus": "ru", "slk": "sk", "slv": "sl", "swe": "sv", "tam": "ta", "tel": "te",
-}  # fmt: skip
+    **{three: two for two, three in THREE_LETTERS.items()},
+    **{three: three[:2] for three in _SAME_BEGINNING},
+    **{"lav": "lv", "cmn": "zh", "yue": "zh"},
+}
 
 # What Python's `str.split` takes for a space and Perl's byte-wise `split` does not. Each is moved to a
 # private-use character of its own: a no-break space then stays inside its token, as it does in
