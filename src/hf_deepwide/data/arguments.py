@@ -1,5 +1,6 @@
 """The section `data` of a recipe."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -302,7 +303,7 @@ class DataArguments(Places):
             for place in ("train", "validation", "test", "name", "config", "source_field", "target_field")
         }
         languages: dict[str, Any] = {"pairs": None, "source_lang": source_lang, "target_lang": target_lang}
-        return dataclasses.replace(self, **ALONE, **places, **languages)
+        return dataclasses.replace(self, **copy.deepcopy(ALONE), **places, **languages)
 
     @property
     def evaluated_pairs(self) -> list[str]:

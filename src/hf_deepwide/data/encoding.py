@@ -96,7 +96,7 @@ def check_shares(kinds: list[int], kept: list[int], names: list[str]) -> None:
         if not stays:
             raise UserError(
                 f"{name}: none of its {found} training pairs passes the length filters; raise data.max_length or "
-                "data.max_length_ratio, or leave it out"
+                f"data.max_length_ratio, or leave {name} out"
             )
 
 
