@@ -5,9 +5,11 @@
     hf-deepwide data iwslt14-de-en                    prepare it
     hf-deepwide data wmt14-en-de --output corpora --bpe
     hf-deepwide data multi30k --source clone-of-multi30k --languages de fr
+    hf-deepwide data conala --source PATH --output runs/code
 
 Corpora: iwslt14-de-en, wmt14-en-de, wmt14-en-fr, wmt15-cs-en, wmt17, wmt19-de-fr, wmt19-en-de, ted8, opus100,
-multi30k, multi30k-tokenised. The last line that is printed names a recipe that reads what was prepared.
+multi30k, multi30k-tokenised; of code, conala, django. The last line that is printed names a recipe that reads what was
+prepared.
 
 --source is a folder with the files as released (.gz or not), or with copies of the data sets of the Hub. Tokenising
 needs `pip install 'hf_deepwide[corpora]'`.
@@ -50,20 +52,26 @@ def run(args: argparse.Namespace) -> None:
     """List the corpora, or say what will be done, and do it."""
     from hf_deepwide.data.arguments import Places
     from hf_deepwide.data.prepared.catalogue import CORPORA
+    from hf_deepwide.data.prepared.code import CODE_CORPORA
     from hf_deepwide.data.prepared.prepare import Preparation
     from hf_deepwide.errors import UserError, quote
     from hf_deepwide.reading import home_expanded
 
     if args.name is None:
-        for corpus in CORPORA.values():
+        for corpus in (*CORPORA.values(), *CODE_CORPORA.values()):
             print(f"{corpus.name}: {corpus.what}\n  licence: {corpus.licence}")
         return
-    if args.name not in CORPORA:
-        raise UserError(f"there is no corpus {quote(args.name)}; accepted: {', '.join(CORPORA)}")
+    if args.name not in {**CORPORA, **CODE_CORPORA}:
+        raise UserError(f"there is no corpus {quote(args.name)}; accepted: {', '.join((*CORPORA, *CODE_CORPORA))}")
+    output = Places().resolve(".") if args.output is None else home_expanded(args.output, "--output")
+    source = args.source and home_expanded(args.source, "--source")
+    if args.name in CODE_CORPORA:
+        _prepare_code(args, source, output)
+        return
     preparation = Preparation(
         CORPORA[args.name],
-        Places().resolve(".") if args.output is None else home_expanded(args.output, "--output"),
-        args.source and home_expanded(args.source, "--source"),
+        output,
+        source,
         args.languages,
         args.bpe,
         args.unchecked,
@@ -77,3 +85,21 @@ def run(args: argparse.Namespace) -> None:
         print("no recipe trains on these languages alone, as they have no validation set; prepare another one, too")
     else:
         print(f"train: hf-deepwide train {preparation.example}{root}")
+
+
+def _prepare_code(args: argparse.Namespace, source: Path | None, output: Path) -> None:
+    """Write a corpus of code from its published files."""
+    from hf_deepwide.data.prepared.code import CODE_CORPORA
+    from hf_deepwide.errors import UserError, one_line
+
+    corpus = CODE_CORPORA[args.name]
+    without = [flag for flag in ("languages", "bpe", "unchecked", "dry_run") if getattr(args, flag)]
+    if without:
+        raise UserError(f"--{without[0].replace('_', '-')}: {corpus.name}, a corpus of code, has no such option")
+    if source is None:
+        raise UserError(f"--source: {corpus.name} is not fetched; name a folder with its published files")
+    if not source.is_dir():
+        raise UserError(f"--source {one_line(source)}: there is no such folder")
+    counts = corpus.prepare(source, output)
+    print(", ".join(f"{split}: {count:,} pairs" for split, count in counts.items()))
+    print(f"train: hf-deepwide train {corpus.example} --data.root {shlex.quote(str(output))}")

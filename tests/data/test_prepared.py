@@ -26,6 +26,7 @@ from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.data.prepared import prepare, sources
 from hf_deepwide.data.prepared.catalogue import CORPORA
 from hf_deepwide.data.prepared.cleaning import NORMALIZED, TOKENIZED
+from hf_deepwide.data.prepared.code import CODE_CORPORA
 from hf_deepwide.data.prepared.corpus import SacreBleuSet, pair_of
 from hf_deepwide.data.prepared.prepare import Preparation, cleaned
 from hf_deepwide.errors import UserError
@@ -681,9 +682,11 @@ def test_a_dry_run_fetches_and_writes_nothing(tmp_path, hub, monkeypatch, capsys
 def test_all_corpora_are_listed(monkeypatch, capsys):
     call(monkeypatch)
     told = capsys.readouterr().out
-    assert all(f"{name}: {corpus.what}" in told for name, corpus in CORPORA.items())
-    assert ", ".join(CORPORA) in " ".join(import_module("hf_deepwide_cli.data").__doc__.split())
-    assert all(corpus.example.split()[0] in packaged.names() for corpus in CORPORA.values())
+    listed = " ".join(import_module("hf_deepwide_cli.data").__doc__.split())
+    for corpora in (CORPORA, CODE_CORPORA):
+        assert all(f"{name}: {corpus.what}" in told for name, corpus in corpora.items())
+        assert ", ".join(corpora) in listed
+        assert all(corpus.example.split()[0] in packaged.names() for corpus in corpora.values())
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, hub, monkeypatch):

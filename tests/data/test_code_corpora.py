@@ -4,13 +4,15 @@ import ast
 import gzip
 import json
 import os
+import sys
 from pathlib import Path
 
-import code_corpora
 import pytest
 
+from hf_deepwide.cli import main
 from hf_deepwide.data.arguments import ROOT_VARIABLE, DataArguments
 from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.prepared import code as code_corpora
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.code_metrics import plain_code
 
@@ -51,14 +53,25 @@ def test_django_is_split_in_order_without_outer_spaces(tmp_path, monkeypatch, ca
     monkeypatch.setattr(code_corpora, "DJANGO", {"train": 2, "valid": 1, "test": 1})
     zipped(tmp_path / "all.anno.gz", ["  one.", "  two", "three", "four"])
     zipped(tmp_path / "all.code.gz", ["    if  x :", " y = ' a  b '", "z", "w\u2028 "])
-    code_corpora.main(["django", str(tmp_path), str(tmp_path / "out")])
-    assert "train: 2 pairs" in capsys.readouterr().out
-    data = DataArguments(root=str(tmp_path), source_lang="nl", target_lang="py", train="out/train", test="out/test")
+    command = ["data", "django", "--source", str(tmp_path), "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["hf-deepwide", *command])
+    main()
+    printed = capsys.readouterr().out
+    assert "train: 2 pairs" in printed
+    assert f"hf-deepwide train code_django_mat --data.root {tmp_path / 'out'}\n" in printed
+    root = str(tmp_path / "out")
+    data = DataArguments(root=root, source_lang="nl", target_lang="py", train="django/train", test="django/test")
     train = load_parallel(data, "train")
     assert (train["source"][:], train["target"][:]) == (["one .", "two"], ["if  x :", "y = ' a  b '"])
     assert load_parallel(data, "test")["target"][:] == ["w\u2028"]
-    with pytest.raises(UserError, match="exists already"):
-        code_corpora.main(["django", str(tmp_path), str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "django exists already" in capsys.readouterr().err
+    for wrong, words in ((["--bpe"], "--bpe: django"), (["--source", "nowhere"], "there is no such folder")):
+        monkeypatch.setattr(sys, "argv", ["hf-deepwide", *command, *wrong])
+        with pytest.raises(SystemExit):
+            main()
+        assert words in capsys.readouterr().err
     zipped(tmp_path / "all.code.gz", ["x"])
     with pytest.raises(UserError, match=r"all\.anno has 4 and all\.code 1 lines"):
         code_corpora.django(tmp_path)

@@ -1,9 +1,6 @@
-"""Write the corpora of code that our recipes read, from their published files: Django and CoNaLa.
+"""Corpora of code, made from their published files: Django and CoNaLa.
 
-    python benchmarks/code_corpora.py django PATH/django_code runs/code/django
-    python benchmarks/code_corpora.py conala PATH/conala runs/code/conala
-
-The target folder then has `train`, `valid` and `test` with the suffixes `.nl` (English) and `.py`, a pair a line.
+The folder of a corpus has `train`, `valid` and `test` with the suffixes `.nl` (English) and `.py`, a pair a line.
 
 What is changed, and nothing else:
 
@@ -15,17 +12,17 @@ What is changed, and nothing else:
   indentation a DCSP, as in published corpora of code. The last 200 training pairs are the validation set.
 """
 
-import argparse
 import io
 import json
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from hf_deepwide.data.corpora import find_file, read_lines
-from hf_deepwide.durable import whole_folder
-from hf_deepwide.errors import UserError, run_script
+from ...durable import is_empty_folder, whole_folder
+from ...errors import UserError, one_line
+from ..corpora import find_file, read_lines
 
 Pair = tuple[str, str]
 SIGNS = re.compile(r"\w+|[^\w\s]")
@@ -114,30 +111,57 @@ def _conala_pairs(source: Path, split: str) -> list[Pair]:
     return [(words(text), line) for text, line in zip(english, code, strict=True)]
 
 
-CORPORA = {"django": django, "conala": conala}
+@dataclass(frozen=True)
+class CodeCorpus:
+    """One corpus of code.
+
+    Args:
+        name: how the command line calls it; also its folder.
+        what: a description.
+        licence: on what terms it may be used.
+        splits: reads the published files in a folder, and gives the pairs of each split.
+        example: a recipe that reads the corpus.
+    """
+
+    name: str
+    what: str
+    licence: str
+    splits: Callable[[Path], dict[str, list[Pair]]]
+    example: str
+
+    def prepare(self, source: Path, output: Path) -> dict[str, int]:
+        """Write the corpus into its folder in `output`, whole or not at all; returns the pairs of each split.
+
+        Raises:
+            UserError: the folder exists and is not empty, or a published file is missing or is not as expected.
+        """
+        target = output / self.name
+        if target.exists() and not is_empty_folder(target):
+            raise UserError(f"--output: {one_line(target)} exists already; remove it, or name another folder")
+        splits = self.splits(source)
+        with whole_folder(target) as draft:
+            for split, pairs in splits.items():
+                for side, lines in zip(("nl", "py"), zip(*pairs, strict=True), strict=True):
+                    (draft / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return {split: len(pairs) for split, pairs in splits.items()}
 
 
-def write(splits: dict[str, list[Pair]], target: Path) -> None:
-    """Write a corpus; the folder appears whole."""
-    with whole_folder(target) as draft:
-        for split, pairs in splits.items():
-            for side, lines in zip(("nl", "py"), zip(*pairs, strict=True), strict=True):
-                (draft / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a corpus."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", choices=CORPORA)
-    parser.add_argument("source", type=Path, help="the folder with the published files, .gz or not")
-    parser.add_argument("target", type=Path, help="the folder to write, new or empty")
-    args = parser.parse_args(arguments)
-    if args.target.exists() and (not args.target.is_dir() or any(args.target.iterdir())):
-        raise UserError(f"{args.target} exists already; give another folder")
-    splits = CORPORA[args.corpus](args.source)
-    write(splits, args.target)
-    print(", ".join(f"{split}: {len(pairs):,} pairs" for split, pairs in splits.items()))
-
-
-if __name__ == "__main__":
-    run_script(main)
+CODE_CORPORA = {
+    corpus.name: corpus
+    for corpus in (
+        CodeCorpus(
+            name="conala",
+            what="questions of Stack Overflow in English, and snippets of Python",
+            licence="not stated",
+            splits=conala,
+            example="code_conala_mat",
+        ),
+        CodeCorpus(
+            name="django",
+            what="lines of Django's source, described in English",
+            licence="MIT",
+            splits=django,
+            example="code_django_mat",
+        ),
+    )
+}
