@@ -26,19 +26,10 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, paired_t, standard_error, welch
-from hf_deepwide.evaluation.significance import compare_systems, signed
-from hf_deepwide.runs.compare import p_value
+from hf_deepwide.evaluation.significance import compare_systems, p_value, signed
+from hf_deepwide.runs.model_card import NAMES as TITLES
 
 COMPARISON, TABLE, SEARCH = "comparison.json", "table.md", "search.md"
-TITLES = {
-    "bleu": "sacreBLEU",
-    "multi_bleu": "tokenised BLEU",
-    "moses_bleu": "Moses-tokenised BLEU",
-    "chrf": "chrF",
-    "sentence_bleu4": "sentence BLEU-4",
-    "valid_python": "valid Python, %",
-    "valid_python_line": "valid lines of Python, %",
-}
 
 
 def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:

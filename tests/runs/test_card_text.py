@@ -147,10 +147,10 @@ def test_a_card_names_the_metrics_that_were_computed(tmp_path):
     data = ModelCard(text).data
     assert data.metrics == ["bleu", "chrf"], "as the Hub calls them"
     assert [(result.metric_name, result.metric_value) for result in data.eval_results] == [
-        ("multi-bleu", 3.0),
+        ("tokenised BLEU", 3.0),
         ("chrF", 2.0),
     ]
-    assert "| multi-bleu | 3.00 |" in text
+    assert "| tokenised BLEU | 3.00 |" in text
     del results["test"]
     text = write_model_card(tmp_path, check_recipe(values, "tiny", "tiny.yaml"), results, []).read_text("utf-8")
     assert ModelCard(text).data.metrics is None
@@ -222,7 +222,8 @@ def test_a_licence_is_named_only_where_it_was_given(tmp_path):
     assert "No licence" in card
     assert "No licence" not in licensed
     old = "Its licence is for whoever trained it to\nchoose, with a view to the licence of that data.\n"
-    for unchosen in (card, old):
+    of_base = card.replace("licence of the training data.", "licence of the training data and of the base.")
+    for unchosen in (card, old, of_base):
         assert "Its licence is `apache-2.0`." in card_text.for_repository(unchosen, None, "apache-2.0")
     again = card_text.for_repository(licensed, "me/mine", "mit")
     assert "Its licence is `mit`." in again

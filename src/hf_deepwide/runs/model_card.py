@@ -23,7 +23,7 @@ from .yaml_values import to_yaml
 NAMES = {
     "bleu": "sacreBLEU",
     "chrf": "chrF",
-    "multi_bleu": "multi-bleu",
+    "multi_bleu": "tokenised BLEU",
     "moses_bleu": "Moses-tokenised BLEU",
     "sentence_bleu4": "sentence BLEU-4",
     "valid_python": "valid Python, %",
