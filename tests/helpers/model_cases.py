@@ -281,6 +281,13 @@ def config_of(case: str, **changes: Any) -> Any:
     return FAMILIES[family].config(**{**SIZES, **fields, **changes})
 
 
+def new_vanilla(**fields: Any) -> PreTrainedModel:
+    """A vanilla model as it starts training, of these fields and `SIZES`."""
+    torch.manual_seed(0)
+    made = FAMILIES["vanilla_transformer"]
+    return made.lm(made.config(**{**SIZES, **fields}))
+
+
 def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """Random weights, large enough that every part matters; biases and norms too, which start at 0 and 1."""
     generator = torch.Generator().manual_seed(seed)

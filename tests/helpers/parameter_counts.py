@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import torch
 from paper_rows import Table, read_tables
 
 
@@ -16,9 +15,3 @@ def rows_of(author):
     """The rows of a paper that are models of ours, each config once: by label."""
     rows = [row for table in tables() if table.paper.startswith(author) for row in table.rows]
     return {row.model_config.to_json_string(): row for row in rows if row.model_config}.values()
-
-
-def count(lm_class, config):
-    """Parameters of a model that is never filled in; tied ones once."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in lm_class(config).parameters())

@@ -7,18 +7,12 @@ import math
 
 import pytest
 import torch
-from model_cases import SIZES, build, pair
+from model_cases import build, new_vanilla, pair
 from torch import nn
 
-from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.errors import UserError
 from hf_deepwide.models.branches import BranchSum
-
-
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
-
 
 # Transparent attention
 
@@ -55,7 +49,7 @@ def test_each_decoder_layer_reads_its_own_mean_of_the_encoder():
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_transparent_attention_has_one_weight_for_each_pair_of_layers(norm):
-    plain, model = (new(normalize_before=norm, layer_aggregation=how) for how in (None, "transparent"))
+    plain, model = (new_vanilla(normalize_before=norm, layer_aggregation=how) for how in (None, "transparent"))
     assert model.num_parameters() - plain.num_parameters() == (2 + 1) * 3
     weights = model.model.encoder.combination.mixture_logits
     assert weights.abs().max() <= math.sqrt(2 / (3 + 3))
@@ -72,7 +66,7 @@ def test_transparent_attention_has_one_weight_for_each_pair_of_layers(norm):
 @pytest.mark.parametrize("norm", [False, True])
 def test_each_sub_layer_has_a_unit(norm):
     """Of 2 (D^2 + D) parameters; with them a row of table 6 (Xu et al. 2024) has 30 units, 15.76 M."""
-    plain, model = new(normalize_before=norm), new(normalize_before=norm, residual="sdu")
+    plain, model = new_vanilla(normalize_before=norm), new_vanilla(normalize_before=norm, residual="sdu")
     assert model.num_parameters() - plain.num_parameters() == (2 * 2 + 3 * 3) * 2 * (16 * 16 + 16)
 
 
@@ -93,7 +87,7 @@ def test_a_unit_that_is_zero_leaves_the_plain_layer():
 def test_first_weights_are_uniform_within_their_bounds(branches):
     """Each branch by its own inputs; all else is as with `"xavier"`."""
     fields = {"d_model": 64, "attention_branches": branches, "ffn_branches": branches}
-    model, plain = new(initialization="lipschitz", **fields), new(**fields)
+    model, plain = new_vanilla(initialization="lipschitz", **fields), new_vanilla(**fields)
     assert model.num_parameters() == plain.num_parameters()
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from model_cases import SIZES, build, pair
+from model_cases import SIZES, build, new_vanilla, pair
 from model_checks import check_refused
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -22,11 +22,6 @@ BIG = {
     "decoder_ffn_dim": 4096,
     "vocab_size": 37000,
 }
-
-
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
 
 
 def simplex_weights(model):
@@ -54,7 +49,7 @@ def test_the_nearest_point_of_the_simplex_has_no_nearer_one():
 
 
 def test_new_weights_are_drawn_on_the_simplex_and_do_not_decay():
-    model = new(layer_form="weighted")
+    model = new_vanilla(layer_form="weighted")
     weights = simplex_weights(model)
     assert [len(weight) for weight in weights] == 2 * 2 * [2] + 3 * 2 * [4]
     for weight in weights:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from model_cases import CASES, build, pair
+from model_cases import CASES, build, pair, source
 
 
 def calls_of_layers(model):
@@ -23,3 +23,13 @@ def test_checkpointing_runs_layers_again(case):
     model.gradient_checkpointing_enable()
     again = calls_of_layers(model)
     assert all(once < both <= 2 * once for once, both in zip(plain, again, strict=True)), (plain, again)
+
+
+@pytest.mark.parametrize("case", ["vanilla", "mat-3", "lstm"])
+def test_generation_in_training_mode_sees_all_tokens(case):
+    """Layers with checkpointing take no cache, so each step gets all tokens."""
+    model = build(case)
+    expected = model.generate(**source(), max_new_tokens=6, num_beams=2)
+    model.train().gradient_checkpointing_enable()
+    assert model.generate(**source(), max_new_tokens=6, num_beams=2).tolist() == expected.tolist()
+    assert model.eval().generate(**source(), max_new_tokens=6, num_beams=2).tolist() == expected.tolist()

@@ -4,9 +4,9 @@ All other printed sizes are in benchmarks/paper_tables/depthwise_lstm.yaml, and 
 """
 
 import pytest
-from parameter_counts import count
+from paper_rows import parameters_of
 
-from hf_deepwide import DepthwiseLSTMConfig, DepthwiseLSTMForConditionalGeneration
+from hf_deepwide import DepthwiseLSTMConfig
 
 VOCABULARY = 35627
 BIG = {
@@ -30,7 +30,7 @@ def lstm(encoder_layers, decoder_layers, fields):
     config = DepthwiseLSTMConfig(
         vocab_size=VOCABULARY, encoder_layers=encoder_layers, decoder_layers=decoder_layers, **fields
     )
-    return count(DepthwiseLSTMForConditionalGeneration, config)
+    return parameters_of(config)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
-from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting import ctranslate2_folder, ctranslate2_spec
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
@@ -26,7 +25,6 @@ from hf_deepwide.models.configuration_base import accepted_values
 from hf_deepwide.models.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_deepwide.vanilla_form import JOINTS
 
-TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
 RAW = {"path_norm": False}
 UNEQUAL = {"d_model": 20, "encoder_ffn_dim": 22}  # widths that are no multiple of the vectors of a processor
 EXPRESSIBLE = {
@@ -70,11 +68,6 @@ REFUSED = {
     "lstm": ("lstm", {}, "LSTM"),
     "activation": ("vanilla", {"activation_function": "mish"}, "mish"),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXTS * 3, TokenizerArguments(vocab_size=36))
 
 
 def model_of(case):
@@ -246,10 +239,12 @@ def test_the_readme_has_the_options_of_the_generation_config(tokenizer, tmp_path
     model.generation_config.update(
         num_beams=3, length_penalty=0.6, bad_words_ids=[[1]], no_repeat_ngram_size=2, min_new_tokens=3
     )
+    model.generation_config.suppress_tokens = [5]
     readme = ctranslate2_folder.readme(Opened(model, tokenizer, "vanilla_transformer"))
-    ends = tokenizer.convert_ids_to_tokens([2, 7])
+    ends, forbidden = tokenizer.convert_ids_to_tokens([2, 7]), tokenizer.convert_ids_to_tokens(5)
     for option in (
-        "beam_size=3", "length_penalty=0.6", 'suppress_sequences=[["<pad>"]]', "no_repeat_ngram_size=2",
+        "beam_size=3", "length_penalty=0.6", "no_repeat_ngram_size=2",
+        f'suppress_sequences=[["<pad>"], ["{forbidden}"]]',
         "min_decoding_length=3", "max_input_length=40", "max_decoding_length=39", f'end_token=["</s>", "{ends[1]}"]',
     ):  # fmt: skip
         assert f"    {option},\n" in readme
@@ -350,3 +345,17 @@ def test_the_names_of_quantizations_are_the_engines():
     from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 
     assert set(ctranslate2_folder.QUANTIZATIONS) == set(ACCEPTED_MODEL_TYPES)
+
+
+def test_an_export_does_not_search_in_another_way_unsaid(tokenizer, tmp_path, caplog):
+    """`generate` reads the generation config, and the engine what the config says."""
+    model = build("vanilla")
+    model.generation_config.begin_suppress_tokens = [5]
+    hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    assert "CTranslate2 does not know these rules" in caplog.text
+    assert "begin_suppress_tokens [5]" in caplog.text
+    for field, value in (("decoder_start_token_id", 5), ("eos_token_id", [2, 5])):
+        model = build("vanilla")
+        setattr(model.generation_config, field, value)
+        with pytest.raises(UserError, match=rf"{field} is 2 in its config and .*5.* in its generation config"):
+            hf_deepwide.export_ctranslate2(model, tmp_path / "other", tokenizer=tokenizer)

@@ -28,7 +28,6 @@ from hf_deepwide import (
     share,
 )
 from hf_deepwide.card_text import use_of_stock
-from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.exporting.shown_languages import shown_languages
 from hf_deepwide.exporting.stock import as_stock
@@ -37,7 +36,6 @@ from hf_deepwide.runs.model_card import write_model_card
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.vanilla_form import own_fields
 
-TEXTS = ["two dogs run", "a man in a red coat", "who is there", "the dogs sit in the red water", "a tree"]
 PRE, MARIAN, SEPARATE = (
     {"normalize_before": True},
     {"position_embedding_type": "marian", "lm_head_bias": True},
@@ -59,11 +57,6 @@ FITTING = {
     "bart untied": ("bart", "vanilla", {**LEARNED, **SEPARATE}),
     "mbart": ("mbart", "vanilla", {**LEARNED, **PRE}),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXTS * 3, TokenizerArguments(vocab_size=36))
 
 
 def logits(model):
@@ -109,6 +102,7 @@ def test_latent_depth_becomes_the_class_of_its_pruned_model():
         ("m2m_100", "vanilla", {}, ["normalize_before", "fits none"]),
         ("m2m_100", "vanilla", {**PRE, "lm_head_bias": True}, ["lm_head_bias"]),
         ("m2m_100", "vanilla", {**PRE, "pad_token_id": 3}, ["pad_token_id"]),
+        ("m2m_100", "vanilla", {**PRE, "decoder_start_token_id": 1}, ["decoder_start_token_id"]),
         ("bart", "vanilla", {**LEARNED, "tie_word_embeddings": False}, ["tie_word_embeddings"]),
         ("bart", "vanilla", {**LEARNED, **SEPARATE, "decoder_vocab_size": 39}, ["decoder_vocab_size"]),
         ("marian", "mat-3", MARIAN, ["attention_branches"]),

@@ -103,6 +103,18 @@ def test_unjoined_networks_of_the_mat_fork(tmp_path):
     torch.testing.assert_close(our_logits(model, SOURCE, PREVIOUS), golden, **EXACT)
 
 
+def test_a_converted_model_searches_by_the_rules_of_fairseq(tmp_path):
+    """It selects padding never, and an end not alone, however probable they are."""
+    model, _ = from_fairseq(save(tmp_path / "checkpoint.pt", namespace(), random_weights()))
+    for likely in (model.config.pad_token_id, model.config.eos_token_id):
+        bias = torch.zeros(model.config.decoder_vocab_size)
+        bias[likely] = 100.0
+        model.lm_head.bias = torch.nn.Parameter(bias)
+        ids = model.float().generate(torch.tensor([SOURCE]), max_new_tokens=4)[0, 1:].tolist()
+        assert model.config.pad_token_id not in ids
+        assert ids[0] != model.config.eos_token_id
+
+
 VARIANTS = {
     "post-norm": ({}, {}, {}),
     "pre-norm, one matrix for q, k and v": (

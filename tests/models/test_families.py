@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_cases import SIZES, build, config_of, pair
+from model_cases import CASES, SIZES, build, config_of, pair
 from tiny_run import RESULTS, tiny_values
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, GenerationMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -158,3 +158,20 @@ def test_losses_name_what_changes_the_function(base, family, fields, reasons):
     found = losses(FAMILIES["vanilla_transformer"].config(**base), FAMILIES[family].config(**fields))
     assert len(found) == len(reasons)
     assert all(reason in text for reason, text in zip(reasons, found, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_layers_that_the_model_has_may_not_be_split(case):
+    """FSDP refuses a model that names other classes."""
+    model = build(case)
+    present = {type(module).__name__ for module in model.modules()}
+    assert {type(model.model.encoder.layers[0]).__name__} <= model._no_split_modules <= present
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_hooks_on_the_input_embeddings_are_called(shared):
+    """NEFTune adds its noise there."""
+    model, called = build("vanilla", share_encoder_decoder_embeddings=shared, tie_word_embeddings=shared), []
+    model.get_input_embeddings().register_forward_hook(lambda *_: called.append(True))
+    model(**pair())
+    assert called == [True]

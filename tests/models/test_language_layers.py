@@ -5,7 +5,7 @@ That logits, generation, saving and back-ends are right with one language is tes
 
 import pytest
 import torch
-from model_cases import SIZES, build, leaves, pair, sentences, source
+from model_cases import build, leaves, new_vanilla, pair, sentences, source
 from model_checks import check_equations, check_refused
 from naive_transformer import logits as naive_logits
 from transformers import AutoModelForSeq2SeqLM
@@ -24,11 +24,6 @@ LANGUAGES = torch.tensor([2, 0, 2])
 def three(case, **fields):
     """A model of three languages, the second of which no sentence of `LANGUAGES` has."""
     return build(case, num_posteriors=3, **fields)
-
-
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -64,17 +59,20 @@ def test_a_language_that_changes_nothing_is_the_plain_model():
 def test_each_language_has_a_matrix_and_the_norms_of_all_layers():
     """N D^2 and 2 (N - 1) D for each norm more; in the paper 100 languages are 26.2 M and 2.4 M (merged attention)."""
     norms = 2 * 2 + 3 * 3
-    assert new(language_aware=True, num_posteriors=3).num_parameters() - new().num_parameters() == (
+    assert new_vanilla(language_aware=True, num_posteriors=3).num_parameters() - new_vanilla().num_parameters() == (
         3 * 16 * 16 + 2 * norms * 2 * 16
     )
     deep = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "decoder_attention": "merged"}
     with torch.device("meta"):
-        more = new(**deep, language_aware=True, num_posteriors=100).num_parameters() - new(**deep).num_parameters()
+        more = (
+            new_vanilla(**deep, language_aware=True, num_posteriors=100).num_parameters()
+            - new_vanilla(**deep).num_parameters()
+        )
     assert more == 100 * 512**2 + 99 * (6 * 2 + 6 * 2) * 2 * 512
 
 
 def test_new_languages_are_equal_but_for_their_matrices():
-    model = new(language_aware=True, num_posteriors=3, d_model=64)
+    model = new_vanilla(language_aware=True, num_posteriors=3, d_model=64)
     assert {"language_scale", "language_bias"} < set(model.no_weight_decay)
     for name, parameter in model.named_parameters():
         if name.endswith(("language_scale", "language_bias")):

@@ -5,7 +5,7 @@ That logits, generation, saving and back-ends are right is tested with all other
 
 import pytest
 import torch
-from model_cases import SIZES, build, pair
+from model_cases import SIZES, build, new_vanilla, pair
 from torch import nn
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -13,11 +13,6 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.models.layer_aggregation import EMRouting
 
 D, ENCODER, DECODER = 16, 24, 20  # the widths in SIZES; 2 layers and 3
-
-
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
 
 
 def network(inputs, width, d=D):
@@ -38,7 +33,7 @@ def node(inputs, width, d=D):
     ],
 )
 def test_each_stack_has_networks_of_its_own(how, more):
-    plain, model = new(), new(layer_aggregation=how)
+    plain, model = new_vanilla(), new_vanilla(layer_aggregation=how)
     assert model.num_parameters() - plain.num_parameters() == more
 
 
@@ -49,7 +44,7 @@ def test_six_layers_have_as_many_parameters_more_as_the_papers_print(how, printe
     """Hierarchical: 23.1 M more; EM routing: 56.8 M, of which 0.1 M are not explained."""
     six = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}
     with torch.device("meta"):
-        plain, model = new(**six), new(**six, layer_aggregation=how)
+        plain, model = new_vanilla(**six), new_vanilla(**six, layer_aggregation=how)
     more = model.num_parameters() - plain.num_parameters()
     nodes = {
         "iterative": [2] * 5,
@@ -149,13 +144,13 @@ def test_a_capsule_that_receives_nothing_is_finite():
 
 @pytest.mark.parametrize("how", ["iterative", "hierarchical", "em_routing"])
 def test_a_stack_of_one_layer_works(how):
-    model = new(layer_aggregation=how, encoder_layers=1, decoder_layers=1)
+    model = new_vanilla(layer_aggregation=how, encoder_layers=1, decoder_layers=1)
     model(**pair()).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_new_capsules_are_equal_and_do_not_decay():
-    model = new(layer_aggregation="em_routing")
+    model = new_vanilla(layer_aggregation="em_routing")
     assert {"capsule_bias", "capsule_cost"} < set(model.no_weight_decay)
     routing = model.model.encoder.combination
     assert not routing.capsule_bias.any()

@@ -8,14 +8,13 @@ import copy
 import pytest
 import torch
 from hand_made_layers import encode, hand_made, position
-from model_cases import SIZES, build, leaves, pair, sentences
+from model_cases import SIZES, build, leaves, new_vanilla, pair, sentences
 from model_checks import check_checkpointing, check_equations, check_learning
 from naive_transformer import logits as naive_logits
 from transformers import MarianConfig, MarianMTModel
 
 from hf_deepwide import (
     MATForConditionalGeneration,
-    VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
 from hf_deepwide.errors import UserError
@@ -24,11 +23,6 @@ from hf_deepwide.warm_start import logit_difference, preserves_function
 
 CASES = ["vanilla-denseformer", "vanilla-denseformer-sparse", "vanilla-rk2", "vanilla-rk2-prenorm"]
 PRE = {"normalize_before": True}
-
-
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
 
 
 # The equations
@@ -82,7 +76,7 @@ def test_rk2_gives_the_numbers_found_elsewhere():
 def test_dilation_and_period_choose_weights(dilation, period, used):
     """Weights that the paper's rule leaves out have no gradient, and change nothing."""
     fields = {"aggregation_dilation": dilation, "aggregation_period": period, "encoder_layers": 4, "decoder_layers": 4}
-    model = new(layer_aggregation="denseformer", **fields).train()
+    model = new_vanilla(layer_aggregation="denseformer", **fields).train()
     model(**pair()).loss.backward()
     for stack in (model.model.encoder, model.model.decoder):
         gradient = stack.combination.combination_weights.grad
@@ -96,7 +90,7 @@ def test_dilation_and_period_choose_weights(dilation, period, used):
 
 @pytest.mark.parametrize("fields", [{}, PRE], ids=["post-norm", "pre-norm"])
 def test_denseformer_starts_as_the_plain_stack_bit_for_bit(fields):
-    plain, model = new(**fields), new(layer_aggregation="denseformer", **fields)
+    plain, model = new_vanilla(**fields), new_vanilla(layer_aggregation="denseformer", **fields)
     assert torch.equal(model(**pair()).logits, plain(**pair()).logits)
     for stack, layers in (("encoder", 2), ("decoder", 3)):
         weights = model.get_submodule(f"model.{stack}").combination.combination_weights
@@ -105,7 +99,7 @@ def test_denseformer_starts_as_the_plain_stack_bit_for_bit(fields):
 
 
 def test_rk2_starts_with_one_gate_for_the_encoder():
-    plain, model = new(d_model=64, **PRE), new(d_model=64, encoder_solver="rk2", **PRE)
+    plain, model = new_vanilla(d_model=64, **PRE), new_vanilla(d_model=64, encoder_solver="rk2", **PRE)
     (solver,) = (module for module in model.modules() if isinstance(module, SolverGate))
     assert model.num_parameters() - plain.num_parameters() == 2 * 64 + 1
     bound = (6 / (2 * 64 + 1)) ** 0.5

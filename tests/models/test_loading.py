@@ -481,7 +481,11 @@ def test_adapters_that_name_code_or_hold_no_numbers_are_refused(checkpoint, tmp_
     adapter = Checkpoint(tmp_path / "adapter")
     adapter.edit("adapter_config.json", megatron_config={"a": 1}, megatron_core="evil.module")
     refused(adapter.load, "megatron_config names code")
-    adapter.edit("adapter_config.json", megatron_config=None, megatron_core=None)
+    adapter.edit("adapter_config.json", megatron_config=None, megatron_core=None, use_dora=True)
+    refused(adapter.load, "use_dora is true", "merge_and_unload")
+    adapter.edit("adapter_config.json", use_dora=False, revision="v1")
+    refused(adapter.load, "revision is 'v1', and only the newest")
+    adapter.edit("adapter_config.json", revision=None)
     path = adapter.folder / "adapter_model.safetensors"
     weights = load_file(path)
     next(iter(weights.values()))[0, 0] = float("nan")

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from model_cases import SIZES, build, pair, source
+from model_cases import build, new_vanilla, pair, source
 from model_checks import check_refused
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 
@@ -15,11 +15,6 @@ from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForCondition
 from hf_deepwide.models.decoding import DecodingCache
 
 CASES = ["vanilla-luna", "vanilla-luna-prenorm"]
-
-
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -33,7 +28,7 @@ def test_parameters_are_as_many_as_the_sub_layers_have(ties, pre_norm):
     layers = encoder * (attention * projection + 24 * (2 * d + 1) + d + 3 * norm)
     layers += decoder * ((attention + causal) * projection + 20 * (2 * d + 1) + d + 4 * norm)
     layers += 3 * norm if pre_norm else -norm  # norms behind the stacks; or none of the last P
-    assert new(**fields).num_parameters() == layers + (41 + length) * d
+    assert new_vanilla(**fields).num_parameters() == layers + (41 + length) * d
 
 
 def test_the_printed_count_leaves_a_vocabulary_of_40_700():
@@ -59,13 +54,15 @@ def test_the_packed_sequence_stands_behind_the_states_of_the_source():
 
 def test_first_weights_of_the_packed_sequence():
     """N(0, 1/D) as embeddings; scaled, and with the positions of tokens."""
-    packed = new(d_model=64, layer_form="luna", luna_length=40).model.encoder.packed
+    packed = new_vanilla(d_model=64, layer_form="luna", luna_length=40).model.encoder.packed
     assert packed.packed_embeddings.std().item() == pytest.approx(1 / 8, rel=0.05)
     expected = 8 * packed.packed_embeddings[39, 0] + math.sin(41)
     assert packed(torch.zeros(2, 1, 64))[1, 39, 0].item() == pytest.approx(expected.item(), abs=1e-5)
-    assert new(layer_form="luna", init_std=0.5).model.encoder.packed.packed_embeddings.std() > 0.4
+    assert new_vanilla(layer_form="luna", init_std=0.5).model.encoder.packed.packed_embeddings.std() > 0.4
     bound = math.sqrt(2 / (32 + 16))
-    largest = new(layer_form="luna", initialization="lipschitz").model.encoder.packed.packed_embeddings.abs().max()
+    largest = (
+        new_vanilla(layer_form="luna", initialization="lipschitz").model.encoder.packed.packed_embeddings.abs().max()
+    )
     assert 0.95 * bound < largest <= bound
 
 
@@ -164,7 +161,7 @@ def test_names_attention_without_masks():
 @pytest.mark.parametrize("how", ["dlcl", "hierarchical"])
 def test_layers_can_be_combined(how):
     """The combination is of the states; P goes from layer to layer."""
-    model = new(layer_form="luna", layer_aggregation=how).train()
+    model = new_vanilla(layer_form="luna", layer_aggregation=how).train()
     loss = model(**pair()).loss
     loss.backward()
     assert loss.isfinite()

@@ -362,3 +362,12 @@ def test_parameters_are_robertas_plus_branches():
     assert base_size == theirs
     wide = MATRobertaForMaskedLM(MATRobertaConfig(**SIZES, attention_branches=3)).num_parameters()
     assert wide - base_size == 2 * 2 * 4 * (16 * 16 + 16)
+
+
+def test_the_bias_of_an_untied_head_is_the_one_that_was_trained():
+    theirs = base(tie_word_embeddings=False)
+    torch.nn.init.normal_(theirs.lm_head.decoder.bias)
+    ours = MATRobertaForMaskedLM.from_base(theirs)
+    real = batch()["attention_mask"] == 1
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**batch()).logits[real], theirs(**batch()).logits[real], rtol=1e-3, atol=1e-4)

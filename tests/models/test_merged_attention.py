@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from model_cases import SIZES, build, pair, source
+from model_cases import build, new_vanilla, pair, source
 from model_checks import check_refused
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -18,21 +18,16 @@ from hf_deepwide.exporting.stock import check_fit
 DEEP = {"encoder_layers": 20, "decoder_layers": 20, "d_model": 512, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}
 
 
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
-
-
 def test_a_layer_has_one_attention_and_one_norm_less():
     """The paper shares W_V and W_O: 4 (D^2 + D) and 2 D less in each of three layers."""
-    plain, model = new(), new(decoder_attention="merged")
+    plain, model = new_vanilla(), new_vanilla(decoder_attention="merged")
     assert plain.num_parameters() - model.num_parameters() == 3 * (4 * (16 * 16 + 16) + 2 * 16)
 
 
 def test_twenty_layers_have_480_d_squared_parameters_beside_embeddings():
     """Table 6 (Xu et al. 2024) prints 149.54 M, which leaves 23.4 M for the vocabularies of Zhang et al."""
     with torch.device("meta"):
-        model = new(**DEEP, decoder_attention="merged", vocab_size=3)
+        model = new_vanilla(**DEEP, decoder_attention="merged", vocab_size=3)
     d, layers = 512, 40
     biases = layers * (4 * d + 2048 + d + 4 * d)
     assert model.num_parameters() == layers * 12 * d**2 + biases + 3 * d
@@ -67,7 +62,7 @@ def test_attention_weights_of_the_target_are_equal():
 def test_first_weights_shrink_with_the_number_of_their_layer(std, residual):
     """And all else starts as in the plain model."""
     fields = {"d_model": 64, "encoder_layers": 3, "init_std": std, "residual": residual}
-    plain, model = new(**fields), new(**fields, initialization="depth_scaled")
+    plain, model = new_vanilla(**fields), new_vanilla(**fields, initialization="depth_scaled")
     gains = {"1": 1, "2": 2**-0.5, "3": 3**-0.5}
     for (name, weight), (_, other) in zip(plain.named_parameters(), model.named_parameters(), strict=True):
         _, in_layers, rest = name.partition(".layers.")

@@ -4,10 +4,10 @@ The printed numbers of all papers are in benchmarks/paper_tables, and compared b
 """
 
 import pytest
-from parameter_counts import count, rows_of
+from paper_rows import parameters_of
+from parameter_counts import rows_of
 
-from hf_deepwide import MATConfig, MATForConditionalGeneration, VanillaTransformerConfig
-from hf_deepwide import VanillaTransformerForConditionalGeneration as Vanilla
+from hf_deepwide import MATConfig, VanillaTransformerConfig
 
 SMALL = {
     "vocab_size": 10152,  # the paper's Table 1
@@ -41,14 +41,14 @@ def test_mat_has_as_many_parameters_as_its_closed_form(row):
 
 def test_each_further_branch_of_the_small_model_adds_4_737_million():
     """18 attentions of 4 d^2 + 4 d: the step of table 1, which shows that every branch has its own W_O."""
-    one, two, three = (count(MATForConditionalGeneration, MATConfig(**SMALL, attention_branches=n)) for n in (1, 2, 3))
+    one, two, three = (parameters_of(MATConfig(**SMALL, attention_branches=n)) for n in (1, 2, 3))
     assert two - one == three - two == 18 * (4 * 256**2 + 4 * 256) == 4_737_024
 
 
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 def test_vanilla_is_mat_with_one_branch(pre_norm):
     config = VanillaTransformerConfig(**SMALL, normalize_before=pre_norm)
-    assert count(Vanilla, config) == closed_form(config)
+    assert parameters_of(config) == closed_form(config)
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_vanilla_is_mat_with_one_branch(pre_norm):
 def test_what_each_option_adds(changes, extra):
     sizes = {"vocab_size": 100, "d_model": 16, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
     branches = {"attention_branches": changes.get("attention_branches", 1)}
-    before = count(MATForConditionalGeneration, MATConfig(**sizes, **branches))
-    assert count(MATForConditionalGeneration, MATConfig(**{**sizes, **branches, **changes})) - before == extra
+    before = parameters_of(MATConfig(**sizes, **branches))
+    assert parameters_of(MATConfig(**{**sizes, **branches, **changes})) - before == extra

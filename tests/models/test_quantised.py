@@ -8,7 +8,7 @@ import torch
 from model_cases import CASES, build, pair, source
 from torch import nn
 
-from hf_deepwide.models.branches import BranchSum
+from hf_deepwide.models.branches import BranchSum, is_own
 from hf_deepwide.models.dynamic_convolution import KernelPrediction
 
 
@@ -63,3 +63,16 @@ def test_dynamic_quantisation_of_pytorch_takes_every_layer():
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     assert {type(quantised.get_submodule(name)) for name in linears} == {torch.ao.nn.quantized.dynamic.Linear}
     assert quantised.generate(**source(), max_new_tokens=4).shape == (3, 5)
+
+
+def test_weights_of_another_kind_are_not_read_outside_their_module():
+    """torchao keeps the class of a linear layer, and puts a tensor of its own in the place of the weight."""
+
+    class Quantised(torch.Tensor):
+        pass
+
+    projection = torch.nn.Linear(2, 2)
+    assert is_own(projection, torch.nn.Linear)
+    projection.weight = torch.nn.Parameter(projection.weight.detach().as_subclass(Quantised), requires_grad=False)
+    assert type(projection.weight) is Quantised
+    assert not is_own(projection, torch.nn.Linear)

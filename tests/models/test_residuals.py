@@ -9,10 +9,10 @@ import math
 import pytest
 import torch
 from hand_made_layers import decode, encode, hand_made
-from model_cases import SIZES, build
+from model_cases import build, new_vanilla
 from model_checks import check_checkpointing, check_learning
 
-from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.errors import UserError
 from hf_deepwide.models.residuals import DeepNormDecoderLayer, DeepNormEncoderLayer
 
@@ -21,11 +21,6 @@ OWN = {
     "b2t": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
 }
 WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # of gradient checkpointing
-
-
-def new(**fields):
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields}))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +61,7 @@ def test_constants_of_deepnorm_are_the_papers(depths, encoder, decoder):
 def test_initial_weights_are_those_of_the_plain_model_scaled(residual, init_std):
     """With equal random numbers each weight is a multiple of the plain model's; there are no new parameters."""
     fields = {"attention_branches": 2, "ffn_branches": 3, "init_std": init_std}
-    plain, model = new(**fields).state_dict(), new(residual=residual, **fields).state_dict()
+    plain, model = new_vanilla(**fields).state_dict(), new_vanilla(residual=residual, **fields).state_dict()
     assert plain.keys() == model.keys()
     gains = {
         "deepnorm": {"encoder": 0.87 / math.sqrt(math.sqrt(math.sqrt(math.sqrt(2**4 * 3)))), "decoder": 36**-0.25},
@@ -81,7 +76,7 @@ def test_initial_weights_are_those_of_the_plain_model_scaled(residual, init_std)
 @pytest.mark.parametrize("residual", ["deepnorm", "b2t"])
 @pytest.mark.parametrize("fields", [{}, {"layer_drop": 0.3}, {"layer_aggregation": "dlcl"}], ids=["", "drop", "dlcl"])
 def test_a_few_steps_of_training_lower_the_loss(residual, fields):
-    check_learning(new(residual=residual, **fields))
+    check_learning(new_vanilla(residual=residual, **fields))
 
 
 @pytest.mark.parametrize("residual", ["deepnorm", "b2t"])

@@ -423,6 +423,7 @@ def pruned() -> PreTrainedModel:
         (lambda: make("m2m100", pad_token_id=3), "counts positions .* `pad_token_id` is 3 and must be 1"),
         (quantized, "its weights are quantised"),
         (adapted, r"weights that a plain Transformer has not: .*lora.* \(merge"),
+        (lambda: make("m2m100", decoder_start_token_id=1), "its decoder begins with padding"),
         (other_positions, "the positions of its decoder are not Marian's"),
         (pruned, r"layers.0.feed_forward.fc1.weight has the shape \[8, 24\], .* \[40, 24\] would be"),
         (lambda: torch.nn.Linear(2, 2), "cannot start from a Linear: a base is a folder, a Hub id, or"),

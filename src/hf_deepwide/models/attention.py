@@ -57,6 +57,11 @@ def eager_attention(
     return torch.matmul(dropped, value).transpose(1, 2), weights
 
 
+def self_attention_cache(cache: Cache) -> Cache:
+    """The part of a cache that self-attention fills: all of it, unless it also holds keys of the source."""
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
 class MultiBranchAttention(nn.Module):
     """N attentions over the same input, averaged; self- or cross-attention (MAT, Eq. 4-6, 9-10).
 

@@ -82,10 +82,11 @@ def merge_scale(branches: int, merge: str) -> float:
 def is_own(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     """Whether a module is of one of these kinds, as we made it, so that its weights may be read without calling it.
 
-    Otherwise an adapter (LoRA) wraps it, it was quantised, or something stands in front of its `forward`: accelerate's
-    hooks, which bring offloaded weights when the module is called.
+    Otherwise an adapter (LoRA) wraps it, it was quantised (torchao puts a tensor of another kind in its place), or
+    something stands in front of its `forward`: accelerate's hooks, which bring offloaded weights when it is called.
     """
-    return type(module) in kinds and "forward" not in vars(module)
+    own = type(module) in kinds and "forward" not in vars(module)
+    return own and type(module.weight) in (nn.Parameter, torch.Tensor)
 
 
 def branch_input(

@@ -29,6 +29,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
+from .attention import self_attention_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
@@ -96,7 +97,7 @@ class DynamicConvolution(nn.Module):
         values, past = gated.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2), 0
         if past_key_values is not None:  # the length is read before the new values are in the cache …
             past = past_key_values.get_seq_length(self.layer_idx) + 0  # … and copied: a static cache counts in place
-            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+            cache = self_attention_cache(past_key_values)
             _, values = cache.update(values, values, self.layer_idx)
         weights = self.band(kernel, values.shape[2], past, attention_mask)
         return self.out_proj((weights @ values).transpose(1, 2).flatten(2)), weights

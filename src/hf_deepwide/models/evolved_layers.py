@@ -47,7 +47,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from .attention import MultiBranchAttention
+from .attention import MultiBranchAttention, self_attention_cache
 from .branches import branch_input
 from .configuration_vanilla_transformer import CELL_SLOTS, VanillaTransformerConfig
 from .dropout import Dropout
@@ -236,7 +236,7 @@ class EvolvedDecoderLayer(DecoderLayer):
     ) -> torch.Tensor:
         """As the parent's, `[B, T, D]` to `[B, T, D]`."""
         check_masks(self.config)
-        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        cache = None if past_key_values is None else self_attention_cache(past_key_values)
         make_room(past_key_values, self.config.decoder_layers)
         past = 0 if cache is None else cache.get_seq_length(self.self_attn.layer_idx) + 0
         is_token = None if attention_mask is None else own_positions(attention_mask, past)

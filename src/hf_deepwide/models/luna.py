@@ -41,10 +41,11 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .attention import eager_attention
+from .attention import eager_attention, self_attention_cache
 from .branches import branch_input
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
+from .dynamic_convolution import check_masks
 from .embeddings import SinusoidalPositions
 from .feed_forward import MultiBranchFeedForward
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
@@ -165,11 +166,7 @@ class LunaAttention(NestedAttention):
         Raises:
             ValueError: the back-end has other masks than these two.
         """
-        if self.config._attn_implementation not in ("eager", "sdpa"):
-            raise ValueError(
-                f"`layer_form='luna'` reads masks as eager attention and sdpa have them, and the attention is "
-                f"{self.config._attn_implementation!r}; accepted: eager, sdpa"
-            )
+        check_masks(self.config)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         dropout = self.dropout if self.training else 0.0
         context, weights = attention(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
@@ -247,8 +244,7 @@ class CausalLunaAttention(NestedAttention):
         key, value = map(self.heads, self.unpack.keys_and_values(hidden_states))
         pack_key = self.heads(self.pack.k_proj(hidden_states))
         if past_key_values is not None:
-            is_double = isinstance(past_key_values, EncoderDecoderCache)
-            cache = past_key_values.self_attention_cache if is_double else past_key_values
+            cache = self_attention_cache(past_key_values)
             kept = torch.cat([key, pack_key], 1), torch.cat([value, pack_key], 1)  # slots of a cache are alike
             keys, values = cache.update(*kept, self.layer_idx)
             (key, pack_key), value = keys.chunk(2, 1), values.chunk(2, 1)[0]
@@ -283,7 +279,7 @@ def shares(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) ->
     return (visible / visible.sum(-1, keepdim=True).clamp(min=1)).to(query.dtype)
 
 
-class OfSource(NamedTuple):
+class SourceInput(NamedTuple):
     """What a decoder layer reads of a source, whatever the target is.
 
     Attributes:
@@ -383,7 +379,7 @@ class LunaDecoderLayer(LunaLayer, DecoderLayer):
         mask: torch.Tensor | None,
         past_key_values: Cache | None,
         **kwargs: Any,
-    ) -> tuple[OfSource, torch.Tensor]:
+    ) -> tuple[SourceInput, torch.Tensor]:
         """Pack the source, or find it packed in the cache; and the next P, which with a cache nobody reads.
 
         Where attention weights are asked for, all is computed anew.
@@ -394,7 +390,7 @@ class LunaDecoderLayer(LunaLayer, DecoderLayer):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             keys, values = (each[:, :, : packed.shape[1]] for each in (layer.keys, layer.values))  # static: longer
             (key, queries), value = keys.chunk(2, 1), values.chunk(2, 1)[0]
-            return OfSource(queries, key, value), packed
+            return SourceInput(queries, key, value), packed
         queries = self.self_attn.queries(packed)
         reading = self.before(packed, self.packed_layer_norm)
         context, weights = self.encoder_attn.pack_source(reading, source, mask, **kwargs)
@@ -403,4 +399,4 @@ class LunaDecoderLayer(LunaLayer, DecoderLayer):
             past_key_values.is_updated[self.layer_idx] = True
             kept = torch.cat([key, queries], 1), torch.cat([value, queries], 1)  # slots of a cache are alike
             past_key_values.cross_attention_cache.update(*kept, self.layer_idx)
-        return OfSource(queries, key, value, weights), self.behind(packed, context, self.packed_layer_norm)
+        return SourceInput(queries, key, value, weights), self.behind(packed, context, self.packed_layer_norm)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .attention import MultiBranchAttention, eager_attention
+from .attention import MultiBranchAttention, eager_attention, self_attention_cache
 from .branches import project
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .feed_forward import MultiBranchFeedForward
@@ -44,8 +44,7 @@ class MeanOfValues(nn.Module):
         """
         query = torch.zeros_like(value)
         if past_key_values is not None:
-            is_double = isinstance(past_key_values, EncoderDecoderCache)
-            cache = past_key_values.self_attention_cache if is_double else past_key_values
+            cache = self_attention_cache(past_key_values)
             _, value = cache.update(value, value, self.layer_idx)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         # any finite keys have the score 0 with a query of 0
@@ -107,19 +106,6 @@ class MergedAttentionDecoderLayer(DecoderLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """As the parent's, `[B, T, D]` to `[B, T, D]`."""
-        bottom = hidden_states
-        hidden_states = self.residual(
-            hidden_states,
-            self.encoder_attn_layer_norm,
-            lambda x: self.encoder_attn(
-                x,
-                encoder_attention_mask,
-                encoder_hidden_states,
-                past_key_values=past_key_values,
-                causal_mask=attention_mask,
-                **kwargs,
-            )[0],
-            gate,
-            "encoder_attn",
-        )
-        return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)
+        kwargs |= {"past_key_values": past_key_values, "causal_mask": attention_mask}
+        attended = self.attend_to_source(hidden_states, encoder_attention_mask, encoder_hidden_states, gate, **kwargs)
+        return self.last_residual(hidden_states, attended, self.final_layer_norm, self.feed_forward, gate)

@@ -52,8 +52,8 @@ class DeepWideModel(DeepWidePreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The source embedding, which is also the target's where they are shared."""
-        return self.shared if self.config.share_encoder_decoder_embeddings else self.encoder.embed_tokens
+        """The source embedding, which the encoder calls; where they are shared, its matrix is the target's, too."""
+        return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the source embedding, and the target's where they are shared."""
@@ -154,7 +154,8 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         """Start from a trained base model; see `hf_deepwide.warm_start.from_base`.
 
         Args:
-            base: a folder, a Hub id, or a loaded model: a vanilla model of ours, Marian, BART, mBART, M2M100 or NLLB.
+            base: a folder, a Hub id, or a loaded model: a vanilla model or a MAT of ours, Marian, BART, mBART, M2M100
+                or NLLB.
             config_overrides: fields of this family's config, e.g. `attention_branches=3, drop_branch=0.2`.
         """
         warm_start = importlib.import_module("hf_deepwide.warm_start")  # stays behind when this file is shared
@@ -197,6 +198,9 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
     ) -> None:
         """Put a `DecodingCache` into `model_kwargs`, or where it does not serve, what Transformers puts there."""
+        if self.training and self.get_decoder().gradient_checkpointing:
+            # Such layers take no cache, and `generate` would hand them one token at a time.
+            generation_config.use_cache = model_kwargs["use_cache"] = False
         beams = max(generation_config.num_beams, generation_config.num_return_sequences)
         if _has_own_loop.get() or not can_decode(self, generation_config, generation_mode, model_kwargs):
             super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)

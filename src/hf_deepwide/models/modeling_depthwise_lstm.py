@@ -169,10 +169,11 @@ class DepthwiseLSTM(nn.Module):
         parts = self.parts(shared)
         # Under autocast attention comes in half precision, in which the products read all of c: it is cast only once.
         c = torch.cat([output.to(inputs[0].dtype), *inputs], dim=-1)
-        h = parts.hidden(c)
+        # Parts that layers share may be on another device than this layer.
+        h = parts.hidden(c).to(c.device)
         if self.is_rnn:
             return h, cell
-        input_gate, forget_gate, output_gate = parts.gates(c)
+        input_gate, forget_gate, output_gate = (gate.to(cell.device) for gate in parts.gates(c))
         cell = torch.addcmul(cell * forget_gate, h, input_gate)
         return cell * output_gate, cell
 

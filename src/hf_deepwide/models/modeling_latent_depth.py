@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 from transformers import GenerationMixin
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import logging
 
+from .attention import self_attention_cache
 from .configuration_latent_depth import LatentDepthConfig
 from .layer_selection import LayerSelection, sharing_error, target_depth_error
 from .layers import remove_norms
@@ -125,8 +126,7 @@ def count_tokens(cache: Cache, hidden_states: torch.Tensor) -> None:
     Layers keep their slots, whichever are used, so that of a first layer that is left out would stay empty. A slot
     that holds a prefix (PEFT's prefix tuning) has heads and a width already.
     """
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.self_attention_cache
+    cache = self_attention_cache(cache)
     keys = cache.layers[0].keys if cache.layers and cache.layers[0].is_initialized else None
     heads, width = (1, 1) if keys is None else (keys.shape[1], keys.shape[3])
     ones = hidden_states.new_ones(hidden_states.shape[0], heads, hidden_states.shape[1], width)

@@ -310,7 +310,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
             return self.language_transform(hidden_states, kwargs.get("posteriors"))
         if self.solver is None:
             return super().run_layers(hidden_states, *inputs, **kwargs)
-        hidden_states = super().run_layers(hidden_states, *inputs, solver=self.solver, **kwargs)
+        # A function, because accelerate would move a module among the arguments to the device of each layer.
+        hidden_states = super().run_layers(hidden_states, *inputs, solver=lambda *f: self.solver(*f), **kwargs)
         may_skip_all = self.training and self.config.layer_drop > 0
         return hidden_states + no_gradient(self.solver) if may_skip_all else hidden_states
 

@@ -38,6 +38,15 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         config.validate()
         super().__init__(config, *args, **kwargs)
 
+    def post_init(self) -> None:
+        """As the parent's; of the layers that may not be split, only the classes that this model has are named.
+
+        Accelerate (FSDP) refuses a model that names another class.
+        """
+        super().post_init()
+        present = {type(module).__name__ for module in self.modules()}
+        self._no_split_modules = set(self._no_split_modules) & present
+
     def training_logs(self) -> dict[str, float]:
         """Return numbers by name that a family logs beside the loss."""
         return {}

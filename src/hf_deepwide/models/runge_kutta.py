@@ -10,6 +10,7 @@ as in the paper, F is what a layer adds. Shapes: B batch, S time, D model width.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class RungeKuttaEncoderLayer(EncoderLayer):
         attention_mask: Any = None,
         gate: torch.Tensor | None = None,
         *,
-        solver: SolverGate,
+        solver: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         **kwargs: Any,
     ) -> torch.Tensor:
         """`[B, S, D]` to `[B, S, D]`; `solver` weighs the two evaluations, `gate` what the sub-layers add."""
@@ -67,4 +68,4 @@ class RungeKuttaEncoderLayer(EncoderLayer):
         weight = solver(first, second)
         if self.training:
             self.mean_gate = weight.detach().mean()
-        return torch.addcmul(hidden_states + second, weight.to(first.dtype), first - second)
+        return torch.addcmul(hidden_states + second, weight.to(first), first - second)

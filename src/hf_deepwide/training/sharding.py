@@ -60,8 +60,7 @@ class Sharding:
                     f"model.{name}: processes skip different layers, and with FSDP2 each waits for the others' part "
                     "of every layer; set it to 0, or train without FSDP (distributed_type: MULTI_GPU)"
                 )
-        present = {type(module).__name__ for module in trainer.model.modules()}
-        plugin.transformer_cls_names_to_wrap = sorted(present & set(trainer.model._no_split_modules))
+        plugin.transformer_cls_names_to_wrap = sorted(trainer.model._no_split_modules)
         plugin.mixed_precision_policy = None  # accelerate's would round the loss and the sums of gradients to bfloat16
 
     def preparing(self) -> AbstractContextManager:
