@@ -20,7 +20,8 @@ from hf_deepwide.data.streaming import EndlessStream, StreamBatches
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
-from hf_deepwide.training.stream_position import collate_stream
+from hf_deepwide.runs.translation import Translation
+from hf_deepwide.training.stream_position import StreamPosition, collate_stream
 
 PAIRS = [(f"{number} " + "a " * (number % 7), f"{number} " + "b " * (number % 5)) for number in range(97)]
 
@@ -332,3 +333,39 @@ def test_a_pass_over_a_stream_has_pieces_of_its_own(corpus):
     assert len(set(passes)) > 1
     stream.start = {"given": 1, "epoch": 4, "stream": None}
     assert list(islice(DataLoader(stream, batch_size=None, collate_fn=collate_stream(Told(), stream)), 2)) == [{}, 4]
+
+
+@pytest.mark.parametrize("source", ["text", "tsv", "jsonl"])
+def test_an_endless_word_in_a_stream_of_files_is_left_out(source, corpus, caplog):
+    """A run that has begun could not go on with a file that was mended."""
+    caplog.set_level("INFO", "hf_deepwide")
+    word = "x" * 21_000
+    if source == "text":
+        for lang in ("en", "de"):
+            with (corpus / f"train.{lang}").open("a") as file:
+                file.write(f"{word}\n")
+    else:
+        line = f"{word}\tb\n" if source == "tsv" else json.dumps({"en": word, "de": "b"}) + "\n"
+        with (corpus / f"train.{source}").open("a") as file:
+            file.write(line)
+    rows = list(load_parallel(arguments(corpus, source), "train"))
+    assert len(rows) == len(PAIRS)
+    assert "1 with a word of more than 20,000 characters" in caplog.text
+
+
+def test_a_trainer_keeps_one_position_of_its_stream(corpus, tmp_path):
+    """Of two positions, a checkpoint would give back the older one."""
+    values = tiny_values(
+        tmp_path / "run", max_steps=2, max_tokens=512, eval_strategy="no", load_best_model_at_end=False
+    )
+    values["data"] = {"root": str(corpus), "train": "train", "streaming": True, "max_length": 100}
+    recipe = check_recipe(values, "tiny", "tiny.yaml")
+    task, args = Translation(recipe), recipe.training_arguments()
+    texts = task.read(args, ended=False)
+    tokenizer = task.new_tokenizer(texts)
+    model = task.new_model(tokenizer, args)
+    trainer = task.trainer(model, args, tokenizer, task.encode(texts, tokenizer, model), texts)
+    for _ in range(2):
+        trainer.get_train_dataloader()
+    positions = [each for each in trainer.callback_handler.callbacks if isinstance(each, StreamPosition)]
+    assert len(positions) == 1

@@ -143,20 +143,7 @@ def test_a_kind_of_which_nothing_is_left_has_no_rate():
         ({"synthetic_rate": 1e9}, "accepted: 0.001 or more, and 1,000 at most"),
         *(
             ({"synthetic_tag": tag}, "accepted: a word in angle brackets that is no control token and no language's")
-            for tag in (
-                "bt",
-                "<b t>",
-                "<>",
-                "",
-                "<2de>",
-                "</s>",
-                "<s>",
-                "<pad>",
-                "<unk>",
-                "<mask>",
-                "<a><b>",
-                "<bt>\n",
-            )
+            for tag in NO_TAGS
         ),
     ],
 )

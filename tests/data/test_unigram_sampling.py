@@ -121,3 +121,14 @@ def test_pieces_that_mark_no_word_are_refused():
     plain = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     with pytest.raises(UserError, match=r"tokenizer\.unigram_alpha: no piece of the tokenizer"):
         UnigramSampling(plain, 0.1)
+
+
+def test_sentences_without_spaces_are_not_kept():
+    """Each would keep a segmentation of kilobytes, and hardly ever return."""
+    vocabulary = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *PIECES.items()]
+    tokenizer = fast(Tokenizer(models.Unigram(vocabulary, unk_id=0)))
+    sampling, draws = UnigramSampling(tokenizer, 1.0), random.Random(0)
+    for text in ("ababa", "ab" * 30):
+        pieces = sampling(tokenizer(text)["input_ids"], draws)
+        assert "".join(tokenizer.convert_ids_to_tokens(pieces)) == f"▁{text}"
+    assert list(sampling._lattices) == ["▁ababa"]

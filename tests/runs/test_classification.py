@@ -11,6 +11,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from datasets.arrow_dataset import Column
 from huggingface_hub import ModelCard
 from model_cases import scramble
@@ -30,7 +31,7 @@ from transformers import (
 )
 
 from hf_deepwide import MATRobertaForSequenceClassification, share
-from hf_deepwide.data.classification import ClassificationArguments, class_names, read_splits
+from hf_deepwide.data.classification import ClassificationArguments, class_names, encode_rows, read_splits
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.classification import classification_scores
@@ -684,3 +685,26 @@ def test_a_link_is_no_seed(tmp_path):
     SeedsFolder(run).clear()
     assert (run / "notes.txt").read_text() == "mine"
     assert (run / "seed-1").is_symlink()
+
+
+def test_classes_are_in_the_order_that_a_data_set_declares(tmp_path):
+    """F1 is that of the second class; GLUE's paraphrases are `equivalent`, the second of theirs."""
+    names = ["not_equivalent", "equivalent"]
+    features = Features({"sentence": Value("string"), "label": ClassLabel(names=names)})
+    rows = Dataset.from_dict({"sentence": ["a", "b", "c"], "label": [1, 0, 1]}, features)
+    DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
+    args = ClassificationArguments("datasets", "train", "train", name="saved", root=str(tmp_path))
+    splits = read_splits(args)
+    assert splits["train"]["label"][:] == ["equivalent", "not_equivalent", "equivalent"]
+    assert class_names(args, splits) == names
+    args.labels = names[::-1]
+    assert class_names(args, splits) == names[::-1]
+
+
+def test_rows_that_are_cut_are_counted(caplog):
+    args = ClassificationArguments("tsv", "train", "train", max_length=8)
+    tokenizer = train_tokenizer(["a dog sees a cat"] * 4, TokenizerArguments(vocab_size=40))
+    rows = Dataset.from_dict({"text": ["a dog", "a dog " * 20], "label": ["no", "yes"]})
+    encoded = encode_rows(args, rows, ["no", "yes"], tokenizer)
+    assert max(map(len, encoded["input_ids"][:])) == 8
+    assert "1 of 2 rows have more than data.max_length 8 tokens, and are cut" in caplog.text

@@ -18,6 +18,7 @@ from tiny_run import SCRIPT, run_script_here, write_recipe
 from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, RobertaForMaskedLM, pipeline
 
 from hf_deepwide import LatentDepthConfig, LatentDepthForMaskedLM, share
+from hf_deepwide.data import monolingual
 from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, encode_texts, read_texts
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
@@ -378,7 +379,16 @@ def test_held_out_text_of_which_nothing_is_predicted_is_refused(data, tokenizer,
     assert len(encode_texts(args, "train", tokenizer)) == 2
 
 
-def test_lines_that_are_empty_or_too_long(data, tokenizer):
+def test_text_is_encoded_in_parts(data, tokenizer, monkeypatch):
+    args = MonolingualArguments(["en", "de"], "train", "heldout", "train", root=str(data), max_length=100)
+    whole = {split: encode_texts(args, split, tokenizer) for split in ("train", "validation")}
+    monkeypatch.setattr(monolingual, "CHUNK", 7)
+    for split, rows in whole.items():
+        assert encode_texts(args, split, tokenizer).to_dict() == rows.to_dict()
+
+
+def test_lines_that_are_empty_or_too_long(data, tokenizer, caplog):
+    caplog.set_level("INFO", "hf_deepwide")
     args = MonolingualArguments(
         ["en", "de"], "train", "heldout", "train", root=str(data), posteriors="language", max_length=100
     )
@@ -387,6 +397,8 @@ def test_lines_that_are_empty_or_too_long(data, tokenizer):
     train, test = encode_texts(args, "train", tokenizer), encode_texts(args, "test", tokenizer)
     assert len(train) == 240 + 160
     assert (len(test), max(test["source_length"])) == (240 + 161, 100)
+    assert "train: 401 sequences read; 1 of more than 100 tokens left out" in caplog.text
+    assert "test: 401 sequences read; 1 of more than 100 tokens cut" in caplog.text
     assert sorted(set(zip(train["pair"], train["posterior"], strict=True))) == [(0, 0), (1, 1)]
     assert "labels" not in train.column_names
     assert [tokenizer.decode(row, skip_special_tokens=True) for row in train["input_ids"][:3]] == [

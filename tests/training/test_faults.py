@@ -143,6 +143,11 @@ def test_the_logged_loss_is_the_mean_of_the_steps_that_were_made(make):
     assert math.isnan(single[1])
     assert losses(together)[0] == pytest.approx((single[0] + single[2] + single[3]) / 3, rel=1e-5)
     assert losses(together)[1] == pytest.approx(sum(single[4:]) / 4, rel=1e-5)
+    of_all = together.state.log_history[-1]["train_loss"]
+    assert of_all == pytest.approx((single[0] + single[2] + sum(single[3:])) / 7, rel=1e-5)
+    counted_by_sentences = ("steps_per_second", "train_samples_per_second", "total_flos")
+    last = [name for name in together.state.log_history[-1] if name != "train_steps_per_second"]
+    assert not [name for name in last if name.endswith(counted_by_sentences)]
 
 
 def test_what_the_model_reports_leaves_skipped_steps_out(make):

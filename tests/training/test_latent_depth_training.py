@@ -283,3 +283,12 @@ def test_the_label_smoothing_of_a_trainer_is_warned_of_or_refused(started, tmp_p
     for wrong in (1.5, "0.1", None):
         with pytest.raises(ValueError, match=rf"`label_smoothing` must be in \[0, 1\), got '{wrong}'"):
             ours.model.training_callback(wrong)
+
+
+def test_a_temperature_that_will_not_fall_to_its_end_is_told(corpus, tmp_path, caplog):
+    fields = {**LATENT, "gumbel_temperature": 4.0, "final_temperature": 0.25, "temperature_anneal_steps": 4}
+    build_trainer(corpus, tmp_path / "short", model=fields, max_steps=2).train()
+    assert "the temperature ends at 1.00, and not at final_temperature 0.25" in caplog.text
+    caplog.clear()
+    build_trainer(corpus, tmp_path / "long", model=fields, max_steps=4).train()
+    assert "final_temperature" not in caplog.text

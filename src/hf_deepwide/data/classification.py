@@ -1,6 +1,7 @@
 """Labelled sentences and pairs of sentences: read, check, encode."""
 
 import csv
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..errors import UserError, one_line, quote
 from ..limits import Range, check_numbers
 from .arguments import RANGES, Places, Split
 from .corpora import checked_characters, find_file, json_rows, load_texts, read_lines, refusing_data_sets
+
+logger = logging.getLogger(__name__)
 
 KEYS = {"text": "sentence1", "pair": "sentence2", "label": "label"}  # part of a row to the key that names its column
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -27,7 +30,8 @@ class ClassificationArguments(Places):
     too), or the names of splits (format `datasets`, with `name` and `config`). Relative paths start at `root`, else
     at `$HF_DEEPWIDE_DATA`, else at the working directory. `sentence1`, `sentence2` and `label` are the names of
     columns; without `sentence2` single sentences are classified. `labels` lists the classes in the order of their
-    numbers; None: those of the training split, sorted. Of two classes the second is the positive one of F1.
+    numbers; None: the order that a data set declares for its column, else the classes of the training split, sorted.
+    Of two classes the second is the positive one of F1.
 
     Without a `validation` split, `validation_size` rows of the training split are held out, the same for all seeds.
     Sequences of more than `max_length` tokens are cut, the longer sentence of a pair first.
@@ -48,7 +52,7 @@ class ClassificationArguments(Places):
     sentence2: str | None = field(default=None, metadata={"help": "column of the second sentence of a pair"})
     label: str = field(default="label", metadata={"help": "column of the class"})
     labels: list[str] | None = field(
-        default=None, metadata={"help": "the classes in order; default: those of the training split, sorted"}
+        default=None, metadata={"help": "the classes in order; default: as the data set declares them, else sorted"}
     )
     validation_size: int | None = field(
         default=None, metadata={"help": "rows of the training split to hold out, without a validation split"}
@@ -89,7 +93,7 @@ def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) ->
     Raises:
         UserError: there is only one, a split has others, or they are numbers with fractions that are not listed.
     """
-    names = args.labels or sorted(set(splits["train"]["label"][:]))
+    names = args.labels or _declared_names(args) or sorted(set(splits["train"]["label"][:]))
     if not args.labels and all(map(_is_number, names)) and (fractions := [name for name in names if "." in name]):
         raise UserError(
             f"data.label: the column {quote(args.label)} holds numbers such as {fractions[0]}, and a classifier "
@@ -111,15 +115,22 @@ def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) ->
 def encode_rows(
     args: ClassificationArguments, rows: Dataset, names: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> Dataset:
-    """Rows with `input_ids`, `attention_mask` and the class's number `labels`."""
-    numbers = {name: number for number, name in enumerate(names)}
+    """Rows with `input_ids`, `attention_mask` and the class's number `labels`; the log counts rows that are cut."""
+    numbers, cut = {name: number for number, name in enumerate(names)}, 0
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        nonlocal cut
         sides = [batch["text"]] + ([batch["pair"]] if "pair" in batch else [])
+        cut += sum(len(ids) > args.max_length for ids in tokenizer(*sides, verbose=False)["input_ids"])
         ids = tokenizer(*sides, truncation=True, max_length=args.max_length)
         return {**ids, "labels": [numbers[label] for label in batch["label"]]}
 
-    return rows.map(encode, batched=True, remove_columns=rows.column_names, load_from_cache_file=False)
+    encoded = rows.map(encode, batched=True, remove_columns=rows.column_names, load_from_cache_file=False)
+    if cut:
+        logger.warning(
+            "%d of %d rows have more than data.max_length %d tokens, and are cut", cut, len(rows), args.max_length
+        )
+    return encoded
 
 
 def _read(args: ClassificationArguments, split: Split) -> Dataset:
@@ -147,9 +158,7 @@ def _read_data_set(
     args: ClassificationArguments, place: str, columns: Mapping[str, str], prefix: str
 ) -> dict[str, list[str]]:
     """The wanted columns of a split on the Hub, or of a folder that `datasets` reads."""
-    with refusing_data_sets(f"{prefix} could not be loaded"):
-        local = args.resolve(str(args.name))
-        rows = load_texts(str(local) if local.is_dir() else str(args.name), args.config, place)
+    rows = _load(args, place, prefix)
     for role, column in columns.items():
         if column not in rows.column_names:
             raise UserError(f"{prefix}: {_no_column(role, column, rows.column_names)}")
@@ -157,6 +166,20 @@ def _read_data_set(
     if named := getattr(rows.features[args.label], "names", None):  # numbers stand beside the names of classes
         taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label][:]]
     return taken
+
+
+def _load(args: ClassificationArguments, place: str, prefix: str) -> Dataset:
+    with refusing_data_sets(f"{prefix} could not be loaded"):
+        local = args.resolve(str(args.name))
+        return load_texts(str(local) if local.is_dir() else str(args.name), args.config, place)
+
+
+def _declared_names(args: ClassificationArguments) -> list[str] | None:
+    """The classes that a data set declares for its column, in the order of their numbers; None: it declares none."""
+    if args.format != "datasets":
+        return None
+    place = args.location("train")
+    return getattr(_load(args, place, f"data.train {quote(place)}").features[args.label], "names", None)
 
 
 def _read_table(file: Path, columns: Mapping[str, str], kind: str) -> dict[str, list[str]]:

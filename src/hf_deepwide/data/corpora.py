@@ -126,7 +126,7 @@ def local_files(args: DataArguments, split: Split) -> list[Path]:
 def _kept_pairs(args: DataArguments, split: Split) -> Iterator[dict[str, str]]:
     """The pairs of local files that stay, as rows; for streams."""
     files, pairs = _read(args, split)
-    keep = PairFilter(split, files)
+    keep = PairFilter(split, files, streamed=True)
     for line, source, target in pairs:
         if keep(line, source, target):
             yield {"source": source, "target": target}

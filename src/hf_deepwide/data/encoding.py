@@ -4,6 +4,7 @@ Special tokens in a text (`</s>`) are text as any other.
 """
 
 import logging
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,15 +62,16 @@ def encode(
             )
 
     encoded = kept_or_made(dataset, tokenizer, encoder.settings, encode_all)
-    lengths = list(zip(encoded["source_length"][:], encoded["target_length"][:], strict=True))
+    columns = encoded.with_format("numpy")
+    source, target = columns["source_length"][:], columns["target_length"][:]
     if not filter:
-        long = sum(max(pair) > args.max_length for pair in lengths)
+        long = np.count_nonzero(np.maximum(source, target) > args.max_length)
         if long:
             logger.warning("%d pairs are longer than max_length %d; they are kept", long, args.max_length)
         return encoded
-    kept = [row for row, (source, target) in enumerate(lengths) if keep.accepts(source, target)]
+    kept = np.flatnonzero(keep.accepts(source, target))
     keep.log()
-    if not kept:
+    if not len(kept):
         raise UserError(f"none of the {len(encoded)} training pairs passes the length filters: {keep}")
     if args.pairs is not None and len(args.pairs) > 1:
         check_shares(encoded["pair"][:], kept, args.pairs)
@@ -78,7 +80,7 @@ def encode(
     return encoded if len(kept) == len(encoded) else encoded.select(kept)
 
 
-def check_shares(kinds: list[int], kept: list[int], names: list[str]) -> None:
+def check_shares(kinds: list[int], kept: np.ndarray, names: list[str]) -> None:
     """Log how many sentence pairs the length filters kept of each kind, and see that each kind has some.
 
     Args:
@@ -234,22 +236,21 @@ class LengthFilter:
             f"{self.ratio} beyond max_length_ratio {self.max_length_ratio} left out"
         )
 
-    def accepts(self, source: int, target: int) -> bool:
-        """True if a pair of these lengths stays; counts it either way."""
-        if max(source, target) > self.max_length:
-            self.too_long += 1
-            return False
-        if self.max_length_ratio is not None and max(source, target) > self.max_length_ratio * min(source, target):
-            self.ratio += 1
-            return False
-        self.kept += 1
-        return True
+    def accepts(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Whether pairs of these lengths stay, one number for each pair; counts them either way."""
+        longer, shorter = np.maximum(source, target), np.minimum(source, target)
+        ratio = math.inf if self.max_length_ratio is None else self.max_length_ratio
+        fits, even = longer <= self.max_length, longer <= ratio * shorter
+        self.too_long += np.count_nonzero(~fits)
+        self.ratio += np.count_nonzero(fits & ~even)
+        self.kept += np.count_nonzero(fits & even)
+        return fits & even
 
     def __call__(self, row: dict, index: int) -> bool:
         """`accepts` for `IterableDataset.filter`; counts each pass on its own, and logs as it goes."""
         if index == 0:
             self.kept = self.too_long = self.ratio = 0
-        stays = self.accepts(row["source_length"], row["target_length"])
+        stays = bool(self.accepts(np.asarray(row["source_length"]), np.asarray(row["target_length"])))
         refused = self.too_long + self.ratio
         if not stays and refused & (refused - 1) == 0:  # 1, 2, 4, 8, …
             self.log()

@@ -4,16 +4,16 @@ Each line is a sequence of its own. Shape legend: [sentences, length], lengths i
 """
 
 import logging
-import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, islice
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from tokenizers import AddedToken, normalizers
 from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.pre_tokenizers import Sequence as Sequential
@@ -24,7 +24,7 @@ from ..limits import Range, check_numbers
 from ..models.plain_text import TextEncoder
 from .arguments import PAIRS, RANGES, Places, Split
 from .batches import TranslationCollator
-from .corpora import find_file, read_lines
+from .corpora import CHUNK, find_file, read_lines
 from .pair_filter import check_words
 
 logger = logging.getLogger(__name__)
@@ -146,32 +146,43 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
     Raises:
         UserError: no line is left, or nothing in it is to be predicted.
     """
-    lines = list(read_texts(args, split))
-    if not lines:
+    encoder, lines = TextEncoder(tokenizer), read_texts(args, split)
+    collator = None if split == "train" else MaskingCollator(tokenizer, args.mask_probability)
+    parts, read, long, tokens, predicted = [], 0, 0, 0, 0
+    while chunk := list(islice(lines, CHUNK)):  # the rest is Arrow, as in `corpora`
+        languages, texts = zip(*chunk, strict=True)
+        bodies = encoder.bodies(texts)
+        rows = [encoder.frame(body) for body in bodies]
+        fits = [len(row) <= args.max_length for row in rows]
+        read, long = read + len(rows), long + fits.count(False)
+        if collator is None:
+            rows, languages = list(compress(rows, fits)), list(compress(languages, fits))
+        elif not all(fits):
+            rows = [encoder.frame(body, longest=args.max_length) for body in bodies]
+        lengths = [len(row) for row in rows]
+        columns = {"input_ids": rows, "source_length": lengths, "target_length": lengths, "pair": languages}
+        if args.posterior_names:
+            columns["posterior"] = languages
+        if collator is not None:
+            masked = [collator.mask(torch.tensor([row])) for row in rows]
+            columns["input_ids"] = [ids[0].tolist() for ids, _ in masked]
+            columns["labels"] = [labels[0].tolist() for _, labels in masked]
+            predicted += sum(label != -100 for labels in columns["labels"] for label in labels)
+        tokens += sum(lengths)
+        if rows:
+            parts.append(Dataset.from_dict(columns))
+    if not read:
         raise UserError(f"data.{split}: all lines of {', '.join(args.languages)} are empty")
-    languages, texts = zip(*lines, strict=True)
-    encoder, longest = TextEncoder(tokenizer), math.inf if split == "train" else args.max_length
-    ids = [encoder.frame(body, longest=longest) for body in encoder.bodies(texts)]
-    rows = [(row, language) for row, language in zip(ids, languages, strict=True) if len(row) <= args.max_length]
-    logger.info("%s: %d sequences, %d too long", split, len(rows), len(ids) - len(rows))
-    if not rows:
+    what = "left out" if collator is None else "cut"
+    logger.info("%s: %d sequences read; %d of more than %d tokens %s", split, read, long, args.max_length, what)
+    if not parts:
         raise UserError(f"data.{split}: no sequence of at most {args.max_length} tokens is left")
-    kept, languages = zip(*rows, strict=True)
-    lengths = [len(row) for row in kept]
-    columns = {"input_ids": kept, "source_length": lengths, "target_length": lengths, "pair": languages}
-    if args.posterior_names:
-        columns["posterior"] = languages
-    if split != "train":
-        collator = MaskingCollator(tokenizer, args.mask_probability)
-        masked = [collator.mask(torch.tensor([row])) for row in kept]
-        columns["input_ids"] = [ids[0].tolist() for ids, _ in masked]
-        columns["labels"] = [labels[0].tolist() for _, labels in masked]
-        if not any(label != -100 for labels in columns["labels"] for label in labels):
-            raise UserError(
-                f"data.{split}: none of its {sum(lengths)} tokens was drawn to be predicted, so it has no loss; give "
-                "more text, or a larger data.mask_probability"
-            )
-    return Dataset.from_dict(columns)
+    if collator is not None and not predicted:
+        raise UserError(
+            f"data.{split}: none of its {tokens} tokens was drawn to be predicted, so it has no loss; give more text, "
+            "or a larger data.mask_probability"
+        )
+    return concatenate_datasets(parts)
 
 
 class MaskingCollator(TranslationCollator):

@@ -21,7 +21,8 @@ from ..errors import UserError
 from .subword_collator import WORD_STARTS, check_marks, subword_model, words_of
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
-KEPT = 2**17  # words whose segmentations are kept
+KEPT = 2**17  # words whose segmentations are kept …
+LETTERS = 24  # … of words no longer than this: without spaces a sentence counts as one word, which hardly returns
 
 # For each end of a piece: cumulative probabilities of the pieces that end there, with their starts and ids.
 Lattice = list[tuple[list[float], list[tuple[int, int]]]]
@@ -71,11 +72,14 @@ class UnigramSampling:
         if word[0] in self._whole:
             return word
         text = "".join(self._names[number] for number in word)
-        if text not in self._lattices:
+        lattice = self._lattices.get(text)
+        if lattice is None:
+            lattice = self._lattice(text)
             if len(self._lattices) >= KEPT:
                 self._lattices.clear()
-            self._lattices[text] = self._lattice(text)
-        lattice, end, pieces = self._lattices[text], len(text), []
+            if len(text) <= LETTERS:
+                self._lattices[text] = lattice
+        end, pieces = len(text), []
         while end:
             (end, number), *_ = draws.choices(lattice[end][1], cum_weights=lattice[end][0])
             pieces.append(number)

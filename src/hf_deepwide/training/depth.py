@@ -10,13 +10,14 @@ Each optimizer step is an inner step. Every I-th step (`inner_steps`) updates th
 the papers plot.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..analysis.gradient_norms import GradientNorms
 from ..analysis.layer_utilization import LayerUtilization
@@ -27,6 +28,8 @@ from ..models.training_callback import TrainingStep
 
 if TYPE_CHECKING:
     from .trainer import TokenBatchTrainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -61,6 +64,25 @@ def posterior_parameters(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
+class AnnealingFits(TrainerCallback):
+    """Warns of a temperature that has not fallen to its last value when training ends."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The number of steps is known now."""
+        config = kwargs["model"].config
+        if config.temperature_anneal_steps > state.max_steps:
+            logger.warning(
+                "model.temperature_anneal_steps is %d, and the whole training has %d steps: the temperature ends at "
+                "%.2f, and not at final_temperature %g. Lower temperature_anneal_steps, or train for longer",
+                config.temperature_anneal_steps,
+                state.max_steps,
+                config.temperature_at(state.max_steps),
+                config.final_temperature,
+            )
+
+
 class DepthTraining:
     """What a trainer does for deep and latent layers. Its arguments are `DepthArguments`.
 
@@ -93,6 +115,7 @@ class DepthTraining:
             yield self.gradient_norms
         if self.posterior_parameters:
             yield LayerUtilization()
+            yield AnnealingFits()
 
     def find_posteriors(self) -> None:
         """Look the posteriors up in the trainer's model."""

@@ -104,6 +104,7 @@ class FaultGuard:
         self.trainer = trainer
         self._batches: list[Batch] = []  # of the step under way
         self._steps = self._skipped = 0  # since the last log
+        self._all_steps = self._all_skipped = 0  # since the training began, or went on
         self._in_a_row = 0
 
     def begin(self, inputs: Mapping[str, torch.Tensor]) -> Batch:
@@ -125,6 +126,7 @@ class FaultGuard:
             return counted
         batches, self._batches = self._batches, []
         self._steps += 1
+        self._all_steps += 1
         if self._is_finite(batches):
             self._in_a_row = 0
         elif self._is_fault(batches, tokens):
@@ -133,7 +135,12 @@ class FaultGuard:
         return counted
 
     def amend(self, logs: dict[str, float]) -> None:
-        """Make the loss the mean over the steps that were made since the last log."""
+        """Make the losses means over the steps that were made, since the last log and since the training began."""
+        if "train_loss" in logs and self._all_skipped:
+            made = self._all_steps - self._all_skipped
+            logs["train_loss"] = logs["train_loss"] * self._all_steps / made if made else math.nan
+        if "loss" not in logs:
+            return
         if self._skipped:
             made = self._steps - self._skipped
             logs["loss"] = logs["loss"] * self._steps / made if made else math.nan
@@ -189,6 +196,7 @@ class FaultGuard:
     def _leave_out(self) -> None:
         """Without gradients the optimizer does nothing. A scaler needs some, and skips what is not finite."""
         self._skipped += 1
+        self._all_skipped += 1
         for parameter in self.trainer.model.parameters():
             if self.trainer.accelerator.scaler is None:
                 parameter.grad = None

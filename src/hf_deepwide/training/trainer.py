@@ -59,6 +59,9 @@ from .stream_position import StreamPosition, collate_stream
 
 logger = logging.getLogger(__name__)
 
+# Speeds that Transformers computes from a batch size in sentences, and operations that nothing counts here.
+MISCOUNTED = ("eval_steps_per_second", "test_steps_per_second", "train_samples_per_second", "total_flos")
+
 
 class TokenBatchTrainer(Trainer):
     """Trains any model on encoded rows, in batches of a number of tokens.
@@ -239,8 +242,12 @@ class TokenBatchTrainer(Trainer):
         return cross_entropy(outputs["logits"], labels, self.label_smoothing, num_items_in_batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the mean loss since the last log and what belongs to it, or the metrics of an evaluation as they are."""
+        """Log the mean loss since the last log and what belongs to it, or metrics of an evaluation or of the end."""
         if "loss" not in logs:
+            # The parent counts as if each batch had the same number of sentences.
+            for name in [name for name in logs if name.endswith(MISCOUNTED)]:
+                del logs[name]
+            self.faults.amend(logs)
             super().log(logs, start_time)
             return
         # 1. The speed since the last log.
@@ -351,13 +358,14 @@ class TokenBatchTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         # Training runs with `use_cache=False`, but that is no property of the model that is saved.
         self.model.config.use_cache = True
-        if self.lora.begun:
+        with_lora = self.lora.begun and self.args.should_save  # one process writes
+        if with_lora:
             state_dict = self.lora.merged_weights()
         try:
             super()._save(output_dir, state_dict)
         finally:
             self.model.config.use_cache = self.args.use_cache
-        if self.lora.begun:
+        if with_lora:
             self.lora.save(Path(output_dir or self.args.output_dir))
 
     # Checkpoints: going on from one, in the order in which the parent loads its parts
@@ -435,6 +443,7 @@ class TokenBatchTrainer(Trainer):
             )
             if args.dataloader_num_workers:
                 logger.info("a stream is read without workers: dataloader_num_workers is not used")
+            self.remove_callback(StreamPosition)
             self.add_callback(StreamPosition())
             endless = EndlessStream(stream)
             return DataLoader(endless, batch_size=None, collate_fn=collate_stream(collator, endless))
