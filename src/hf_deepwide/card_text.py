@@ -29,7 +29,8 @@ _USE = re.compile(
 _USE_AND_EXAMPLE = re.compile(_USE.pattern + r"(?:\n+\w+\([^\n]*\)\n# \[[^\n]*)?(?P<end>\n```+\n)?")
 # The sentences of the template, of the cards of older runs, and of a card that was shared with another licence.
 _UNCHOSEN = re.compile(
-    r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data\."
+    r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data"
+    r"(?: and of the base)?\."
     r"|Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\."
     r"|Its licence is `[^`\n]+`\."
 )

@@ -304,6 +304,17 @@ def _load_adapted(
 ) -> PreTrainedModel:
     """The model that an adapter of PEFT's is for, which has its own place and is checked as any other, with it."""
     base = _base_of(adapter)
+    if adapter.get("use_dora"):
+        raise ValueError(
+            f"{checkpoint_files.ADAPTER_CONFIG}: use_dora is true, and DoRA is not loaded here; merge the adapter by "
+            "PEFT (PeftModel.from_pretrained(model, adapter).merge_and_unload()), and save the model"
+        )
+    if adapter.get("revision") not in (None, "main"):
+        raise ValueError(
+            f"{checkpoint_files.ADAPTER_CONFIG}: revision is {quote(adapter['revision'])}, and only the newest "
+            f"revision of {quote(base)} is loaded here; download the older one, and write its folder into "
+            "base_model_name_or_path"
+        )
     if adapter.get("megatron_config") and not trust_remote_code:
         raise ValueError(f"{checkpoint_files.ADAPTER_CONFIG}: megatron_config names code that would be run")
     if checkpoint_files.find(name, checkpoint_files.ADAPTER) is None:

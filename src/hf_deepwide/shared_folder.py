@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from .checkpoint_files import CONFIG
 from .durable import Writing, check_permission, let_others_read, publish, sha256_of, write_whole
 from .errors import UserError, one_line
 from .reading import read_json
 
-CONFIG = "config.json"
 MANIFEST = ".hf_deepwide_share.json"  # what `share` has written in a folder: {"files": {path: [SHA-256, …]}}
 
 

@@ -159,6 +159,11 @@ def _positions(name: str, config: PreTrainedConfig, tensors: Tensors) -> None:
             f"cannot start from {name}: M2M100 counts positions from pad_token_id + 1, and ours count from 2; its "
             f"`pad_token_id` is {config.pad_token_id} and must be 1"
         )
+    if config.model_type == "m2m_100" and config.decoder_start_token_id == config.pad_token_id:
+        raise UserError(
+            f"cannot start from {name}: its decoder begins with padding, to which M2M100 gives no position, and ours "
+            "give every token one"
+        )
     for stack in ("encoder", "decoder"):
         key = f"model.{stack}.embeddings.positions.weight"
         if config.model_type in ("bart", "mbart"):

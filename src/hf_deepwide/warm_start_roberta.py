@@ -171,7 +171,7 @@ def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
     if (head := getattr(model, "lm_head", None)) is not None:
         for ours, theirs in (("dense", head.dense), ("layer_norm", head.layer_norm)):
             tensors |= {f"{ours}.{key}": tensor for key, tensor in theirs.state_dict().items()}
-        tensors |= {"lm_head.weight": head.decoder.weight, "lm_head.bias": head.bias}
+        tensors |= {"lm_head.weight": head.decoder.weight, "lm_head.bias": head.decoder.bias}
     if isinstance(head := getattr(model, "classifier", None), torch.nn.Module):
         tensors |= {f"classifier.{key}": tensor for key, tensor in head.state_dict().items()}
     heads, inner = config.num_attention_heads, config.intermediate_size

@@ -52,13 +52,15 @@ def run(args: argparse.Namespace) -> None:
     """List the corpora, or say what will be done, and do it."""
     from hf_deepwide.data.arguments import Places
     from hf_deepwide.data.prepared.catalogue import CORPORA
-    from hf_deepwide.data.prepared.code import CODE_CORPORA
+    from hf_deepwide.data.prepared.code import CODE_CORPORA, CodeCorpus
+    from hf_deepwide.data.prepared.corpus import Corpus
     from hf_deepwide.data.prepared.prepare import Preparation
     from hf_deepwide.errors import UserError, quote
     from hf_deepwide.reading import home_expanded
 
     if args.name is None:
-        for corpus in (*CORPORA.values(), *CODE_CORPORA.values()):
+        catalogue: list[Corpus | CodeCorpus] = [*CORPORA.values(), *CODE_CORPORA.values()]
+        for corpus in catalogue:
             print(f"{corpus.name}: {corpus.what}\n  licence: {corpus.licence}")
         return
     if args.name not in {**CORPORA, **CODE_CORPORA}:

@@ -15,6 +15,10 @@ from typing import Any
 
 from . import packaged
 
+# Fields of latent depth that count updates. In a fitted recipe the last of them ends after this share of the training.
+ANNEALED = ("temperature_anneal_steps", "soft_selection_steps", "kl_anneal_steps", "target_depth_anneal_steps")
+ANNEALED_SHARE = 2 / 3
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
@@ -141,7 +145,7 @@ def fitted(path: Path, source: Path, target: Path) -> str:
     except UserError as error:
         raise UserError(f"--fit: a recipe that trains a translation model is accepted, and {error}") from error
     reasons = {
-        "format: phrases makes its own corpus": recipe.data.format == "phrases",
+        f"format: {recipe.data.format} does not read two files of text": recipe.data.format != "text",
         "pairs names several language pairs, and two files are of one": bool(recipe.data.pairs),
         "streaming: true needs training.max_steps, which is not fitted": recipe.data.streaming,
     }
@@ -163,9 +167,16 @@ def fitted(path: Path, source: Path, target: Path) -> str:
         tokenizer["vocab_size"] = suggested.vocab_size
     for name in ("max_steps", "gradient_accumulation_steps", "eval_steps", "save_steps"):
         training.pop(name, None)
+    if averaged := training.get("average_last"):  # of checkpoints, which are an epoch apart now
+        training["average_last"] = min(averaged, suggested.num_train_epochs // 4)
+    annealed = {name: steps for name, steps in values["model"].items() if name in ANNEALED and steps}
+    longest_steps, end = max(annealed.values(), default=0), int(ANNEALED_SHARE * suggested.updates)
+    if longest_steps > end:
+        values["model"] |= {name: max(1, steps * end // longest_steps) for name, steps in annealed.items()}
     by_steps = [name for name in ("eval_strategy", "save_strategy") if training.get(name) == "steps"]
     training |= fits | dict.fromkeys(by_steps, "epoch")
     if suggested.expectation and recipe.init_from is None:
         print(f"what to expect of {len(sources):,} pairs: {suggested.expectation}", file=sys.stderr)
-    header = f"# Fitted to {len(sources):,} sentence pairs: {', '.join(['vocab_size'] * learns + [*fits])}.\n"
+    settings = ", ".join(["vocab_size"] * learns + [*fits])
+    header = f"# Fitted to {len(sources):,} sentence pairs, for about {suggested.updates:,} updates: {settings}.\n"
     return f"{packaged.header(path.read_text(encoding='utf-8-sig'))}{header}\n{_sections(values)}"

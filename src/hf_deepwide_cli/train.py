@@ -58,7 +58,7 @@ def train_translation(recipe: str, overrides: list[str], overwrite: bool) -> Non
     if not _is_first():
         return
     test = results.get("test", {})
-    pairs = test.get("pairs", {"": test})
+    pairs = test.get("pairs", {**test["sets"], "all together": test} if "sets" in test else {"": test})
     groups = {"average": test["average"], **test.get("groups", {})} if "average" in test else {}
     width = max(map(len, [*pairs, *groups])) + 1
     for pair, scores in pairs.items():

@@ -8,7 +8,7 @@ from demo_models import TEXTS, build
 from word_models import tiny_model
 
 from hf_deepwide.analysis.figures import as_svg
-from hf_deepwide.analysis.inside import draw_attention, draw_gates, draw_selection, look_inside
+from hf_deepwide.analysis.inside import draw_attention, draw_lstm_gates, draw_selection, look_inside
 from hf_deepwide.analysis.path_weights import draw_path_weights
 
 TARGET = [2, 7, 9, 5, 8]
@@ -82,7 +82,7 @@ def test_records_the_gates_of_each_cell(share):
     for cells in inside.gates.values():
         assert cells[:, 1].min() > 0.99, "the forget gate, by its bias"
         assert 0.2 < cells[:, [0, 2]].min() <= cells[:, [0, 2]].max() < 0.8
-    assert {"input", "forget", "output"} <= set(texts(draw_gates(inside.gates)))
+    assert {"input", "forget", "output"} <= set(texts(draw_lstm_gates(inside.gates)))
 
 
 def test_tokens_are_shown_as_they_are():

@@ -1,17 +1,11 @@
 """Wrong inputs to `pipeline("translation")`: the type of error and what it says; the pipeline works on afterwards."""
 
 import pytest
-from mistakes import make_workspace
 from transformers import AutoModelForSeq2SeqLM, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_deepwide import VanillaTransformerModel
 from hf_deepwide.models.pipeline_translation import TranslationPipeline
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("made") / "workspace")
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,10 @@ import gzip
 import json
 
 import pytest
-from mistakes import make_workspace, spoilt
+from mistakes import spoilt
 
 TRAIN, MASKED = ("train_translation.py", "recipe.yaml"), ("train_masked_lm.py", "masked.yaml")
 TOKENIZER = "--tokenizer.path=tokenizer"
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("made") / "workspace")
 
 
 def check(case, workspace, tmp_path, capsys, monkeypatch, call=TRAIN):

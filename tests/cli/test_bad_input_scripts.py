@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from mistakes import SCRIPTS, Payload, make_workspace, spoilt
+from mistakes import SCRIPTS, Payload, spoilt
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -24,11 +24,6 @@ LOADERS = {
     "prune": ("prune_latent_depth.py", f"./{LATENT}", "out"),
     "plot path weights": ("plot_path_weights.py", f"./{PATHS}", "out.png"),
 }
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("made") / "workspace")
 
 
 def check(spoil, command, words, workspace, tmp_path, capsys, monkeypatch):

@@ -14,7 +14,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mistakes import SHORT, make_workspace, spoilt
+from mistakes import SHORT, spoilt
 from model_cases import CASES, config_of
 from tiny_run import tiny_values
 from transformers import CONFIG_MAPPING
@@ -28,11 +28,6 @@ from hf_deepwide.training.ranges import RANGES
 
 TRAIN, MASKED = ("train_translation.py", "recipe.yaml"), ("train_masked_lm.py", "masked.yaml")
 HUGE = [10**30, -(10**30), 1e30, -1e30, float("inf"), float("-inf"), float("nan")]
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("made") / "workspace")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mistakes import SCRIPTS, Payload, make_workspace
+from mistakes import SCRIPTS, Payload
 from tiny_run import tiny_recipe
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import CheckpointException
@@ -30,11 +30,6 @@ UNSAFE = {  # (module, name) of what runs code that a file names
 }
 CALLS = {("torch", "load"), ("pickle", "Unpickler")}  # unsafe when called: one reads weights only, one is restricted
 SOURCES = sorted([*PACKAGE.parent.rglob("*.py"), *SCRIPTS.glob("*.py")])
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("made") / "workspace")
 
 
 @pytest.fixture

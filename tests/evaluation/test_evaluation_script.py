@@ -15,6 +15,7 @@ from word_models import tiny_model, tiny_tokenizer
 
 from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.evaluation.checkpoint import load_translator
+from hf_deepwide.evaluation.evaluate import print_comparisons
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.significance import compare_systems
 from hf_deepwide.evaluation.translate import EvaluationArguments, translate
@@ -223,6 +224,11 @@ def test_compares_systems(run, capsys):
     assert report["comparisons"]["better.txt"] == expected
     assert report["comparisons"]["checkpoint"]["bleu"]["difference"] < 0
     assert f"{expected['bleu']['p_randomization']:.4f} (randomisation)" in capsys.readouterr().out
+
+
+def test_a_p_is_never_printed_as_0(capsys):
+    print_comparisons("a", {"b": {"bleu": {"difference": 1.0, "p_bootstrap": 1e-6, "p_randomization": 0.03}}})
+    assert "p = < 0.0001 (bootstrap), 0.0300 (randomisation)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

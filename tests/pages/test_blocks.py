@@ -137,7 +137,7 @@ def test_getting_started_runs_as_printed(paste):
     assert [len(pairs) for pairs in sets] == [500, 500]
     assert not set(sets[0]) & set(sets[1])
     assert len((paste.folder / "out.en").read_text(encoding="utf-8").splitlines()) == 500
-    for run in ("wide", "opus"):
+    for run in ("wide", "opus-mat"):
         assert MATConfig.from_pretrained(paste.folder / "runs" / run).attention_branches == 2
     assert (paste.folder / "to-upload" / "modeling_mat.py").is_file()
 

@@ -1,7 +1,6 @@
 """The folder of a run: no file of a person is lost, one process at a time, and work that is done can be finished."""
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from accelerate import PartialState
+from mistakes import files
 from safetensors.torch import load_file
 from tiny_run import tiny_values
 from transformers import GenerationConfig, Trainer
@@ -82,14 +82,6 @@ def copy_of(finished: Path, tmp_path: Path, *without: str) -> Path:
     for name in without:
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
     return run
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 # Overwriting
@@ -189,6 +181,10 @@ def test_a_signal_before_the_first_checkpoint_keeps_the_old_run(corpus, finished
     assert {name: digest for name, digest in files(run).items() if not name.startswith(NEW)} == before
     with pytest.raises(UserError, match="holds a finished run"):
         run_recipe(recipe(corpus, run, seed=5))
+    scored_again = recipe(corpus, run)
+    scored_again.evaluation.num_beams = scored_again.values["evaluation"]["num_beams"] = 2
+    with pytest.raises(UserError, match=r"was interrupted\. Go on with it by its own recipe"):
+        run_recipe(scored_again)
     assert [path.name for path in checkpoints(run / NEW, INTERRUPTED)] == ["interrupted-3"]
     run_recipe(new)
     assert_like_undisturbed(run, recipe(corpus, tmp_path / "reference", seed=4))

@@ -1,5 +1,6 @@
 """Several test sets in one run: each is scored alone, and all sentences together; validation losses of the model."""
 
+import json
 import math
 
 import pytest
@@ -18,6 +19,7 @@ from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.runs.compare import compare_runs
 from hf_deepwide.runs.recipe import check_recipe, load_recipe
 from hf_deepwide.runs.run import run_recipe
+from hf_deepwide_cli.train import train_translation
 
 
 @pytest.fixture
@@ -33,9 +35,14 @@ def recipe(corpus, **training):
     return values
 
 
-def test_each_test_set_is_scored_alone_and_all_together(corpus):
+def test_each_test_set_is_scored_alone_and_all_together(corpus, capsys):
     values = recipe(corpus, bf16=False)
-    results = run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    (corpus / "tiny.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    train_translation(str(corpus / "tiny.yaml"), [], overwrite=False)
+    results = json.loads((corpus / "run" / "results.json").read_text(encoding="utf-8"))
+    printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    begin = printed.index("one")
+    assert printed[begin : begin + 6] == ["one", "one", "two", "two", "all together bleu", "all together chrf"]
     lines = (corpus / "run" / "translations.txt").read_text(encoding="utf-8").splitlines()
     references = [
         line for name in ("one", "two") for line in (corpus / f"{name}.de").read_text(encoding="utf-8").splitlines()

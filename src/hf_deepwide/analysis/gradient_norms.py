@@ -37,7 +37,7 @@ def layer_gradient_norms(model: nn.Module, scale: float = 1.0) -> dict[str, list
 
 
 class GradientNorms(TrainerCallback):
-    """Writes the layers' gradient norms into the log, and draws them when training ends.
+    """Writes the layers' gradient norms into the log.
 
     The Trainer hands them over by `measure`, after the backward pass and before gradients are clipped. The entries
     (`KEY`) are part of `trainer_state.json`; a finished run has the figure `plots/gradient_norms.png`.

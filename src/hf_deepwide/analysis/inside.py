@@ -171,7 +171,7 @@ def draw_selection(model: nn.Module, posterior: int = 0) -> Figure:
     return figure
 
 
-def draw_gates(gates: dict[str, torch.Tensor]) -> Figure:
+def draw_lstm_gates(gates: dict[str, torch.Tensor]) -> Figure:
     """How far the gates of depth-wise LSTMs are open, over the cells of each stack; see `Inside.gates`."""
     figure, axes = new_figure(1, len(gates), (3.2, 1.8), sharey=True)
     for axis, (stack, cells) in zip(axes[0], gates.items(), strict=True):

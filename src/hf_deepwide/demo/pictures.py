@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ..analysis.figures import as_svg
-from ..analysis.inside import draw_attention, draw_gates, draw_selection
+from ..analysis.inside import draw_attention, draw_lstm_gates, draw_selection
 from ..analysis.joint_weights import draw_joint_weights, joined_stacks, joint_weights
 from ..analysis.layer_joints import draw_layer_weights, layer_weights
 from ..analysis.layer_utilization import layer_selections, posterior_names
@@ -66,7 +66,10 @@ def _architecture_figures(model: Any, seen: Seen | None) -> Iterator[tuple[Figur
     if model is not None and path_weights(model):
         yield draw_path_weights(model), "Weights that the encoder has learnt for its paths, for any sentence."
     if seen and seen.inside.gates:
-        yield draw_gates(seen.inside.gates), "How far the gates of the depth-wise LSTMs were open for this sentence."
+        yield (
+            draw_lstm_gates(seen.inside.gates),
+            "How far the gates of the depth-wise LSTMs were open for this sentence.",
+        )
 
 
 def _embed(figure: Figure, caption: str) -> str:

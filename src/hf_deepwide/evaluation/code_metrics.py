@@ -50,7 +50,6 @@ class MeanOverSentences(Metric):
     def __init__(self, name: str, lowercase: bool, **details: str) -> None:
         super().__init__()
         self.label, self.lowercase, self.details = name, lowercase, details
-        self._force = True  # text that looks tokenised is expected
 
     def value(self, hypothesis: str, reference: str) -> float:
         """The number of one sentence."""

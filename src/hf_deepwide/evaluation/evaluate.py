@@ -25,7 +25,7 @@ from .averages import ALL, group_means, groups, read_scores, win_ratio
 from .checkpoint import device_of, load_any_translator
 from .engine import Engine, is_engine
 from .metrics import build_metrics, check_parallel, score
-from .significance import compare_systems, signed
+from .significance import compare_systems, p_value, signed
 from .translate import SEARCH, EvaluationArguments, own_search, settings_apart, translate
 
 logger = logging.getLogger(__name__)
@@ -408,9 +408,10 @@ def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:
     for system, by_metric in comparisons.items():
         print(f"{system} against {baseline}")
         for name, result in by_metric.items():
+            bootstrap, randomization = map(p_value, (result["p_bootstrap"], result["p_randomization"]))
             print(
-                f"  {name:<10} {signed(result['difference'], 2):>6}   p = {result['p_bootstrap']:.4f} (bootstrap), "
-                f"{result['p_randomization']:.4f} (randomisation)"
+                f"  {name:<10} {signed(result['difference'], 2):>6}   p = {bootstrap} (bootstrap), "
+                f"{randomization} (randomisation)"
             )
     if len(comparisons) > 1:
         print(f"p is of each system alone: it does not allow for comparing {len(comparisons)} systems")

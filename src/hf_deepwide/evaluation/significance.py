@@ -133,6 +133,13 @@ def signed(difference: float, digits: int) -> str:
     return f"{round(difference, digits) + 0.0:+.{digits}f}"  # -0.0 + 0.0 is 0.0
 
 
+def p_value(p: float | None) -> str:
+    """A p as tables show it: with four digits, and never as 0; nothing where there is none."""
+    if p is None:
+        return ""
+    return "< 0.0001" if p < 0.00005 else f"{p:.4f}"
+
+
 def _with_interval(result: Result) -> dict[str, float]:
     """A score and its interval, which every result of the bootstrap has."""
     return {"score": result.score, "mean": float(cast(float, result.mean)), "ci": float(cast(float, result.ci))}

@@ -24,12 +24,18 @@ from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, need, quote
 from ..models.language_pairs import Languages
 from ..models.saved_fields import FIELDS
-from .opening import Opened, open_model
+from .opening import Opened, open_model, warn_of_rules
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
 
 EXACT = "float32"
+UNKNOWN_RULES = (
+    "begin_suppress_tokens",
+    "sequence_bias",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+)
 QUANTIZATIONS = (
     "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", EXACT,
 )  # fmt: skip
@@ -74,6 +80,7 @@ def export_ctranslate2(
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)
     opened = opened._replace(model=copy.deepcopy(opened.model).cpu().float().eval())  # as the engine computes
+    warn_of_rules(opened.model.generation_config, UNKNOWN_RULES, "CTranslate2")
     with saving(target), whole_folder(target) as draft:
         if quantization == EXACT:
             _write_engine(opened.model, opened.tokenizer, draft, EXACT)
@@ -165,12 +172,13 @@ def engine_options(settings: GenerationConfig, tokenizer: PreTrainedTokenizerBas
     """
     ends = settings.eos_token_id
     most = longest if settings.forced_eos_token_id is None else max(longest - 1, 1)
+    forbidden = [*(settings.bad_words_ids or []), *([token] for token in settings.suppress_tokens or [])]
     least = settings.min_new_tokens or max((settings.min_length or 0) - 1, 0)  # the engine's default is 1
     options = {
         "max_decoding_length": most,
         "repetition_penalty": settings.repetition_penalty if settings.repetition_penalty not in (None, 1) else None,
         "no_repeat_ngram_size": settings.no_repeat_ngram_size or None,
-        "suppress_sequences": [tokenizer.convert_ids_to_tokens(ids) for ids in settings.bad_words_ids or []] or None,
+        "suppress_sequences": [tokenizer.convert_ids_to_tokens(ids) for ids in forbidden] or None,
         "min_decoding_length": min(least, most),
         "end_token": tokenizer.convert_ids_to_tokens(ends) if isinstance(ends, list) else None,
     }

@@ -28,12 +28,16 @@ from ..card_text import CARD
 from ..durable import check_output, saving, whole_folder
 from ..errors import UserError, need
 from ..models.language_pairs import Languages
-from .opening import Opened, open_model
+from .opening import Opened, open_model, warn_of_rules
 from .shown_languages import packages, shown_languages
 
 logger = logging.getLogger(__name__)
 
 ENCODER, DECODER = checkpoint_files.ONNX, "decoder.onnx"
+UNKNOWN_RULES = (
+    *("begin_suppress_tokens", "sequence_bias", "repetition_penalty", "encoder_repetition_penalty"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_eos_token_id"),
+)
 SENTENCES, SOURCE, PAST = 3, 5, 4  # sizes of the inputs that are traced; the graphs serve all sizes
 MOST_SENTENCES = 2**20
 TOLERANCE = 1e-3  # of a logit, relative to the largest or to 1
@@ -123,6 +127,7 @@ def export_onnx(
     target = Path(folder)
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)
+    warn_of_rules(opened.model.generation_config, UNKNOWN_RULES, "the program in the folder's README")
     check_cache(opened.model)
     plain = copy.deepcopy(opened.model).to("cpu", torch.float32).eval()
     plain.set_attn_implementation("sdpa")
@@ -242,7 +247,8 @@ def readme(opened: Opened) -> str:
         if languages.codes
         else ""
     )
-    bad = sorted({ids[0] for ids in settings.bad_words_ids or [] if len(ids) == 1})
+    single = (ids[0] for ids in settings.bad_words_ids or [] if len(ids) == 1)
+    bad = sorted({*single, *(settings.suppress_tokens or [])})
     never = f"    logits[:, {bad}] = -np.inf\n" if bad else ""
     first = "" if forced is None else f"    best = np.full_like(best, {forced}) if step == 0 else best\n"
     code = f"""import numpy as np

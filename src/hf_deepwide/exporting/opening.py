@@ -1,11 +1,13 @@
 """Load a model and its tokenizer for an export; a latent-depth model is pruned to one posterior."""
 
 import copy
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, quote
@@ -15,6 +17,8 @@ from ..models.plain_text import source_limit
 from ..models.word_tokenizer import WordTokenizer
 from ..prune import is_prunable, prune
 from ..vanilla_form import FOREIGN
+
+logger = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
@@ -89,4 +93,35 @@ def open_model(
             "language; use the model itself, or `hf-deepwide share`"
         )
     check_tokenizer(tokenizer, loaded.config)
+    _check_ends(prefix, loaded)
     return Opened(loaded, tokenizer, str(model_type))
+
+
+def _check_ends(prefix: str, model: PreTrainedModel) -> None:
+    """See that `generate`, which reads the generation config, begins and ends as the config says that engines read.
+
+    Raises:
+        UserError: it does not.
+    """
+    for field in ("decoder_start_token_id", "eos_token_id"):
+        searched, described = getattr(model.generation_config, field), getattr(model.config, field)
+        if searched is not None and _as_set(searched) != _as_set(described):
+            raise UserError(
+                f"{prefix}: {field} is {quote(described)} in its config and {quote(searched)} in its generation "
+                "config; set both alike"
+            )
+
+
+def _as_set(ids: int | list[int] | None) -> set[int]:
+    return set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
+
+
+def warn_of_rules(settings: GenerationConfig, names: Sequence[str], what: str) -> None:
+    """Log which rules of a generation config an export leaves out."""
+    rules = [
+        f"{name} {quote(value)}" for name in names if (value := getattr(settings, name, None)) not in (None, 0, [], 1)
+    ]
+    if rules:
+        logger.warning(
+            "%s does not know these rules of the generation config, and leaves them out: %s", what, "; ".join(rules)
+        )

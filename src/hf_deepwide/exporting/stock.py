@@ -93,6 +93,8 @@ def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
     wanted |= {field: getattr(VanillaTransformerConfig, field) for field in JOINTS}
     if model_type == "m2m_100":  # without a place for the bias; it counts positions from behind the padding's id
         wanted |= {"lm_head_bias": False, "pad_token_id": 1}
+        if config.decoder_start_token_id == config.pad_token_id:
+            yield "`decoder_start_token_id` is that of padding, which has no position there"
     if model_type != "marian":
         wanted["decoder_vocab_size"] = config.vocab_size
     for field, value in wanted.items():

@@ -94,8 +94,13 @@ def from_fairseq(
             check_finite(model)
         except ValueError as error:
             raise UserError(str(error)) from error
-    model.generation_config.update(  # fairseq's own defaults
-        num_beams=5, length_penalty=1.0, early_stopping=True, max_length=min(LONGEST, config.max_position_embeddings)
+    model.generation_config.update(  # fairseq's own defaults; it never selects padding, nor an end alone
+        num_beams=5,
+        length_penalty=1.0,
+        early_stopping=True,
+        max_length=min(LONGEST, config.max_position_embeddings),
+        min_new_tokens=1,
+        bad_words_ids=[[config.pad_token_id]],
     )
     return Converted(model, tokenizer)
 

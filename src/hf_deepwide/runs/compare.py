@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError, quote
 from ..evaluation.metrics import ALL_METRICS, build_metrics, check_parallel, score
 from ..evaluation.seeds import clustered_bootstrap, equivalence, holm, standard_error, welch
-from ..evaluation.significance import randomization, signed
+from ..evaluation.significance import p_value, randomization, signed
 from .comparable import (
     LOSSES,
     check_distinct,
@@ -243,13 +243,6 @@ def _cells(each: Comparison, with_margin: bool) -> list[str]:
         *([p_value(each.p_equivalence)] if with_margin else []),
         p_value(each.p_sentences),
     ]
-
-
-def p_value(p: float | None) -> str:
-    """A p as tables show it: with four digits, and never as 0; nothing where there is none."""
-    if p is None:
-        return ""
-    return "< 0.0001" if p < 0.00005 else f"{p:.4f}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -120,7 +120,7 @@ def _write(
         pipeline_tag=pipeline,
         tags=[pipeline, "hf_deepwide", recipe.family],
         base_model=recipe.init_from if recipe.init_from and is_on_hub(recipe.init_from) else None,
-        datasets=[place] if place and is_on_hub(place) else None,
+        datasets=[place] if place and is_on_hub(place) and not data.resolve(place).exists() else None,
         model_name=card_text.plain(recipe.name),
         metrics=[ON_HUB.get(metric, metric) for metric in metrics],
         eval_results=[

@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from accelerate import PartialState
 from datasets import disable_progress_bars
@@ -90,7 +90,7 @@ class Start:
     run_id: str | None = None
 
 
-def translations_of(pair: str) -> str:
+def translations_file(pair: str) -> str:
     """The file in a run's folder with the translations of one of several language pairs."""
     return f"translations.{pair}.txt"
 
@@ -195,6 +195,8 @@ class RunFolder:
                 now |= mark
         elif mark is not None:
             self._forget_another_start(recipe)
+        if not overwrite and checkpoints(run / NEW, INTERRUPTED):
+            refuse_to_discard(run / NEW)
         discard_start(run / NEW)
         if replaces:
             run = run / NEW
@@ -345,7 +347,7 @@ class RunFolder:
             pairs = self.earlier_recipe().get("data", {}).get("pairs")
         except UserError:  # somebody has damaged the recipe, and the new run may take its place all the same
             pairs = None
-        return [TRANSLATIONS, *map(translations_of, pairs if isinstance(pairs, list) else [])]
+        return [TRANSLATIONS, *map(translations_file, pairs if isinstance(pairs, list) else [])]
 
     def final_checkpoints(self, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
         """The checkpoints whose mean is the final model, and what to call it."""
@@ -389,6 +391,18 @@ def _is_within(path: Path, folder: Path) -> bool:
     """True if a path is the folder or in it, however the two are spelt."""
     path = path.resolve()
     return any(is_same(each, folder) for each in (path, *path.parents))
+
+
+def refuse_to_discard(new: Path) -> NoReturn:
+    """Say how a run that was to replace an older one, and was interrupted, goes on.
+
+    Raises:
+        UserError: always.
+    """
+    raise UserError(
+        f"{new} holds a run that replaces the one beside it, and was interrupted. Go on with it by its own recipe "
+        f"({new / RECIPE}), replace it by another one with --overwrite, or remove {new} to keep the older run"
+    )
 
 
 def discard_start(new: Path) -> None:

@@ -22,7 +22,7 @@ from ..training.checkpoints import newest_whole
 from ..training.checksums import refuse_other_data
 from .facts import versions
 from .recipe import RECIPE, Recipe, differences, read_mark
-from .run_folder import CURVES, NEW, RENEWED, RunFolder, discard_start, some_of
+from .run_folder import CURVES, NEW, RENEWED, RunFolder, discard_start, refuse_to_discard, some_of
 from .yaml_values import to_yaml
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class SeedsFolder(RunFolder):
         mark = read_mark(run)
         if mark and not overwrite and has_begun(run):
             refuse_other_data(run, mark.get("data", data), data)
+        if not overwrite and has_begun(run / NEW):
+            refuse_to_discard(run / NEW)
         discard_start(run / NEW)
         if overwrite and read_mark(run) is not None:
             logger.info("%s stays as it is until the new run has trained its first seed", run)

@@ -25,7 +25,7 @@ from ..training.translation import TranslationTrainer
 from .build import build_model, check_base, new_rows, set_search
 from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
-from .run_folder import TRANSLATIONS, translations_of
+from .run_folder import TRANSLATIONS, translations_file
 from .task import Task, warn_of_few
 
 STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
@@ -176,9 +176,16 @@ class Translation(Task):
         if "test" not in texts:
             return results
         recipe, test = self.recipe, texts["test"]
-        begun = time.perf_counter()
-        scores, self.translations = translate_and_score(trainer.translate, test, recipe.data, recipe.evaluation)
-        speed = len(test) / (time.perf_counter() - begun)
+        seconds = 0.0
+
+        def timed(*args: Any) -> list[str]:
+            nonlocal seconds
+            begun = time.perf_counter()
+            translations = trainer.translate(*args)
+            seconds += time.perf_counter() - begun
+            return translations
+
+        scores, self.translations = translate_and_score(timed, test, recipe.data, recipe.evaluation)
         pairs = by_pair(test, recipe.data)
         shown = SAMPLES if len(pairs) == 1 else 1
         for pair, lines in self.translations.items():
@@ -186,7 +193,7 @@ class Translation(Task):
         if recipe.data.test_sets:
             (lines,) = self.translations.values()
             scores["sets"] = score_sets(lines, test, recipe.data, recipe.evaluation)
-        return {**results, "test": scores, "generation": {"sentences_per_second": speed}}
+        return {**results, "test": scores, "generation": {"sentences_per_second": len(test) / seconds}}
 
     def write(self, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
         """Write how the model generates, the translations and the model card."""
@@ -205,4 +212,4 @@ def translation_files(data: DataArguments) -> dict[str, str]:
     """Each language pair, and the file in a run's folder with its translations of the test split."""
     if data.pairs is None:
         return {f"{data.source_lang}-{data.target_lang}": TRANSLATIONS}
-    return {pair: translations_of(pair) for pair in data.evaluated_pairs}
+    return {pair: translations_file(pair) for pair in data.evaluated_pairs}
