@@ -30,7 +30,7 @@ from hf_deepwide.durable import write_whole
 from hf_deepwide.training.checkpoints import checkpoints, problem
 
 AT_ONCE = 3  # runs side by side
-KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+TERM, INT = signal.SIGTERM, signal.SIGINT
 
 # How a run is run: options of `write_case`.
 CIRCUMSTANCES = {

@@ -141,7 +141,7 @@ print(f"\n{same:,} pairs are the same on both sides\n")
 #
 # The validation set chooses the checkpoint; the test set is looked at once, in the end. No sentence may be in two of
 # them, or the score says how well the model remembers: sentences that come more than once are therefore kept once.
-# Sentences that follow one another in a text are alike as well: of documents, hold out whole ones instead.
+# Sentences of one document are alike, too. If your text comes from documents, put whole documents into the test set.
 
 # %%
 mark = folder / "walkthrough.json"  # says that the folder is ours, and of which data
@@ -245,8 +245,8 @@ results["mat"] = train(mat)
 # Two systems that translate the same sentences are compared sentence by sentence: a small p says that a difference as
 # large as this would seldom come by chance *of the test set*. It says nothing of the chance of training: for that,
 # train both with other seeds (`--training.seed 2`). And be fair: here the MAT has been trained for longer than the
-# baseline, and has more parameters. What more training alone would do, the baseline shows that goes on from itself:
-# its own recipe with `model.init_from`, `tokenizer.path`, epochs and learning rate as those of the MAT.
+# baseline, and has more parameters. To see what longer training alone gives, train the baseline further, too. Use its
+# own recipe, with `model.init_from`, `tokenizer.path`, epochs and learning rate of the MAT.
 
 # %%
 references = list(read_lines(folder / "data" / f"test.{target_lang}"))

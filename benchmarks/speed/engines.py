@@ -26,7 +26,8 @@ import numpy as np
 import onnxruntime
 import torch
 from exported import OURS, SETTINGS, SIZE, VOCABULARY, step_of, tokenizer_of
-from harness import against, machine, take_turns, write_report
+from harness import against, machine, take_turns
+from reports import write_report
 from tasks import NEW_TOKENS, SOURCE, Decoding
 from transformers import MarianConfig, MarianMTModel, PreTrainedModel, set_seed
 
@@ -179,7 +180,7 @@ def main() -> None:
                 report["load"][column] = round(os.getloadavg()[0], 1)
             print(column, {name: (round(each.seconds, 3), found[name]) for name, each in measured.items()}, flush=True)
     if place:
-        write_report(place, report, table(report))
+        write_report(place, report, table)
 
 
 if __name__ == "__main__":

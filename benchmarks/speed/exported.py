@@ -22,7 +22,8 @@ from typing import Any
 
 import ctranslate2
 import torch
-from harness import against, machine, take_turns, write_report
+from harness import against, machine, take_turns
+from reports import write_report
 from sacrebleu.metrics import BLEU
 from tasks import NEW_TOKENS, SOURCE
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -224,7 +225,7 @@ def main() -> None:
     if args.output:
         name = "exported" if args.model is None else "exported_bleu"
         table = speed_table if args.model is None else bleu_table
-        write_report(args.output / name, report, table(report))
+        write_report(args.output / name, report, table)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 A machine's speed drifts, so a time alone says little; the ratio of two times of the same round says more.
 """
 
-import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_deepwide.durable import write_whole
 from hf_deepwide.runs import facts
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # reports, for all that import this file
 
 WARM_UP = 2  # rounds that are not counted: they compile kernels and grow the heap
 
@@ -73,10 +74,3 @@ def machine(device: str) -> dict[str, Any]:
     """What was measured on."""
     name = torch.cuda.get_device_name() if device == "cuda" else facts.machine()["processor"]
     return {"machine": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
-
-
-def write_report(output: Path, report: dict[str, Any], table: str) -> None:
-    """Write `output` with the suffixes .json and .md, each whole or not at all; its folder is made."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(output.with_suffix(".json"), json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    write_whole(output.with_suffix(".md"), table)

@@ -18,8 +18,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from harness import against, take_turns, write_report
+from harness import against, take_turns
 from questions import size
+from reports import write_report
 from speed import build
 from tasks import Training
 from transformers.utils.logging import disable_progress_bar
@@ -148,7 +149,7 @@ def main() -> None:
     }
     print(table(report))
     if args.output:
-        write_report(args.output, report, table(report))
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

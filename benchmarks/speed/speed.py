@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import against, machine, peak_memory, take_turns, write_report
+from harness import against, machine, peak_memory, take_turns
 from questions import QUESTIONS, Question
+from reports import write_report
 from tasks import Decoding, Training, our_loss, training_batch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, PreTrainedConfig, PreTrainedModel, set_seed
@@ -171,7 +172,7 @@ def main() -> None:
         earlier = args.output / f"{args.question}.json"
         if args.tasks and earlier.is_file():
             report = together(json.loads(earlier.read_text(encoding="utf-8")), report)
-        write_report(earlier, report, table(report))
+        write_report(earlier, report, table)
 
 
 if __name__ == "__main__":

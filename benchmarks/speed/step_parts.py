@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, write_report
+from harness import machine
 from questions import size
+from reports import write_report
 from speed import build
 from tasks import Training
 from torch.profiler import ProfilerActivity, profile
@@ -126,7 +127,7 @@ def main() -> None:
             report["parts"][f"{name}, {precision}"] = parts_of(configs, precision, args.steps)
     print(table(report))
     if args.output:
-        write_report(args.output, report, table(report))
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

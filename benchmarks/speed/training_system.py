@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, write_report
+from harness import machine
 from questions import size
+from reports import write_report
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianConfig,
@@ -208,7 +209,7 @@ def main() -> None:
             report["training"][f"{name}, {precision}"] = row
     print(table(report))
     if args.output:
-        write_report(args.output, report, table(report))
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

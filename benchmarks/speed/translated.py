@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, write_report
+from harness import machine
+from reports import write_report
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
@@ -136,7 +137,7 @@ def main() -> None:
         )
         print(sentences, beams, row, flush=True)
     if args.output:
-        write_report(args.output, report, table(report))
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ from hf_deepwide import prune
 from hf_deepwide.analysis.layer_utilization import posterior_names
 from hf_deepwide.data.corpora import load_parallel, read_lines
 from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.evaluation.metrics import score
-from hf_deepwide.evaluation.scoring import score_sets
+from hf_deepwide.evaluation.scoring import score_sets, translate_and_score
 from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.models.configuration_latent_depth import LatentDepthConfig
@@ -302,16 +301,14 @@ def chosen_layers(recipe: Recipe) -> Record:
 def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:
     """Parameters, layers and test scores of the layers that a latent-depth model has chosen, and the translations."""
     small = prune(load_model(AutoModelForSeq2SeqLM, recipe.output_dir))
-    texts = load_parallel(recipe.data, "test")
-    translations = translate(small, load_tokenizer(recipe.output_dir), texts["source"][:], recipe.evaluation)
-    test = score(
-        translations,
-        texts["target"][:],
-        lowercase=recipe.evaluation.lowercase,
-        tokenize=recipe.evaluation.tokenize,
-        target_lang=recipe.data.target_lang,
-        metrics=recipe.evaluation.metrics,
+    texts, tokenizer = load_parallel(recipe.data, "test"), load_tokenizer(recipe.output_dir)
+    test, by_pair = translate_and_score(
+        lambda sources, settings, *languages: translate(small, tokenizer, sources, settings, None, *languages),
+        texts,
+        recipe.data,
+        recipe.evaluation,
     )
+    (translations,) = by_pair.values()  # studies of several pairs prune nothing
     if recipe.data.test_sets:
         test["sets"] = score_sets(translations, texts, recipe.data, recipe.evaluation)
     layers = {stack: getattr(small.config, f"{stack}_layers") for stack in ("encoder", "decoder")}
