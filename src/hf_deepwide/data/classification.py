@@ -121,8 +121,10 @@ def encode_rows(
     def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         nonlocal cut
         sides = [batch["text"]] + ([batch["pair"]] if "pair" in batch else [])
-        cut += sum(len(ids) > args.max_length for ids in tokenizer(*sides, verbose=False)["input_ids"])
-        ids = tokenizer(*sides, truncation=True, max_length=args.max_length)
+        ids = tokenizer(*sides, verbose=False)
+        if long := sum(len(row) > args.max_length for row in ids["input_ids"]):
+            cut += long
+            ids = tokenizer(*sides, truncation=True, max_length=args.max_length)
         return {**ids, "labels": [numbers[label] for label in batch["label"]]}
 
     encoded = rows.map(encode, batched=True, remove_columns=rows.column_names, load_from_cache_file=False)
