@@ -1,6 +1,6 @@
 """What one of two processes computes for the tests of scale: all in one go, as most of the time goes into starting.
 
-`accelerate launch … tests/helpers/scale_worker.py FOLDER` writes what it comes to into the folder; the
+`accelerate launch … tests/helpers/scale_worker.py main FOLDER` writes what it comes to into the folder; the
 functions are also called by the tests, in one process. In float64, so that only wrong sums and wrong draws differ.
 """
 
@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -320,19 +321,23 @@ def shard_on_cpus() -> None:
     )
 
 
+def put_aside(run: Path, last: str) -> None:
+    """Move the last checkpoint of a run and its results into another folder: the run is unfinished."""
+    if PartialState().is_main_process:
+        aside = run.with_name(f"{run.name}-before")
+        aside.mkdir()
+        for name in (last, "results.json", "model.safetensors"):
+            (run / name).rename(aside / name)
+    PartialState().wait_for_everyone()
+
+
 def run_sharded_twice(run: Path) -> None:
     """A whole run with sharded weights; then once more from its first checkpoint, the rest of it being put aside."""
     options = {**TRAINING, "max_steps": 8, "save_steps": 4, "average_last": 2, "gradient_norms": True}
     options |= {"eval_strategy": "steps", "eval_steps": 4, "predict_with_generate": True}
     recipe = tiny_recipe(run, family="latent_depth", model={**LATENT, "dropout": 0.1}, **options)
     run_recipe(recipe)
-    if PartialState().is_main_process:
-        aside = run.with_name(f"{run.name}-before")
-        aside.mkdir()
-        (run / "checkpoint-8").rename(aside / "checkpoint-8")
-        for name in ("results.json", "model.safetensors"):
-            (run / name).rename(aside / name)
-    PartialState().wait_for_everyone()
+    put_aside(run, "checkpoint-8")
     with counted_updates() as made:
         run_recipe(recipe)
     assert made == [5, 6, 7, 8], made
@@ -348,7 +353,7 @@ def run_of(kind: str, folder: Path, **training: Any) -> dict[str, Any]:
     `pairs`: two language pairs, of which the smaller one is seen more often, with BPE-dropout. `masked`: a masked
     language model of two languages.
     """
-    training = {**TRAINING, "max_steps": 6, "eval_strategy": "steps", "eval_steps": 6, "save_steps": 6, **training}
+    training = {**TRAINING, "max_steps": 6, "eval_strategy": "steps", "eval_steps": 6, "save_steps": 3, **training}
     if kind == "pairs":
         values = tiny_values(folder / "run", "mat", {"dropout": 0.0, "drop_branch": 0.0}, **training)
         values["data"] = {
@@ -412,15 +417,38 @@ def main(out: Path) -> None:
     for family in FAMILIES:
         keep(train_without_dropping(corpus, out / "runs" / f"sharded-{family}", family), out / f"sharded-{family}")
     run_sharded_twice(out / "sharded")
+    run_of("pairs", out / "sharded-pairs")
+    put_aside(out / "sharded-pairs" / "run", "checkpoint-6")
+    put_aside(out / "pairs" / "run", "checkpoint-6")
+    report["refused"] = {"going on": refusal(lambda: run_of("pairs", out / "pairs"))}
     report["sharded-faults"] = keep_faults(corpus, out, "sharded-faults")
-    try:
-        make_trainer(corpus, out / "runs" / "refused", "vanilla_transformer", {"layer_drop": 0.1})
-    except UserError as error:
-        report["refused"] = str(error)
+    dropping = {"layer_drop": 0.1}
+    report["refused"]["layers"] = refusal(
+        lambda: make_trainer(corpus, out / "runs" / "refused", "vanilla_transformer", dropping)
+    )
     (out / f"report-{rank}.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+def refusal(action: Callable[[], Any]) -> str:
+    """The message with which something is refused."""
+    with pytest.raises(UserError) as error:
+        action()
+    return str(error.value)
+
+
+def go_on_alone(folder: Path) -> None:
+    """Finish the run that two processes began sharded, with one process, sharded as well."""
+    hold_out_few(pytest.MonkeyPatch())
+    leave_figures_blank(pytest.MonkeyPatch())
+    torch.distributed.init_process_group("gloo")
+    shard_on_cpus()
+    with counted_updates() as made:
+        run_of("pairs", folder, gradient_accumulation_steps=2)
+    assert made == [4, 5, 6], made
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    task, where = sys.argv[1:]
     with leaving_process_group():
-        main(Path(sys.argv[1]))
+        {"main": main, "go_on_alone": go_on_alone}[task](Path(where))

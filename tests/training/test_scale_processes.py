@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +21,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.errors import UserError
+from hf_deepwide.runs.recipe import load_recipe
+from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.training.preemption import Interrupted
 from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.replay import replay
@@ -41,16 +44,20 @@ def together(tmp_path_factory) -> Path:
     """
     out = tmp_path_factory.mktemp("together")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG)]
+    work(launcher, "main", out)
+    return out
+
+
+def work(launcher: list[str], task: str, folder: Path) -> None:
+    """Let the worker do a task in processes of its own."""
     paths = [
         str(Path(scale_worker.__file__).parent),
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]  # the code under test, too
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [*launcher, scale_worker.__file__, str(out)], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [*launcher, scale_worker.__file__, task, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +134,29 @@ def test_a_sharded_run_is_resumed_exactly(together):
     assert json.loads((run / "results.json").read_text(encoding="utf-8"))["train"]["processes"] == 2
 
 
+def test_a_sharded_run_goes_on_with_another_number_of_processes(together):
+    """Nothing is drawn by each process, so one process ends as two do, sharded or replicated."""
+    work([sys.executable, "-m", "torch.distributed.run", "--standalone"], "go_on_alone", together / "sharded-pairs")
+    runs = ("sharded-pairs/run", "sharded-pairs/run-before", "pairs/run-before")
+    again, sharded, replicated = (load_file(together / run / "model.safetensors") for run in runs)
+    assert again.keys() == sharded.keys() == replicated.keys()  # tied weights once
+    assert_close(again, replicated, atol=1e-4)
+    assert_close(sharded, replicated, atol=1e-4)
+
+
 def test_what_cannot_be_sharded_is_refused(reports):
     for report in reports:
-        assert report["refused"].startswith("model.layer_drop: processes skip different layers")
+        assert report["refused"]["layers"].startswith("model.layer_drop: processes skip different layers")
+
+
+def test_a_run_goes_on_sharded_only_if_it_began_so(together, reports, tmp_path):
+    for report in reports:
+        assert "checkpoint-3 holds no shards" in report["refused"]["going on"]
+    run = tmp_path / "run"
+    shutil.copytree(together / "sharded", run, ignore=shutil.ignore_patterns("*-8", "results.json"))
+    recipe = load_recipe(run / "recipe.yaml", ["--training.gradient_accumulation_steps", "2"])
+    with pytest.raises(UserError, match=r"checkpoint-4 holds shards.*distributed_type: FSDP"):
+        run_recipe(recipe)
 
 
 def test_sharding_needs_gpus(corpus, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from .checksums import UNREAD, first_difference, other_run, read_checksums
 logger = logging.getLogger(__name__)
 
 REQUIRED = (TRAINER_STATE_NAME, WEIGHTS, "config.json", "tokenizer_config.json", "scheduler.pt")
-OPTIMIZER = ("optimizer.pt", "optimizer_0/.metadata")  # the latter, written after the shards, of a sharded model
+OPTIMIZER, SHARDED_OPTIMIZER = "optimizer.pt", "optimizer_0/.metadata"  # the latter is written after the shards
 # What a log has of each stack, and how deep its lists are: numbers by layer, or by posterior and layer.
 TABLES = {gradient_norms.KEY: 1, layer_utilization.KEY: 2}
 # The kinds of checkpoint: those that a recipe asks for, and the one that a run leaves where a signal ends it, which
@@ -65,7 +65,7 @@ def problem(checkpoint: Path, run_id: str | None = None) -> str | None:
     for name in REQUIRED:
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
-    if not any((checkpoint / name).is_file() for name in OPTIMIZER):
+    if not any((checkpoint / name).is_file() for name in (OPTIMIZER, SHARDED_OPTIMIZER)):
         return "the optimizer's state is missing"
     if reason := _wrong_generators(checkpoint):
         return reason

@@ -23,6 +23,7 @@ from ..errors import UserError, quote
 from .checkpoints import (
     INTERRUPTED,
     REGULAR,
+    SHARDED_OPTIMIZER,
     checkpoints,
     forget_interrupted,
     rotate,
@@ -64,6 +65,21 @@ class Saving:
         """
         check_data(Path(checkpoint), self._digests)
 
+    def check_sharding(self, checkpoint: str) -> None:
+        """See that a run goes on sharded if it was sharded, and only then.
+
+        Raises:
+            UserError: it does not.
+        """
+        was, now = (Path(checkpoint) / SHARDED_OPTIMIZER).is_file(), self.trainer.sharding.enabled
+        if was != now:
+            raise UserError(
+                f"{checkpoint} {'holds shards' if was else 'holds no shards'} of the optimizer, and this run "
+                f"{'shards' if now else 'does not shard'} it. Go on with the kind of accelerate config that the run "
+                f"began with (distributed_type: {'FSDP' if was else 'any but FSDP'}), give another "
+                "training.output_dir, or --overwrite to start afresh"
+            )
+
     def reseeds(self, checkpoint: str | None) -> bool:
         """Set new seeds if another number of processes saved the checkpoint; whether it was so."""
         args, step = self.trainer.args, self.trainer.state.global_step
@@ -72,11 +88,12 @@ class Saving:
             return False
         # Not as at the start of the run, or its first random numbers would come again.
         set_seed((args.seed + step * 1_000_003 + args.process_index) % 2**32)
-        logger.warning(
-            "%s was saved by %d processes, and there are %d now: random numbers, as of dropout, go on from a new "
-            "seed, so that the run does not end as it would have with %d",
-            *(checkpoint, saved, args.world_size, saved),
-        )
+        if args.process_index == 0:
+            logger.warning(
+                "processes: %d saved %s, and there are %d now; random numbers, as of dropout, go on from a new seed, "
+                "so the run ends with other weights",
+                *(saved, checkpoint, args.world_size),
+            )
         return True
 
     @contextmanager

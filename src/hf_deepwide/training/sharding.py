@@ -72,8 +72,10 @@ class Sharding:
         return self.trainer.accelerator.autocast() if self.enabled else nullcontext()
 
     def gathered_weights(self) -> dict[str, torch.Tensor]:
-        """All weights on the first process; all processes take part, and the others get nothing."""
-        return self.trainer.accelerator.get_state_dict(self.trainer.model)
+        """All weights on the first process, tied ones once; all processes take part, and the others get nothing."""
+        weights = self.trainer.accelerator.get_state_dict(self.trainer.model)
+        tied = self.trainer.model.all_tied_weights_keys  # gathered, they no longer share their storage
+        return {name: weight for name, weight in weights.items() if name not in tied}
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:

@@ -371,7 +371,8 @@ class TokenBatchTrainer(Trainer):
     # Checkpoints: going on from one, in the order in which the parent loads its parts
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Weights, if the data are those that the checkpoint was trained on."""
+        """Weights, if data and sharding are those that the checkpoint was trained with."""
+        self.saving.check_sharding(resume_from_checkpoint)
         self.saving.check_data(resume_from_checkpoint)
         with fitting(resume_from_checkpoint):
             if self.lora.begun:
