@@ -196,7 +196,7 @@ def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, th
 def bleu_table(report: dict) -> str:
     """BLEU as Markdown."""
     first, *_ = report
-    lines = [f"| decoded by | BLEU | same translations as {first} |", "|---|---|---|"]
+    lines = [f"| decoded by | sacreBLEU | same translations as {first} |", "|---|---|---|"]
     for name, row in report.items():
         lines.append(f"| {name} | {row['BLEU']:.2f} | {100 * row['same']:.1f} % |")
     return "\n".join(lines) + "\n"

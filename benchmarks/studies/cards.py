@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from definition import Study
-from pages import TITLES, markdown, table_cells
+from pages import markdown, score_title, table_cells
 from records import PRUNED, Record, read_records
 from selection import Rows, chosen_rows
 
@@ -42,7 +42,7 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
         f"```\nHF_DEEPWIDE_DATA=PATH {command}\n```\n"
     )
     cells = table_cells(study, rows, results)
-    columns = ("system", "parameters", TITLES[study.metric], TITLES[study.beside], *COLUMNS)
+    columns = ("system", "parameters", score_title(rows, study.metric), score_title(rows, study.beside), *COLUMNS)
     shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
     scores = (
         f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"

@@ -11,6 +11,7 @@ from selection import Rows
 
 from hf_deepwide.analysis.figures import new_figure, save
 
+LAST_THIRD = 100 * 2 / 3  # from this percentage of a run's updates on
 CLOSE = 0.3  # nats above the best loss that the enlarged part of a figure shows
 
 
@@ -27,8 +28,9 @@ def looks() -> Iterator[tuple[str, str]]:
 def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
     """Validation loss against updates, a line a run; a system has a colour, and beyond ten of them a style of line.
 
-    The second panel shows the last third of the updates up to `CLOSE` above the best loss, where systems that end near
-    each other can be told apart. The line of a run that diverged ends in a cross.
+    The line of a run that starts from another run begins where the other one ends. The second panel shows the last
+    third of each run up to `CLOSE` above the best loss, where systems that end near each other can be told apart. The
+    line of a run that diverged ends in a cross.
     """
     figure, axes = new_figure(1, 2, (5.2, 4.5))
     whole, end = axes[0]
@@ -37,10 +39,14 @@ def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = (
         if name.startswith(PRUNED):
             continue
         (style, colour), label = next(styles), study.system(name).title
-        for record in by_seed.values():
+        starts = rows.get(study.system(name).start or "", {})
+        for seed, record in by_seed.items():
             if curve := curve_of(record):
-                for axis in (whole, end):
-                    axis.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1, label=label)
+                updates, losses = zip(*curve, strict=True)
+                before = starts[seed]["train"]["steps"] if seed in starts else 0
+                look = {"color": colour, "linestyle": style, "linewidth": 1}
+                whole.plot([before + update for update in updates], losses, label=label, **look)
+                end.plot([100 * update / updates[-1] for update in updates], losses, **look)
                 label = None
     labels = set()
     for record in lost:
@@ -51,15 +57,16 @@ def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = (
             labels.add(label)
     points = [point for line in end.lines for point in line.get_xydata() if math.isfinite(point[1])]
     if points:
-        last, best = (choose(point[place] for point in points) for place, choose in enumerate((max, min)))
-        shown = [loss for update, loss in points if update >= last * 2 / 3 and loss <= best + CLOSE]
-        end.set_xlim(last * 2 / 3, last)
+        best = min(loss for _, loss in points)
+        shown = [loss for share, loss in points if share >= LAST_THIRD and loss <= best + CLOSE]
+        end.set_xlim(LAST_THIRD, 100)
         end.set_ylim(best - 0.05 * CLOSE, max(shown, default=best) + 0.05 * CLOSE)
     end.set_visible(bool(points))
     whole.set_ylabel("validation loss, nats a token")
-    end.set_title("the last third, enlarged", fontsize="small")
+    end.set_title("the last third of each run, enlarged", fontsize="small")
+    whole.set_xlabel("updates")
+    end.set_xlabel("updates, % of the run's own")
     for axis in (whole, end):
-        axis.set_xlabel("updates")
         axis.locator_params(axis="x", nbins=6)
         axis.grid(alpha=0.3)
     handles, labels = whole.get_legend_handles_labels()

@@ -239,8 +239,8 @@ def about(study: Study, rows: Rows) -> str:
     of_scores = (
         "A score that names no language pair is the mean over the pairs."
         if has_pairs(rows)
-        else "p (sentences) comes from approximate randomisation over sentences, on the seeds that both systems have: "
-        "it is about these trained models only."
+        else f"{of_all_sets(study, rows)}p (sentences) comes from approximate randomisation over sentences, on the "
+        "seeds that both systems have: it is about these trained models only."
     )
     return (
         "Validation loss is in nats a token, of the final model, with label smoothing as in training, and without. "
@@ -248,6 +248,20 @@ def about(study: Study, rows: Rows) -> str:
         f"(Holm) corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose "
         f"the setting, and a system close to the baseline gets more seeds. {started}{of_scores}"
     )
+
+
+def of_all_sets(study: Study, rows: Rows) -> str:
+    """What a score of several test sets, and of tokenised text, is of; nothing where neither is."""
+    run = next(iter(next(iter(rows.values())).values()))
+    texts = []
+    if "sets" in run["test"]:
+        texts.append(
+            f"A score of all sets is of their {run['test']['sentences']:,} sentences together, and not the mean of "
+            "the sets' scores. "
+        )
+    if study.metric == "multi_bleu" and study.beside == "chrf":
+        texts.append("chrF is of the tokenised text, too, so it is not comparable with chrF of plain text. ")
+    return "".join(texts)
 
 
 def beside_published(study: Study, rows: Rows) -> str:
@@ -286,7 +300,7 @@ def summary(study: Study, rows: Rows, results: Path) -> str:
     """
     if study.published:
         return beside_published(study, rows)
-    columns = ["system", "parameters", TITLES[study.metric], "validation loss", "updates", "seeds"]
+    columns = ["system", "parameters", score_title(rows, study.metric), "validation loss", "updates", "seeds"]
     cells = table_cells(study, rows, results)
     return markdown([{column: cells[name][column] for column in columns} for name in study.summary if name in cells])
 
@@ -298,6 +312,12 @@ def markdown(rows: list[dict[str, str]]) -> str:
     return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
+def score_title(rows: Rows, metric: str) -> str:
+    """A score's title in a table; where runs have several test sets, it is of all their sentences together."""
+    several = any("sets" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())
+    return TITLES[metric] + ", all sets" * several
+
+
 def has_pairs(rows: Rows) -> bool:
     """True if the runs translate several language pairs."""
     return any("pairs" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())
@@ -306,7 +326,7 @@ def has_pairs(rows: Rows) -> bool:
 def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
     """System to column to cell: validation loss first, with the tests in which a seed is the unit."""
     comparison, records = load_comparison(results), read_records(results)
-    scores, cells = TITLES[study.metric], {}
+    cells: dict[str, dict[str, str]] = {}
     p_columns = ["p (seeds)", "p (Holm)", *(["p (equal)"] if study.margin else [])]
     losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
     against = {name: losses.get(baseline_of(study, name) or "", []) for name in rows if not name.startswith(PRUNED)}
@@ -332,13 +352,13 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
             **({"compared with": title_of_baseline(study, name)} if has_baselines(study) else {}),
             "difference in loss": difference,
             **{column: p_value(value) for column, value in zip(p_columns, p, strict=False)},
-            scores: with_error([scores_of(run)[study.metric] for run in runs]),
+            score_title(rows, study.metric): with_error([scores_of(run)[study.metric] for run in runs]),
             **{each: with_error([parts_of(run)[each][study.metric] for run in runs]) for each in parts_of(runs[0])},
-            TITLES[study.beside]: with_error([scores_of(run)[study.beside] for run in runs]),
+            score_title(rows, study.beside): with_error([scores_of(run)[study.beside] for run in runs]),
             **({} if has_pairs(rows) else {"p (sentences)": p_sentences}),
             "seeds": f"{len(runs)} of {len(runs) + lost}, the others diverged" if lost else str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
-            "updates": "" if pruned else updates(runs),
+            "updates": "" if pruned else updates_since_start(study, rows, name),
             **(costs(runs, pruned) if study.costs else {}),
         }
     return cells
@@ -375,7 +395,7 @@ def comparisons(study: Study, rows: Rows) -> str:
                 "seeds": " and ".join(str(count) for count in dict.fromkeys(map(len, losses))),
                 "validation loss": signed(statistics.mean(losses[0]) - statistics.mean(losses[1]), 3),
                 "p (Holm)": p_value(p_loss),
-                TITLES[study.metric]: signed(statistics.mean(scores[0]) - statistics.mean(scores[1]), 2),
+                score_title(rows, study.metric): signed(statistics.mean(scores[0]) - statistics.mean(scores[1]), 2),
                 "p (Holm), scores": p_value(p_score),
             }
             for (one, other, name, losses, scores), (p_loss, p_score) in zip(found, adjusted, strict=True)
@@ -400,12 +420,15 @@ def title_of_baseline(study: Study, name: str) -> str:
 
 
 def costs(runs: list[Record], pruned: bool) -> dict[str, str]:
-    """Processor time of an update, which other processes on the machine do not change, and the peak of memory."""
+    """Processor time of an update, with its share of validation and saving, and the peak of memory.
+
+    Other processes on the machine do not change it. A GPU's time is not in it.
+    """
     train = [run["train"] for run in runs]
     seconds = statistics.mean(60 * each["processor_minutes"] / each["steps"] for each in train)
     peak = max(each["peak_memory_bytes"] for each in train) / 2**30
     return {
-        "processor seconds an update": "" if pruned else f"{seconds:.2f}",
+        "processor seconds an update, in all": "" if pruned else f"{seconds:.2f}",
         "peak memory, GiB": "" if pruned else f"{peak:.1f}",
     }
 
@@ -419,6 +442,13 @@ def updates(runs: list[Record]) -> str:
     """`1,075 to 1,118`: of all seeds; runs that stop early differ."""
     steps = sorted({run["train"]["steps"] for run in runs})
     return " to ".join(f"{count:,}" for count in dict.fromkeys([steps[0], steps[-1]]))
+
+
+def updates_since_start(study: Study, rows: Rows, name: str) -> str:
+    """`13,980 + 9,320`: the updates of the runs that a system starts from, if any, and its own."""
+    runs, starts = rows[name], rows.get(study.system(name).start or "", {})
+    before = [starts[seed] for seed in runs if seed in starts]
+    return " + ".join(updates(part) for part in (before, [*runs.values()]) if part)
 
 
 def layers_left(runs: list[Record]) -> str:

@@ -633,7 +633,7 @@ def test_a_system_can_have_a_baseline_of_its_own(made, small, tmp_path):
     }
     own = [[each["validation"]["loss"] for each in rows[name].values()] for name in ("third", "wide")]
     assert cells["third"]["p (seeds)"] == p_value(ttest_ind(*own, equal_var=False).pvalue)
-    assert cells["third"]["processor seconds an update"] == "2.00"
+    assert cells["third"]["processor seconds an update, in all"] == "2.00"
     assert cells["third"]["peak memory, GiB"] == "1.5"
 
 
@@ -659,6 +659,29 @@ def test_further_comparisons_are_tested_by_what_their_runs_share(small):
     assert pages.comparisons(small, rows) == ""
     apart = {"plain": {1: rows["plain"][1]}, "started": {2: rows["started"][2]}}
     assert pages.comparisons(study, apart) == "", "no seed is common to both"
+
+
+def test_what_continues_a_run_is_drawn_and_counted_after_it(small, tmp_path, monkeypatch):
+    plain, wide = small.systems
+    started = dataclasses.replace(wide, name="started", start="plain")
+    study = dataclasses.replace(small, systems=[plain, started])
+    rows = {each.name: {1: record(study, each, small.search[1], {}, 1, 2.0)} for each in study.systems}
+    figures = []
+    monkeypatch.setattr(drawings, "save", lambda figure, path: figures.append(figure))
+    drawings.plot_curves(study, rows, tmp_path / "curves.png")
+    whole, end = figures[0].axes
+    assert [line.get_xdata().tolist() for line in whole.lines] == [[20, 40], [60, 80]]
+    assert [line.get_xdata().tolist() for line in end.lines] == [[50, 100], [50, 100]], "per cent of the run's own"
+    assert [pages.updates_since_start(study, rows, name) for name in rows] == ["40", "40 + 40"]
+
+
+def test_a_score_of_several_test_sets_says_so(small):
+    """It is of all sentences together, and not the mean of the sets' scores."""
+    (plain, _), stage = small.systems, small.search[1]
+    one, several = ({"bleu": 1.0, "sentences": 2461, **more} for more in ({}, {"sets": {"first": {}, "second": {}}}))
+    rows = [{"plain": {1: record(small, plain, stage, {}, 1, 2.0, test=test)}} for test in (one, several)]
+    assert [pages.score_title(each, "bleu") for each in rows] == [pages.TITLES["bleu"], f"{pages.TITLES['bleu']}, all sets"]
+    assert [" 2,461 sentences together" in pages.about(small, each) for each in rows] == [False, True]
 
 
 def test_a_validation_loss_that_is_no_number_is_a_divergence(small, tmp_path, monkeypatch):
@@ -856,7 +879,7 @@ def test_joints_start_from_the_baseline_at_convergence():
     assert joints.stages(joints.system("base"))[-1].settings == [chosen]
 
 
-LOG = """step 100 of 400, epoch 0.5: loss 5.100, 900 tokens/s, 0:01:00 left
+LOG = """step 100 of 400, epoch 0.5: loss 5.100, 900 target tokens/s, 0:01:00 left
 step 200, epoch 1.0: validation loss 4.5000
 step 400, epoch 2.0: validation loss 4.6250
 """
