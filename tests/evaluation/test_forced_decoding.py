@@ -63,11 +63,11 @@ def test_scores_are_those_of_a_search_that_may_find_nothing_else(kind, tmp_path)
         **tokenizer("a b", return_tensors="pt"),
         **{"forced_bos_token_id" if begins else "decoder_start_token_id": code},
         prefix_allowed_tokens_fn=lambda _, begun: [[*path, tokenizer.pad_token_id][min(len(begun) - 1, len(path))]],
-        num_beams=2, length_penalty=0.0, max_new_tokens=len(path), output_scores=True, return_dict_in_generate=True,
+        num_beams=2, length_penalty=1.0, max_new_tokens=len(path), output_scores=True, return_dict_in_generate=True,
     )  # fmt: skip
     assert found.sequences[0, 1:].tolist() == path
-    assert score.tokens == len(body) + 1
-    assert score.log_probability == pytest.approx(found.sequences_scores[0].item(), abs=1e-4)
+    assert score.tokens == len(path)
+    assert score.log_probability / score.tokens == pytest.approx(found.sequences_scores[0].item(), abs=1e-4)
 
 
 def ending_model():

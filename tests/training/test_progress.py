@@ -44,7 +44,7 @@ def test_training_prints_a_line_per_logging_steps_into_a_file(corpus, tmp_path, 
     lines = [line for line in err.splitlines() if line.startswith("step ")]
     assert [re.match(r"step \d+ of 4|step \d+", line)[0] for line in lines] == ["step 2 of 4", "step 4 of 4", "step 4"]
     assert all(re.search(r"loss \d+\.\d+", line) for line in lines)
-    assert "tokens/s, 0:00:00 left" in lines[1]
+    assert " target tokens/s, 0:00:00 left" in lines[1]
     assert "validation loss" in lines[2]
 
 

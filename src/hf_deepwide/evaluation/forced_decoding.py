@@ -17,9 +17,10 @@ from .translate import EvaluationArguments, autocast, evaluating
 
 
 class TargetScore(NamedTuple):
-    """The log-probability (natural) of a translation, and of how many tokens it is the sum, `</s>` included.
+    """The log-probability (natural) of a translation, and its length as beam search counts it.
 
-    A token that beam search is told, such as a language code, counts in neither.
+    `tokens` includes `</s>`, and a language code that the search is told to begin with. The code's probability counts
+    as 1.
     """
 
     log_probability: float
@@ -92,7 +93,7 @@ def score_targets(
             ).double()
             for row, i in enumerate(batch):
                 first = int(labels[i][0] == forced)
-                scores[i] = TargetScore(-losses[row, first : len(labels[i])].sum().item(), len(labels[i]) - first)
+                scores[i] = TargetScore(-losses[row, first : len(labels[i])].sum().item(), len(labels[i]))
             progress.update(len(batch))
     return scores
 

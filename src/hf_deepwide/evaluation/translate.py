@@ -65,7 +65,10 @@ class EvaluationArguments:
     )
     max_length_factor: float = field(
         default=2.0,
-        metadata={"help": "A translation has at most max_length_factor * source tokens + max_length_offset tokens."},
+        metadata={
+            "help": "A translation has at most max_length_factor * source tokens (rounded up to a multiple of 8) + "
+            "max_length_offset tokens."
+        },
     )
     max_length_offset: int = field(
         default=20, metadata={"help": "See max_length_factor; with factor 0 the limit itself."}

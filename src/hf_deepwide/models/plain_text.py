@@ -144,7 +144,7 @@ def length_limit(config: Any, source_length: int, search: Any) -> int:
 
     Args:
         config: of the model; None: positions are no limit.
-        source_length: tokens of the source; rounded up, so that many sentences share a limit.
+        source_length: tokens of the source; rounded up to a multiple of 8, so that many sentences share a limit.
         search: has `max_length_factor`, so many tokens for each of the source, and `max_length_offset`, so many more.
     """
     rounded = math.ceil(source_length / LENGTH_STEP) * LENGTH_STEP

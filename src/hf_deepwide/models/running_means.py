@@ -1,5 +1,7 @@
 """Means of numbers that a model reports now and then."""
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -14,6 +16,12 @@ class RunningMeans:
         total, weights = self.totals.get(name, (0.0, 0.0))
         is_finite = value.isfinite()
         self.totals[name] = total + value.detach().float().where(is_finite, 0.0), weights + weight * is_finite
+
+    def reduce(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let `reduce` add what other processes have added under the same names: one tensor `[names, 2]`."""
+        if self.totals:
+            sums = torch.stack([torch.stack([total, torch.as_tensor(w).to(total)]) for total, w in self.totals.values()])
+            self.totals = {name: (row[0], row[1]) for name, row in zip(self.totals, reduce(sums), strict=True)}
 
     def take(self) -> dict[str, float]:
         """The means of what was added since the last call; NaN where nothing was finite."""

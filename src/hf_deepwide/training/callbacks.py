@@ -196,7 +196,15 @@ class Throughput(TrainerCallback, ExportableState):
 
 
 class TranslationProgress(ProgressCallback):
-    """The Trainer's bar (steps, time left) with loss and speed beside it, and one line per evaluation."""
+    """The Trainer's bar (steps, time left) with loss and speed beside it, and one line per evaluation.
+
+    Args:
+        counted: what the speed counts, such as "target tokens".
+    """
+
+    def __init__(self, counted: str) -> None:
+        super().__init__()
+        self.counted = counted
 
     def on_log(
         self,
@@ -211,14 +219,22 @@ class TranslationProgress(ProgressCallback):
             return
         if "loss" in logs:
             self.training_bar.set_postfix_str(
-                f"epoch {state.epoch:.1f}, loss {logs['loss']:.3f}, {logs['tokens_per_second']:,.0f} tokens/s"
+                f"epoch {state.epoch:.1f}, loss {logs['loss']:.3f}, "
+                f"{logs['tokens_per_second']:,.0f} {self.counted}/s"
             )
         if "eval_loss" in logs:
             self.training_bar.write(evaluation_line(state, logs))
 
 
 class PlainProgress(TrainerCallback):
-    """One line on stderr per `logging_steps`, and one per evaluation, where a bar could not be seen."""
+    """One line on stderr per `logging_steps`, and one per evaluation, where a bar could not be seen.
+
+    Args:
+        counted: what the speed counts, such as "target tokens".
+    """
+
+    def __init__(self, counted: str) -> None:
+        self.counted = counted
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -242,7 +258,7 @@ class PlainProgress(TrainerCallback):
             left = timedelta(seconds=round(a_step * (state.max_steps - state.global_step)))
             line = (
                 f"step {state.global_step} of {state.max_steps}, epoch {state.epoch:.1f}: loss {logs['loss']:.3f}, "
-                f"{logs['tokens_per_second']:,.0f} tokens/s, {left} left"
+                f"{logs['tokens_per_second']:,.0f} {self.counted}/s, {left} left"
             )
             tell(line)
         if "eval_loss" in logs:

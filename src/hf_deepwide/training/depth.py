@@ -23,6 +23,7 @@ from ..analysis.gradient_norms import GradientNorms
 from ..analysis.layer_utilization import LayerUtilization
 from ..errors import UserError
 from ..models.layer_selection import LayerSelection
+from ..models.modeling_latent_depth import LatentDepthLoss
 from ..models.pretrained_model import DeepWidePreTrainedModel
 from ..models.training_callback import TrainingStep
 
@@ -144,6 +145,8 @@ class DepthTraining:
             self.gradient_norms.measure(trainer.model, trainer.args, trainer.state, scale)
 
     def logs(self) -> dict[str, float]:
-        """What the model reports beside the loss."""
+        """What the model reports beside the loss, over all processes."""
         model = self.trainer.model
+        if isinstance(model, LatentDepthLoss):
+            model.means.reduce(lambda sums: self.trainer.accelerator.reduce(sums, "sum"))
         return model.training_logs() if isinstance(model, DeepWidePreTrainedModel) else {}

@@ -23,12 +23,14 @@ class MaskedLMTrainingArguments(TranslationTrainingArguments):
 
 
 class MaskedLMTrainer(TokenBatchTrainer):
-    """Trains a masked language model on sequences in several languages; "target tokens" are the masked ones.
+    """Trains a masked language model on sequences in several languages; its target tokens are the masked tokens.
 
     Args:
         model, args, tokenizer, train_dataset, eval_dataset: as in translation; the datasets are `encode_texts`'.
         data: the languages, and how they are sampled and masked.
     """
+
+    counted = "masked tokens"
 
     def __init__(
         self,

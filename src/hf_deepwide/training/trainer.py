@@ -20,7 +20,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -83,6 +83,8 @@ class TokenBatchTrainer(Trainer):
         data_collator: makes a batch of rows.
     """
 
+    counted: ClassVar[str] = "target tokens"  # what the speed of training counts
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -133,7 +135,8 @@ class TokenBatchTrainer(Trainer):
         if self.args.early_stopping_patience:
             yield EarlyStoppingCallback(self.args.early_stopping_patience)
         if not self.args.disable_tqdm:
-            yield TranslationProgress() if shows_bars() else PlainProgress()
+            progress = TranslationProgress if shows_bars() else PlainProgress
+            yield progress(self.counted)
 
     @property
     def throughput(self) -> Throughput:
