@@ -163,8 +163,8 @@ def table(report: dict) -> str:
         "",
         "Real target tokens a second on Multi30k, English to German. Ours has token batches, with sentences of about "
         "equal length together. Marian has a fixed number of shuffled sentences, padded to the longest, and its "
-        "default attention, and the same once more with `train_sampling_strategy: group_by_length`. The sampler groups "
-        "within these few updates alone, so it pads more than on a whole corpus. "
+        "default attention, and the same once more with `train_sampling_strategy: group_by_length`. The sampler "
+        "groups within these few updates alone, so it pads more than on a whole corpus. "
         f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.",
         "",
         "| 6 + 6 layers | system | tokens a second | ours is faster by | real target tokens of an update | padding "

@@ -680,7 +680,10 @@ def test_a_score_of_several_test_sets_says_so(small):
     (plain, _), stage = small.systems, small.search[1]
     one, several = ({"bleu": 1.0, "sentences": 2461, **more} for more in ({}, {"sets": {"first": {}, "second": {}}}))
     rows = [{"plain": {1: record(small, plain, stage, {}, 1, 2.0, test=test)}} for test in (one, several)]
-    assert [pages.score_title(each, "bleu") for each in rows] == [pages.TITLES["bleu"], f"{pages.TITLES['bleu']}, all sets"]
+    assert [pages.score_title(each, "bleu") for each in rows] == [
+        pages.TITLES["bleu"],
+        f"{pages.TITLES['bleu']}, all sets",
+    ]
     assert [" 2,461 sentences together" in pages.about(small, each) for each in rows] == [False, True]
 
 

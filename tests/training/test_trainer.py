@@ -509,7 +509,9 @@ def test_the_progress_bar_shows_speed_and_evaluations(make, monkeypatch, capsys)
     monkeypatch.setattr(sys, "stderr", screen)
     trainer = make("mat", max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2, disable_tqdm=False)
     trainer.train()
-    assert re.search(r"4/4 \[\d\d:\d\d<00:00, .*epoch \d\.\d, loss \d\.\d+, [\d,]+ target tokens/s\]", screen.getvalue())
+    assert re.search(
+        r"4/4 \[\d\d:\d\d<00:00, .*epoch \d\.\d, loss \d\.\d+, [\d,]+ target tokens/s\]", screen.getvalue()
+    )
     assert "step 2, epoch 0." in capsys.readouterr().out
 
 

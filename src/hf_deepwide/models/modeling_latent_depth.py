@@ -228,8 +228,8 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
     def training_logs(self) -> dict[str, float]:
         """Means since the last call of the unweighted terms of the loss, and the depths now.
 
-        `reconstruction` is per target token. `effective_depth_…` is how many layers of a stack a posterior would use in
-        evaluation, in the mean over posteriors.
+        `reconstruction` is per target token. `effective_depth_…` is how many layers of a stack a posterior would use
+        in evaluation, in the mean over posteriors.
         """
         depths = {
             f"effective_depth_{stack}": selection.chosen.sum(1).float().mean().item()

@@ -20,7 +20,9 @@ class RunningMeans:
     def reduce(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Let `reduce` add what other processes have added under the same names: one tensor `[names, 2]`."""
         if self.totals:
-            sums = torch.stack([torch.stack([total, torch.as_tensor(w).to(total)]) for total, w in self.totals.values()])
+            sums = torch.stack(
+                [torch.stack([total, torch.as_tensor(w).to(total)]) for total, w in self.totals.values()]
+            )
             self.totals = {name: (row[0], row[1]) for name, row in zip(self.totals, reduce(sums), strict=True)}
 
     def take(self) -> dict[str, float]:

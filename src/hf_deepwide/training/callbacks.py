@@ -219,8 +219,7 @@ class TranslationProgress(ProgressCallback):
             return
         if "loss" in logs:
             self.training_bar.set_postfix_str(
-                f"epoch {state.epoch:.1f}, loss {logs['loss']:.3f}, "
-                f"{logs['tokens_per_second']:,.0f} {self.counted}/s"
+                f"epoch {state.epoch:.1f}, loss {logs['loss']:.3f}, {logs['tokens_per_second']:,.0f} {self.counted}/s"
             )
         if "eval_loss" in logs:
             self.training_bar.write(evaluation_line(state, logs))
