@@ -6,7 +6,6 @@ a head for the task gives all but the head, which starts as in a new model.
 """
 
 import dataclasses
-import math
 import os
 import re
 from typing import Any
@@ -30,7 +29,6 @@ from .warm_start import BRANCHING, check_copies, check_field, copy_branches, inh
 logger = logging.get_logger(__name__)
 
 ROBERTA = ("roberta", "xlm-roberta", "camembert")
-LAYER_NORM_EPS = 1e-5  # of PyTorch's LayerNorm, and of all these models
 HEADS = {"ForMaskedLM": AutoModelForMaskedLM, "ForSequenceClassification": AutoModelForSequenceClassification}
 LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 FREE = {
@@ -141,11 +139,6 @@ def check_config(name: str, config: PreTrainedConfig) -> None:
             raise UserError(
                 f"cannot start from {name}: its `{field}` is {getattr(config, field)}; an encoder is needed"
             )
-    if not math.isclose(config.layer_norm_eps, LAYER_NORM_EPS):
-        raise UserError(
-            f"cannot start from {name}: its `layer_norm_eps` is {config.layer_norm_eps}; only {LAYER_NORM_EPS} is "
-            "computed here"
-        )
 
 
 def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
@@ -183,7 +176,8 @@ def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
         "classifier_dropout": getattr(config, "classifier_dropout", None), "pad_token_id": config.pad_token_id,
         "bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id,
         "tie_word_embeddings": config.tie_word_embeddings, "id2label": config.id2label, "label2id": config.label2id,
-        "problem_type": config.problem_type, "attention_branches": 1, "drop_branch": 0.0,
+        "problem_type": config.problem_type, "layer_norm_eps": config.layer_norm_eps, "attention_branches": 1,
+        "drop_branch": 0.0,
     }  # fmt: skip
     try:
         return MATRobertaConfig(**fields), tensors

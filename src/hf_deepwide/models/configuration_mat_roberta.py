@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from .configuration_base import DeepWideConfig, check_rates, validated
+from .configuration_base import DeepWideConfig, check_bounds, check_rates, validated
 from .quoting import quote
 
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
@@ -14,7 +14,7 @@ class MATRobertaConfig(DeepWideConfig):
 
     The defaults are RoBERTa-base (Liu et al. 2019) with two attention branches, as in the paper; its RoBERTa-large
     has `d_model=1024, encoder_layers=24, encoder_attention_heads=16, encoder_ffn_dim=4096`. With
-    `attention_branches=1, drop_branch=0` the model is RoBERTa. All fields but the last two are shared, see
+    `attention_branches=1, drop_branch=0` the model is RoBERTa. All fields but the last three are shared, see
     `DeepWideConfig`; fields that concern a decoder have no effect.
 
     Args:
@@ -23,6 +23,8 @@ class MATRobertaConfig(DeepWideConfig):
         max_position_embeddings: longest sequence, in tokens. RoBERTa's own field counts two positions more, which no
             token has.
         classifier_dropout: dropout before the two projections of the classification head; None means `dropout`.
+        layer_norm_eps: the epsilon of layer norms. RoBERTa's is 1e-5; the default of Transformers' `RobertaConfig` is
+            1e-12.
     """
 
     model_type = "mat_roberta"
@@ -49,14 +51,16 @@ class MATRobertaConfig(DeepWideConfig):
     use_cache: bool = False
     layer_drop: float | int = 0.0
     classifier_dropout: float | int | None = None
+    layer_norm_eps: float = 1e-5
 
     def __post_init__(self, **kwargs: Any) -> None:
         check_labels(kwargs.get("num_labels"), self.id2label, self.problem_type)
         super().__post_init__(**kwargs)
 
     def validate_classifier(self) -> None:
-        """The head's dropout and LayerDrop are rates."""
+        """The head's dropout and LayerDrop are rates; the epsilon of layer norms is above 0."""
         check_rates(self, "classifier_dropout", "layer_drop")
+        check_bounds(self, 0, 1, "layer_norm_eps", above=True)
 
 
 def check_labels(count: Any, names: Any, problem: Any) -> None:

@@ -46,6 +46,13 @@ class MATRobertaPreTrainedModel(WithoutDecoder, DeepWidePreTrainedModel):
         warm_start = importlib.import_module("hf_deepwide.warm_start_roberta")  # stays behind when this file is shared
         return warm_start.from_base(cls, base, **config_overrides)
 
+    def post_init(self) -> None:
+        """As the parent's, once all layer norms, those of a head included, have the config's epsilon."""
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = self.config.layer_norm_eps
+        super().post_init()
+
 
 class MATRobertaModel(MATRobertaPreTrainedModel):
     """The encoder without a head."""
