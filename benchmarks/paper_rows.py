@@ -11,7 +11,6 @@ Keys of a table; those marked * may also be of a row, and then go before its tab
     vocabulary*     rows of the embedding, if not those of the recipe's tokenizer
     set*            overrides; a row's come on top of the table's. `{d}` stands for the row's value on the axis d
     axes            name to the key or keys that it sets: a row has its values under `at`
-    ours            where a results.json has the score that is comparable with a column; a column may say its own
     columns         name to overrides: a row is trained once for each
     rows            of each its name (`row`), `at`, and `scores` as printed, one for each column, between blanks
 
@@ -44,7 +43,7 @@ from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import Recipe, check_recipe, load_recipe, parse_yaml
 
 ROOT = Path(__file__).parent.parent
-OF_TABLE = {"title", "text", "recipe", "config", "vocabulary", "set", "axes", "ours", "columns", "rows"}
+OF_TABLE = {"title", "text", "recipe", "config", "vocabulary", "set", "axes", "columns", "rows"}
 OF_ROW = {"row", "at", "recipe", "config", "vocabulary", "set", "printed", "note", "should_be", "paper_has", "scores"}
 assert hf_deepwide  # registers the families
 TASKS = {Recipe: "translation", MaskedLMRecipe: "masked-lm", ClassificationRecipe: "classification"}
@@ -67,7 +66,6 @@ class Row:
     vocabulary: int | None
     overrides: dict[str, Any]
     columns: dict[str, dict[str, Any]]
-    ours: str | None
     scores: list[str]
     printed: str | None = None
     note: str | None = None
@@ -82,7 +80,7 @@ class Row:
     def values(self, column: str | None = None) -> dict[str, dict[str, Any]]:
         """The contents of the row's recipe with its overrides and, if one is named, a column's."""
         values = copy.deepcopy(load(self.recipe).values)
-        for key, value in (self.overrides | overrides_of(self.columns.get(column, {}))).items():
+        for key, value in (self.overrides | self.columns.get(column, {})).items():
             section, _, name = key.partition(".")
             values[section][name] = value
         return values
@@ -141,10 +139,6 @@ class Row:
         decimals = len(expected.partition(".")[2])
         return f"{(parameters + self.paper_has) / 1e6:.{decimals}f}" == expected
 
-    def place(self, column: str) -> str | None:
-        """Where a results.json has the score that is comparable with a column's, if it has one."""
-        return self.columns[column].get("ours", self.ours)
-
     def changes(self) -> dict[str, Any]:
         """The overrides of the row that change its recipe."""
         before = load(self.recipe).values
@@ -182,7 +176,10 @@ def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
     where = f"{paper}, {place_of(number)}"
     if unknown := set(values) - OF_TABLE:
         raise ValueError(f"{where}: unknown keys {unknown}; accepted: {OF_TABLE}")
-    axes, columns, rows = values.get("axes", {}), values.get("columns", {}), []
+    axes, rows = values.get("axes", {}), []
+    columns = {column: more or {} for column, more in values.get("columns", {}).items()}
+    if unknown := {key for more in columns.values() for key in more if "." not in key}:
+        raise ValueError(f"{where}: a column has {unknown}; accepted: overrides, as SECTION.KEY")
     for given in values["rows"]:
         name = " ".join([given.get("row", ""), "/".join(map(str, given.get("at", [])))]).strip()
         if unknown := set(given) - OF_ROW:
@@ -210,8 +207,7 @@ def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
                 table=number,
                 name=name,
                 overrides=overrides,
-                columns={column: more or {} for column, more in columns.items()},
-                ours=values.get("ours"),
+                columns=columns,
                 scores=scores,
                 **shared,
                 **own,
@@ -250,11 +246,6 @@ def _count(config: str, task: str) -> int:
         model = CLASSES[task][type(made)](made)
     model.tie_weights()  # a part of initialisation, which takes as long as all the rest
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def overrides_of(column: dict[str, Any]) -> dict[str, Any]:
-    """What a column overrides: its keys with a section."""
-    return {key: value for key, value in column.items() if "." in key}
 
 
 def arguments(overrides: dict[str, Any]) -> list[str]:

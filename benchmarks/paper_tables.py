@@ -10,7 +10,7 @@ rows' configs.
 import argparse
 import shlex
 
-from paper_rows import ROOT, Row, Table, arguments, overrides_of, place_of, read_tables
+from paper_rows import ROOT, Row, Table, arguments, place_of, read_tables
 from reports import filled_in
 
 from hf_deepwide.durable import write_whole
@@ -42,8 +42,8 @@ def row_lines(table: Table) -> list[str]:
     """Every row of a table, for a terminal."""
     lines = [f"\n{place_of(table.number)}: {table.title}", *([table.text.strip()] if table.text else [])]
     for column, more in table.columns.items():
-        if overrides := overrides_of(more):
-            lines.append(f"  for the column {column}: {shlex.join(arguments(overrides))}")
+        if more:
+            lines.append(f"  for the column {column}: {shlex.join(arguments(more))}")
     for row in table.rows:
         scores = ", ".join(f"{column} {score}" for column, score in zip(row.columns, row.scores, strict=True))
         lines += [f"- {row.name}: {scores}", f"    {command(row)}"]
@@ -57,8 +57,11 @@ def row_lines(table: Table) -> list[str]:
 
 
 def command(row: Row) -> str:
-    """How a row is trained."""
-    return shlex.join([row.recipe, *arguments(row.changes())]) if row.recipe else "no recipe"
+    """The command that trains a row."""
+    if not row.recipe:
+        return "no recipe"
+    task = [] if row.task == "translation" else [row.task]
+    return shlex.join(["hf-deepwide", "train", *task, row.recipe, *arguments(row.changes())])
 
 
 def main() -> None:

@@ -2,10 +2,11 @@
 
 import copy
 import itertools
+import shlex
 
 import paper_tables
 import pytest
-from paper_rows import arguments, load, overrides_of, parameters_of, read_table
+from paper_rows import arguments, load, parameters_of, read_table
 from parameter_counts import tables
 
 from hf_deepwide import VanillaTransformerConfig
@@ -48,7 +49,7 @@ def test_recipes_load_with_the_overrides_of_rows_and_columns(table):
     for row in table.rows:
         for column in row.columns if row.recipe else ():
             recipe = row.checked(column)
-            more = row.changes() | overrides_of(row.columns[column])
+            more = row.changes() | row.columns[column]
             assert parse_overrides(arguments(more)) == list(more.items()), "a shell gives what the row has"
             changed = {key: recipe.values[key.partition(".")[0]][key.partition(".")[2]] for key in more}
             assert changed == more
@@ -114,6 +115,15 @@ def test_prints_the_rows_of_a_paper(monkeypatch, capsys):
     assert f"1 path {plain / 1e6:.3f}, 2 paths" in of_one_layer
 
 
+@pytest.mark.parametrize("row", TRAINED[:: len(TRAINED) // 12], ids=lambda row: row.label)
+def test_a_row_has_the_command_that_trains_it(row):
+    program, task, *words = shlex.split(paper_tables.command(row))
+    kind = row.task if row.task != "translation" else None
+    recipe, *overrides = words if kind is None else words[1:]
+    assert (program, task, None if kind is None else words[0]) == ("hf-deepwide", "train", kind)
+    assert (recipe, parse_overrides(overrides)) == (row.recipe, list(row.changes().items()))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -121,6 +131,7 @@ def test_prints_the_rows_of_a_paper(monkeypatch, capsys):
         ({"rows": [{"row": "a", "scores": 1.0}]}, "in quotes"),
         ({"rows": [{"row": "a", "skores": "1.0"}]}, "skores"),
         ({"colums": {}}, "colums"),
+        ({"columns": {"BLEU": {"bleu": 1}}}, "a column has {'bleu'}"),
     ],
 )
 def test_what_is_wrong_in_a_data_file_is_named(change, words):
@@ -135,7 +146,7 @@ def test_recipes_of_the_papers_are_rows():
     # Multi30k is of no paper, and this direction of TED8-Related in no table; the tasks of GLUE are columns
     of_papers -= {name for name in names if "multi30k" in name} | {"ted8_related_m2o_latent_depth"}
     of_papers -= {f"classification/{task}" for task in ("mnli", "qnli", "sst2")}
-    values = [row.values(column) for row in TRAINED for column in row.columns if overrides_of(row.columns[column])]
+    values = [row.values(column) for row in TRAINED for column in row.columns if row.columns[column]]
     others = {name: copy.deepcopy(load(name).values) for name in of_papers - rows}
     for each in (*values, *others.values()):
         each.get("evaluation", {}).pop("metrics", None)  # a column may ask for its score
