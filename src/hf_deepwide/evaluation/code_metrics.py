@@ -143,10 +143,10 @@ def plain_code(text: str) -> str:
 
 
 def is_python(text: str) -> bool:
-    """Whether Python's parser takes a text as a program, as in MAT's evaluation.
+    """Whether Python's parser takes a text as a program.
 
-    Published text is escaped for HTML (`&lt;` for `<`). So the parser reads the text as it is, and then without
-    escapes. An empty text is a program.
+    Published text is escaped for HTML (`&lt;` for `<`), and MAT's evaluation always removes the escapes. Other text is
+    plain. So the parser reads the text as it is, and then without escapes. An empty text is a program.
     """
     code = plain_code(text)
     return _parses(code) or _parses(html.unescape(code))

@@ -97,12 +97,12 @@ def wmt14_files(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt14_french_hub(languages: Languages) -> dict[str, Origin]:
-    """Both papers validate on newstest2012 and newstest2013 together."""
+    """Both papers validate on newstest2012 and newstest2013 together, and name no step but the tokenizer, if that."""
     earlier = (_newstest("wmt12", languages), Part("wmt/wmt14", "validation", "fr-en"))
     return {
-        "validation": Origin(earlier, WMT14_HELD_OUT),
-        "test": Origin((Part("wmt/wmt14", "test", "fr-en"),), WMT14_HELD_OUT),
-        "train": Origin((Part("wmt/wmt14", "train", "fr-en"),), WMT14_TRAIN),
+        "validation": Origin(earlier, (TOKENIZED,)),
+        "test": Origin((Part("wmt/wmt14", "test", "fr-en"),), (TOKENIZED,)),
+        "train": Origin((Part("wmt/wmt14", "train", "fr-en"),), (TOKENIZED, WITHOUT_EMPTY)),
     }
 
 
@@ -111,9 +111,9 @@ def wmt14_french_files(languages: Languages) -> dict[str, Origin]:
     parts = ("europarl-v7", "commoncrawl", "undoc.2000", "news-commentary-v9")
     train = (*(f"{part}.fr-en.{{lang}}" for part in parts), "giga-fren.release2.fixed.{lang}")
     return {
-        "validation": Origin(("newstest2012.{lang}", "newstest2013.{lang}"), WMT14_HELD_OUT),
-        "test": Origin(("newstest2014-fren-src.{lang}.sgm",), WMT14_HELD_OUT),
-        "train": Origin(train, WMT14_TRAIN),
+        "validation": Origin(("newstest2012.{lang}", "newstest2013.{lang}"), (TOKENIZED,)),
+        "test": Origin(("newstest2014-fren-src.{lang}.sgm",), (TOKENIZED,)),
+        "train": Origin(train, (TOKENIZED, WITHOUT_EMPTY)),
     }
 
 
