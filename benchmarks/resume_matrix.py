@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -78,7 +78,6 @@ class Case:
     circumstance: str
     blow: Blow | None
     after: float | None = None  # seconds since the run was opened, in place of a blow
-    said: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:

@@ -56,8 +56,9 @@ from hf_deepwide.prune import kept_layers
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation, translation_files
-from hf_deepwide.training.checkpoints import checkpoints, load_history
+from hf_deepwide.training.checkpoints import checkpoints
 from hf_deepwide.training.faults import NonFiniteError
+from hf_deepwide.training.history import load_history
 
 ROOT = Path(__file__).parents[2]
 

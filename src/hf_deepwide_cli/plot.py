@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> None:
     from hf_deepwide.runs import figures
 
     kinds: dict[str, Callable[..., Iterable[Path]]] = {
-        "curves": figures.draw_curves,
-        "layers": figures.draw_layers,
-        "joints": figures.draw_joints,
-        "paths": figures.draw_paths,
+        "curves": figures.plot_curves,
+        "layers": figures.plot_layers,
+        "joints": figures.plot_joints,
+        "paths": figures.plot_paths,
     }
     draw = kinds[args.kind]
     options = {name: value for name, value in vars(args).items() if name != "kind"}

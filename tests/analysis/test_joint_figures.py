@@ -18,7 +18,7 @@ from hf_deepwide.analysis.layer_joints import (
 )
 from hf_deepwide.demo.pictures import pictures
 from hf_deepwide.errors import UserError
-from hf_deepwide.runs.figures import draw_joints
+from hf_deepwide.runs.figures import plot_joints
 from hf_deepwide.runs.run_folder import LAYER_WEIGHTS, PLOTS, SOLVER_GATES
 from hf_deepwide_cli import main
 
@@ -64,18 +64,18 @@ def test_a_run_of_rk2_logs_gates_that_are_drawn(tmp_path):
     assert gates.shape == (2, 2)
     assert gates[1].tolist() == pytest.approx([entries[1][f"solver_gate/{layer}"] for layer in (1, 2)])
     assert ((gates > 0) & (gates < 1)).all()
-    drawn = list(draw_joints(tmp_path / "run", None))
+    drawn = list(plot_joints(tmp_path / "run", None))
     assert drawn == [tmp_path / "run" / "plots" / name for name in ("layer_weights.png", "solver_gates.png")]
     assert {f"plots/{path.name}" for path in drawn} <= {str(plot) for plot in PLOTS}
     assert {LAYER_WEIGHTS.name, SOLVER_GATES.name} == {path.name for path in drawn}
     with pytest.raises(UserError, match="--overwrite"):
-        list(draw_joints(tmp_path / "run", None))
+        list(plot_joints(tmp_path / "run", None))
     state = tmp_path / "run" / "checkpoint-4" / "trainer_state.json"
     content = json.loads(state.read_text(encoding="utf-8"))
     content["log_history"][0]["solver_gate/1"] = "open"
     state.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(UserError, match="no Trainer logs"):
-        list(draw_joints(state.parent, tmp_path / "new"))
+        list(plot_joints(state.parent, tmp_path / "new"))
 
 
 def test_draws_a_gap_for_a_layer_without_values(tmp_path):

@@ -16,7 +16,7 @@ from hf_deepwide.analysis.joint_weights import (
 )
 from hf_deepwide.demo.pictures import pictures
 from hf_deepwide.models.joined_layers import Join
-from hf_deepwide.runs.figures import draw_joints
+from hf_deepwide.runs.figures import plot_joints
 from hf_deepwide.runs.run_folder import PLOTS
 
 
@@ -80,7 +80,7 @@ def test_the_heat_map_shows_each_stack(case, labels, tmp_path):
         assert shown[1, 5] == pytest.approx(weights["decoder"][1, 2, 1].item())
     assert "What each sub-layer reads" in pictures(model, None, None)
     model.save_pretrained(tmp_path / "run")
-    (path,) = draw_joints(tmp_path / "run", None)
+    (path,) = plot_joints(tmp_path / "run", None)
     assert (imread(path) == imread(plot_joint_weights(model, tmp_path / "again.png", "run"))).all()
 
 
@@ -128,5 +128,5 @@ def test_a_run_logs_its_joints_and_resumes_exactly(residual, logged, tmp_path):
     assert made == [3, 4]
     for ours, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    (path,) = draw_joints(tmp_path / "run", None)
+    (path,) = plot_joints(tmp_path / "run", None)
     assert f"plots/{path.name}" in {str(plot) for plot in PLOTS}

@@ -229,6 +229,11 @@ def test_cards_show_the_runs_of_the_study_that_names_them():
         assert [score for score in scores if f"| {score} |" not in page] == [], family
 
 
+def test_studies_have_records():
+    """The tests below look at these, and would pass if there were none."""
+    assert sum(len(records.read_records(RESULTS / path.stem)) for path in STUDIES) > 100
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_a_record_belongs_to_its_recipe(path):
     study = load_study(path)

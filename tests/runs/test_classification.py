@@ -244,7 +244,7 @@ def test_its_figure_has_the_curve_of_each_seed(finished, tmp_path, monkeypatch):
     assert (run / "plots" / "learning_curves.png").is_file()
     shown = {}
     monkeypatch.setattr(figures, "plot_runs", lambda histories, path: shown.update(histories))
-    list(figures.draw_curves([run], tmp_path / "plots"))
+    list(figures.plot_curves([run], tmp_path / "plots"))
     assert list(shown) == ["run, seed 1", "run, seed 2"]
     step, loss, accuracy, *_ = results["seeds"][1]["curve"][2]
     assert (

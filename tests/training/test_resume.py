@@ -19,8 +19,9 @@ from hf_deepwide.durable import remove, why_not_written, write_whole
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.averaging import average_checkpoints
 from hf_deepwide.runs.run_folder import read_id
-from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, load_history, problem, rotate
+from hf_deepwide.training.checkpoints import checkpoints, last_checkpoint, problem, rotate
 from hf_deepwide.training.checksums import read_checksums
+from hf_deepwide.training.history import load_history
 
 KILLS = [
     ("in generation", 3, "resuming from checkpoint-8"),

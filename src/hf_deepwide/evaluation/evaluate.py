@@ -270,12 +270,7 @@ def evaluate_pair(
 ) -> dict[str, Any]:
     """Translate, write translations, score and compare; what `--output` is to hold."""
     baseline, (references, sources, translations) = request.system, texts
-    scoring: dict[str, Any] = {
-        "lowercase": evaluation.lowercase,
-        "tokenize": evaluation.tokenize,
-        "target_lang": request.target_lang,
-        "metrics": evaluation.metrics,
-    }
+    scoring = evaluation.scoring(request.target_lang)
     scores: dict[str, dict] = {}
     for system in (baseline, *request.compare):
         made: dict[str, Any] = {}

@@ -34,14 +34,7 @@ def translate_and_score(
     for pair, part in by_pair(texts, data).items():
         source_lang, target_lang = pair.split("-") if data.pairs else data.language_pairs[0]
         translations[pair] = translate(part["source"][:], evaluation, source_lang, target_lang)
-        scores[pair] = score(
-            translations[pair],
-            part["target"][:],
-            lowercase=evaluation.lowercase,
-            tokenize=evaluation.tokenize,
-            target_lang=target_lang,
-            metrics=evaluation.metrics,
-        )
+        scores[pair] = score(translations[pair], part["target"][:], **evaluation.scoring(target_lang))
     if data.pairs is None:
         (only,) = scores.values()
         return only, translations
@@ -55,14 +48,8 @@ def score_sets(
     test_set_by_row, scores = texts["test_set"][:], {}
     for index, name in enumerate(data.test_sets):
         rows = [row for row, test_set in enumerate(test_set_by_row) if test_set == index]
-        scores[name] = score(
-            [translations[row] for row in rows],
-            texts.select(rows)["target"][:],
-            lowercase=evaluation.lowercase,
-            tokenize=evaluation.tokenize,
-            target_lang=data.target_lang,
-            metrics=evaluation.metrics,
-        )
+        own = [translations[row] for row in rows]
+        scores[name] = score(own, texts.select(rows)["target"][:], **evaluation.scoring(data.target_lang))
     return scores
 
 

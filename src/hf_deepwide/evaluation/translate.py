@@ -113,6 +113,13 @@ class EvaluationArguments:
         except UserError as error:
             raise UserError(f"evaluation.{error}") from None
 
+    def scoring(self, target_lang: str | None) -> dict[str, Any]:
+        """The keywords of `evaluation.metrics.score`."""
+        return {
+            "lowercase": self.lowercase, "tokenize": self.tokenize, "target_lang": target_lang,
+            "metrics": self.metrics,
+        }  # fmt: skip
+
     @classmethod
     def from_options(cls, **given: Any) -> "EvaluationArguments":
         """Arguments from a command line, where they are options and not keys of a recipe: messages call them so."""

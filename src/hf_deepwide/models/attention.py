@@ -14,15 +14,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .branches import (
     BranchDrop,
     BranchSum,
-    branch_input,
-    branch_sum,
     draw_branches,
     draw_gates,
     draws_gates,
     gated_outputs,
+    input_projection,
     is_own,
     merge_scale,
     no_branch,
+    output_projection,
     project,
     project_together,
     sum_branches,
@@ -96,10 +96,10 @@ class MultiBranchAttention(nn.Module):
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
 
         shape = (self.branches, config.d_model, config.d_model)
-        self.q_proj = branch_input(*shape, bias=config.attention_bias, fused=3)
-        self.k_proj = branch_input(*shape, bias=config.attention_bias, fused=3)
-        self.v_proj = branch_input(*shape, bias=config.attention_bias, fused=3)
-        self.out_proj = branch_sum(*shape, bias=config.attention_bias)
+        self.q_proj = input_projection(*shape, bias=config.attention_bias, fused=3)
+        self.k_proj = input_projection(*shape, bias=config.attention_bias, fused=3)
+        self.v_proj = input_projection(*shape, bias=config.attention_bias, fused=3)
+        self.out_proj = output_projection(*shape, bias=config.attention_bias)
         self.relative_keys = None
         if config.max_relative_position is not None and not is_cross:
             self.relative_keys = RelativeKeys(self.branches, self.head_dim, config.max_relative_position, is_causal)

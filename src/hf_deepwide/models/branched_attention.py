@@ -36,7 +36,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from .attention import MultiBranchAttention
-from .branches import BranchSum, branch_input, branch_outputs, is_own
+from .branches import BranchSum, input_projection, is_own, outputs_by_branch
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
@@ -94,7 +94,7 @@ class BranchedAttention(MultiBranchAttention):
         self.activation_dropout = Dropout(config.activation_dropout)
         self.out_proj = BranchSum(num_heads, self.head_dim, config.d_model, bias=False)
         self.kappa = SimplexWeights(num_heads)
-        self.fc1 = branch_input(num_heads, config.d_model, ffn_dim // num_heads)
+        self.fc1 = input_projection(num_heads, config.d_model, ffn_dim // num_heads)
         self.fc2 = BranchSum(num_heads, ffn_dim // num_heads, config.d_model)
         self.alpha = SimplexWeights(num_heads)
 
@@ -133,7 +133,7 @@ class BranchedAttention(MultiBranchAttention):
 
     def scaled_outputs(self, heads: torch.Tensor) -> torch.Tensor:
         """kappa_i head_i W^O_i, `[M, tokens, D]`."""
-        return branch_outputs(self.out_proj, heads, self.kappa())
+        return outputs_by_branch(self.out_proj, heads, self.kappa())
 
     def inner_weight(self) -> torch.Tensor:
         """kappa_i W^O_i W1_i, `[M, H, F / M]`."""

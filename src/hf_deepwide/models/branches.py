@@ -89,7 +89,7 @@ def is_own(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     return own and type(module.weight) in (nn.Parameter, torch.Tensor)
 
 
-def branch_input(
+def input_projection(
     branches: int, in_features: int, out_features: int, bias: bool = True, *, fused: int = 1
 ) -> nn.Linear:
     """Input projections of N branches: `[batch, time, in]` to `[batch, time, N * out]`.
@@ -178,7 +178,7 @@ class BranchSum(nn.Linear):
         return nn.functional.linear(x, weight, bias)
 
 
-def branch_sum(branches: int, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+def output_projection(branches: int, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Output projections of N branches, summed. That of a single branch is a plain `nn.Linear`."""
     if branches == 1:
         return nn.Linear(in_features, out_features, bias=bias)
@@ -186,7 +186,7 @@ def branch_sum(branches: int, in_features: int, out_features: int, bias: bool = 
 
 
 def summed_bias(projection: nn.Linear) -> torch.Tensor | None:
-    """The biases of all branches of a `branch_sum` as one, `[out]`."""
+    """The biases of all branches of an `output_projection` as one, `[out]`."""
     return None if projection.bias is None else projection.bias.view(-1, projection.out_features).sum(0)
 
 
@@ -197,7 +197,7 @@ def sum_branches(
     kept: Sequence[int] | None = None,
     gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What a `branch_sum` makes of `x`, of which branches were left out, or weighed by 0 or 1: see `BranchSum`."""
+    """What an `output_projection` makes of `x`; branches may be left out, or weighed by 0 or 1: see `BranchSum`."""
     if kept is not None:
         return projection(x, kept=kept)
     if gates is None:
@@ -208,11 +208,11 @@ def sum_branches(
     return output * gates[..., None].to(output.dtype)
 
 
-def branch_inputs(projection: nn.Module, x: torch.Tensor, branches: int) -> torch.Tensor:
-    """What a `branch_input` makes of `x` `[batch, time, in]`, branch by branch: `[N, batch * time, out]`.
+def project_by_branch(projection: nn.Module, x: torch.Tensor, branches: int) -> torch.Tensor:
+    """What an `input_projection` makes of `x` `[batch, time, in]`, branch by branch: `[N, batch * time, out]`.
 
-    In this layout a following `branch_outputs` needs no copies. On a CPU the two together are as fast as a loop over
-    the branches; on a GPU they are two operations.
+    In this layout a following `outputs_by_branch` needs no copies. On a CPU the two together are as fast as a loop
+    over the branches; on a GPU they are two operations.
     """
     if not is_own(projection, nn.Linear):
         return projection(x).unflatten(-1, (branches, -1)).flatten(0, -3).transpose(0, 1)
@@ -223,8 +223,8 @@ def branch_inputs(projection: nn.Module, x: torch.Tensor, branches: int) -> torc
     return torch.baddbmm(projection.bias.view(branches, 1, -1), x, weight)
 
 
-def branch_outputs(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """The N outputs `[N, tokens, out]` that a `branch_sum` would sum, of `x` `[N, tokens, in]`.
+def outputs_by_branch(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """The N outputs `[N, tokens, out]` that an `output_projection` would sum, of `x` `[N, tokens, in]`.
 
     With `weights` `[N]` each is weighed: in the matrices, which in training have fewer rows than `x`.
     """
@@ -257,7 +257,7 @@ def gated_outputs(projection: nn.Module, x: torch.Tensor, gates: torch.Tensor) -
     """
     branches, chunks = gates.shape[-2:]
     inner = x.unflatten(-1, (branches, -1)).flatten(0, 1).transpose(0, 1)
-    outputs = branch_outputs(projection, inner).view(branches, *x.shape[:2], chunks, -1)
+    outputs = outputs_by_branch(projection, inner).view(branches, *x.shape[:2], chunks, -1)
     by_branch = gates.expand(len(x), -1, -1).transpose(0, 1)[:, :, None, :, None]
     return (outputs * by_branch.to(outputs.dtype)).sum(0).flatten(-2)
 

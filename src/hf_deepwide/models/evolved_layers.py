@@ -48,7 +48,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from .attention import MultiBranchAttention, self_attention_cache
-from .branches import branch_input
+from .branches import input_projection
 from .configuration_vanilla_transformer import CELL_SLOTS, VanillaTransformerConfig
 from .dropout import Dropout
 from .dynamic_convolution import check_masks, is_seen
@@ -178,7 +178,7 @@ class EvolvedEncoderLayer(EncoderLayer):
     def __init__(self, config: VanillaTransformerConfig) -> None:
         ResidualLayer.__init__(self, config)
         self.config = config
-        self.gated_unit = branch_input(2, config.d_model, config.d_model)  # values and gates
+        self.gated_unit = input_projection(2, config.d_model, config.d_model)  # values and gates
         self.convolutions = EncoderConvolutions(config)
         self.self_attn = MultiBranchAttention(config, config.encoder_attention_heads)
         self.feed_forward = MultiBranchFeedForward(config, config.encoder_ffn_dim)

@@ -12,15 +12,15 @@ from transformers.activations import ACT2FN
 from .branches import (
     BranchDrop,
     BranchSum,
-    branch_input,
-    branch_sum,
     draw_branches,
     draw_gates,
     draws_gates,
+    input_projection,
     is_own,
     merge_scale,
     no_branch,
     no_gradient,
+    output_projection,
     project,
     sum_branches,
 )
@@ -49,8 +49,8 @@ class MultiBranchFeedForward(nn.Module):
         self.merge_scale = merge_scale(self.branches, config.branch_merge)
         self.activation = ACT2FN[config.activation_function]
         self.activation_dropout = Dropout(config.activation_dropout)
-        self.fc1 = branch_input(self.branches, config.d_model, ffn_dim)
-        self.fc2 = branch_sum(self.branches, ffn_dim, config.d_model)
+        self.fc1 = input_projection(self.branches, config.d_model, ffn_dim)
+        self.fc2 = output_projection(self.branches, ffn_dim, config.d_model)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""

@@ -42,7 +42,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import eager_attention, self_attention_cache
-from .branches import branch_input
+from .branches import input_projection
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout import Dropout
 from .dynamic_convolution import check_masks
@@ -116,7 +116,7 @@ class Projections(nn.Module):
 
     def __init__(self, config: VanillaTransformerConfig, has_values: bool = True) -> None:
         super().__init__()
-        make = functools.partial(branch_input, 1, config.d_model, config.d_model, config.attention_bias, fused=3)
+        make = functools.partial(input_projection, 1, config.d_model, config.d_model, config.attention_bias, fused=3)
         self.q_proj, self.k_proj = make(), make()
         self.v_proj = make() if has_values and not config.luna_tie_kv else None
 

@@ -31,7 +31,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiBranchAttention
-from .branches import branch_input
+from .branches import input_projection
 from .configuration_depthwise_lstm import DepthwiseLSTMConfig
 from .dropout import Dropout
 from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
@@ -66,7 +66,7 @@ class LSTMGates(nn.Module):
 
     def __init__(self, config: DepthwiseLSTMConfig, inputs: int) -> None:
         super().__init__()
-        self.fc = branch_input(3, inputs, config.d_model, bias=config.lstm_bias)
+        self.fc = input_projection(3, inputs, config.d_model, bias=config.lstm_bias)
         self.layer_norm = GateNorm(config.d_model)
 
     def forward(self, c: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -26,7 +26,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import MultiBranchAttention
-from .branches import branch_input, branch_inputs, branch_outputs, branch_sum, is_own
+from .branches import input_projection, is_own, output_projection, outputs_by_branch, project_by_branch
 from .configuration_multipath_transformer import MultiPathConfig
 from .dropout import Dropout
 from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
@@ -58,14 +58,14 @@ class MultiPathFeedForward(nn.Module):
     def __init__(self, config: MultiPathConfig) -> None:
         super().__init__()
         self.paths = config.encoder_paths
-        self.fc1 = branch_input(config.encoder_paths, config.d_model, config.encoder_ffn_dim)
-        self.fc2 = branch_sum(config.encoder_paths, config.encoder_ffn_dim, config.d_model)
+        self.fc1 = input_projection(config.encoder_paths, config.d_model, config.encoder_ffn_dim)
+        self.fc2 = output_projection(config.encoder_paths, config.encoder_ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
         self.activation_dropout = Dropout(config.activation_dropout)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[B, S, D]` to the inner activations of the paths `[n, B * S, F]`."""
-        return self.activation_dropout(self.activation(branch_inputs(self.fc1, hidden_states, self.paths)))
+        return self.activation_dropout(self.activation(project_by_branch(self.fc1, hidden_states, self.paths)))
 
 
 class PathSum(nn.Module):
@@ -103,7 +103,7 @@ class PathSum(nn.Module):
         Args:
             residual: the sub-layer's input X `[B, S, D]`.
             inner: what the paths project `[n, B * S, in]`.
-            project: their output projections, `branch_outputs` of a `branch_sum`.
+            project: their output projections, `outputs_by_branch` of an `output_projection`.
         """
         if self.path_norms:
             joined = self._normalised_sum(project(inner).unbind())
@@ -164,12 +164,12 @@ class MultiPathEncoderLayer(GradientCheckpointingLayer):
         """`[B, S, D]` to `[B, S, D]`. The paths split after the norm, or, post-norm, it follows their sum."""
         x, norm = hidden_states, self.self_attn_layer_norm
         context, _ = self.self_attn(norm(x) if self.normalize_before else x, attention_mask, **kwargs)
-        x = self.self_attn_paths(x, context, partial(branch_outputs, self.self_attn.out_proj))
+        x = self.self_attn_paths(x, context, partial(outputs_by_branch, self.self_attn.out_proj))
         x = x if self.normalize_before else norm(x)
 
         norm = self.final_layer_norm
         inner = self.feed_forward(norm(x) if self.normalize_before else x)
-        x = self.feed_forward_paths(x, inner, partial(branch_outputs, self.feed_forward.fc2))
+        x = self.feed_forward_paths(x, inner, partial(outputs_by_branch, self.feed_forward.fc2))
         return x if self.normalize_before else norm(x)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .branches import branch_input, mark
+from .branches import input_projection, mark
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers import DecoderLayer, EncoderLayer, remove_norms
 
@@ -155,7 +155,7 @@ class SelfDependencyUnit(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.projection = branch_input(2, width, width)
+        self.projection = input_projection(2, width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, D]`."""

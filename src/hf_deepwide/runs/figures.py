@@ -32,14 +32,15 @@ from ..analysis.path_weights import path_weights, plot_path_weights, spread
 from ..durable import check_output
 from ..errors import UserError, one_line
 from ..loading import auto_class, load_model
-from ..training.checkpoints import INTERRUPTED, REGULAR, checkpoints, load_history
+from ..training.checkpoints import INTERRUPTED, REGULAR, checkpoints
 from ..training.classification import METRICS
+from ..training.history import load_history
 from .run_folder import RESULTS
 
 LOGGED = ("step", "eval_loss", *(f"eval_{metric}" for metric in METRICS))  # a point of a classifier's curve
 
 
-def draw_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> Iterator[Path]:
+def plot_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> Iterator[Path]:
     """Draw learning curves of runs, and gradient norms where they were logged.
 
     Args:
@@ -85,7 +86,7 @@ def _seed_histories(run: Path) -> dict[str, list[dict]]:
         raise UserError(f"{file} is damaged, or not what a run writes: {one_line(error)}") from error
 
 
-def draw_layers(
+def plot_layers(
     runs: Sequence[Path], output: Path | None, hard: bool = False, seed: int = 0, overwrite: bool = False
 ) -> Iterator[Path]:
     """Print the layers that each posterior selects, draw their utilisation over training, and samples of z.
@@ -125,7 +126,7 @@ def draw_layers(
     yield plot_selection_samples(samples, samples_figure, names)
 
 
-def draw_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterator[Path]:
+def plot_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterator[Path]:
     """Print and draw the path weights of a Multi-Path model.
 
     Args:
@@ -151,7 +152,7 @@ def draw_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterat
     yield plot_path_weights(model, output, Path(checkpoint).name)
 
 
-def draw_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iterator[Path]:
+def plot_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iterator[Path]:
     """Draw what joins the layers of a run's model: which layers read which, and the gates of a solver over training.
 
     Of attention residuals and streams, weights depend on the tokens; their means over random tokens are drawn.

@@ -235,7 +235,7 @@ def finish(
     run, name = folder.path, task.recipe.name
     write_whole(run / RECIPE, to_yaml(task.recipe.values))
     if history is not None:
-        draw_history(history, model, run, name)
+        plot_history(history, model, run, name)
     if layer_weights(model):
         plot_layer_weights(model, run / LAYER_WEIGHTS, name)
     if joined_stacks(model):
@@ -262,7 +262,7 @@ def keep_edited_card(run: Path) -> None:
         logger.warning("%s was changed since it was written; it is kept as %s", card, kept.name)
 
 
-def draw_history(history: list[dict], model: PreTrainedModel, run: Path, name: str) -> None:
+def plot_history(history: list[dict], model: PreTrainedModel, run: Path, name: str) -> None:
     """Draw what the log of a training holds; here and not when training ends, so that no interruption loses it."""
     plot_learning_curves(history, run / CURVES, name)
     if solver_gates(history)[0]:

@@ -274,7 +274,7 @@ class TranslationTrainingArguments(
             )
 
     def _check_evaluations(self) -> None:
-        """What is decided in evaluations needs some."""
+        """Refuse settings that need evaluations where there are none."""
         if self.eval_on_start and self.eval_strategy == "no":
             raise ValueError("eval_on_start needs evaluations, and eval_strategy is no")
         # of evaluations that come once an epoch, the delay is in epochs

@@ -171,7 +171,7 @@ def check_choices(args: TrainingArguments) -> None:
 
 
 def follow_metric(args: TrainingArguments) -> None:
-    """Tell a scheduler that follows the metric which way is better; Transformers leaves it at: less.
+    """Tell a scheduler that follows the metric which way is better; by default less is better to Transformers.
 
     Raises:
         ValueError: the recipe says that the worse way is better.
