@@ -3,7 +3,8 @@
 import errno
 import struct
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "number_of",
     "one_line",
     "one_line_errors",
+    "prefixed",
     "quote",
     "run_script",
     "some",
@@ -66,6 +68,16 @@ def need(package: str, extra: str, what: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise UserError(f"{what} needs {package}: pip install 'hf_deepwide[{extra}]' ({one_line(error)})") from error
+
+
+@contextmanager
+def prefixed(prefix: str) -> Iterator[None]:
+    """Begin the message of a `UserError` with where it is, such as `recipe.yaml: `, unless it begins so."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        raise UserError(message if message.startswith(prefix.rstrip(": ")) else prefix + message) from error
 
 
 def some(names: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError, one_line, quote
+from ..errors import UserError, one_line, prefixed, quote
 from ..limits import Range, check_numbers
 from .arguments import RANGES, Places, Split
 from .corpora import checked_characters, find_file, json_rows, load_texts, read_lines, refusing_data_sets
@@ -142,12 +142,10 @@ def _read(args: ClassificationArguments, split: Split) -> Dataset:
     if args.format == "datasets":
         taken = _read_data_set(args, place, columns, prefix)
     else:
-        try:
+        with prefixed(f"{prefix} could not be loaded: "):
             file = find_file(args.resolve(place))
             read = _read_objects(file, columns) if args.format == "jsonl" else _read_table(file, columns, args.format)
             taken = {role: [_text(cell) for cell in cells] for role, cells in read.items()}
-        except UserError as error:
-            raise UserError(f"{prefix} could not be loaded: {error}") from error
     if not taken["text"]:
         raise UserError(f"{prefix}: there are no rows")
     for role in ("text", "label"):

@@ -17,7 +17,7 @@ from ..checkpoint_files import ADAPTER_CONFIG, CONFIG, CTRANSLATE2
 from ..data.arguments import fill_in, split_pair
 from ..data.corpora import read_lines
 from ..durable import check_output_file, is_same, write_whole
-from ..errors import UserError, number_of, quote
+from ..errors import UserError, number_of, prefixed, quote
 from ..limits import Range, check_numbers
 from ..loading import TOKENIZERS, check_checkpoint
 from ..models.language_pairs import Languages
@@ -353,10 +353,8 @@ def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
         for _, other in outputs[:number]:
             if is_same(path, other):
                 raise UserError(f"{other} and {path}, which are to be written, are the same file; give two names")
-        try:
+        with prefixed(f"{option}: "):
             check_output_file(path, inputs=inputs, overwrite=request.overwrite, option="--overwrite")
-        except UserError as error:
-            raise UserError(f"{option}: {error}") from None
 
 
 def lines_of(name: str) -> list[str]:

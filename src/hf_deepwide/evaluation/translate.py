@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError, number_of, quote
+from ..errors import UserError, number_of, prefixed, quote
 from ..limits import Range, check_numbers
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import (
@@ -107,11 +107,9 @@ class EvaluationArguments:
             )
         if self.precision not in _AUTOCAST:
             raise UserError(f"evaluation.precision: {quote(self.precision)}; accepted: {', '.join(_AUTOCAST)}")
-        try:
+        with prefixed("evaluation."):
             # in any language: the target's is known where there are texts
             build_metrics(self.metrics, tokenize=self.tokenize, target_lang="en")
-        except UserError as error:
-            raise UserError(f"evaluation.{error}") from None
 
     def scoring(self, target_lang: str | None) -> dict[str, Any]:
         """The keywords of `evaluation.metrics.score`."""

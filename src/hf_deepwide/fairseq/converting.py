@@ -5,8 +5,7 @@ The papers' code is built on fairseq: the MAT fork, and `examples/latent_depth`.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.bpe_codes import SPECIAL_TOKENS
 from ..data.fairseq_dictionary import read_dictionary, tokenizer_of_dictionary
-from ..errors import UserError, some
+from ..errors import UserError, prefixed, some
 from ..families import FAMILIES
 from ..loading import check_finite
 from ..models.configuration_base import DeepWideConfig
@@ -62,7 +61,7 @@ def from_fairseq(
             dictionary or the codes do not fit.
     """
     arguments, weights = read_checkpoint(path)
-    with _naming_the_file(path):
+    with prefixed(f"{path}: "):
         weights, pairs = one_of_many(weights)
         tensors = rename(weights)
         settings = _select_posteriors(tensors, pairs)
@@ -103,15 +102,6 @@ def from_fairseq(
         bad_words_ids=[[config.pad_token_id]],
     )
     return Converted(model, tokenizer)
-
-
-@contextmanager
-def _naming_the_file(path: str | os.PathLike) -> Iterator[None]:
-    """Begin messages with the name of the file."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def _select_posteriors(tensors: Tensors, pairs: list[str]) -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from transformers import (
 from ..data.languages import set_codes, tag_of, translation_pairs
 from ..data.new_languages import start_embeddings
 from ..data.tokenizer import check_tokenizer
-from ..errors import UserError, one_line, quote
+from ..errors import UserError, one_line, prefixed, quote
 from ..families import family_of
 from ..loading import load_config, load_model, load_tokenizer
 from ..models.configuration_base import DeepWideConfig
@@ -272,16 +272,17 @@ def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
     theirs = check_base(recipe)
     cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[CONFIG_MAPPING[recipe.family]]
     try:
-        # joints that the base does not have start so that its layers keep their function
-        if theirs.model_type != recipe.family or adds_weights(theirs, fields):
-            return cls.from_base(base, **fields)
-        model = load_model(cls, base, prefix, **fields)
-        if fields.keys() & SAMPLING and "inference_selection" not in fields:
-            # what fits the samples that the base was trained with need not fit those of this recipe
-            model.config.inference_selection = model.config.trained_selection
-        return model
-    except UserError as error:
-        raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
+        with prefixed(f"{prefix}: "):
+            # joints that the base does not have start so that its layers keep their function
+            if theirs.model_type != recipe.family or adds_weights(theirs, fields):
+                return cls.from_base(base, **fields)
+            model = load_model(cls, base, prefix, **fields)
+            if fields.keys() & SAMPLING and "inference_selection" not in fields:
+                # what fits the samples that the base was trained with need not fit those of this recipe
+                model.config.inference_selection = model.config.trained_selection
+            return model
+    except UserError:
+        raise
     except (ValueError, StrictDataclassError) as error:
         raise UserError(f"{prefix}: {one_line(error, 400)}") from error
 
@@ -300,8 +301,6 @@ def check_base(recipe: Recipe) -> PreTrainedConfig:
     elif not hasattr(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[CONFIG_MAPPING[recipe.family]], "from_base"):
         raise UserError(f"{prefix}: a {theirs.model_type} model cannot be made into a {recipe.family} model")
     else:
-        try:
+        with prefixed(f"{prefix}: "):
             check_config(repr(base), theirs)
-        except UserError as error:
-            raise UserError(f"{prefix}: {error}") from error
     return theirs

@@ -19,7 +19,7 @@ from transformers import (
 
 from ..data.monolingual import MonolingualArguments, add_mask, encode_texts, read_texts
 from ..data.tokenizer import TokenizerArguments, check_tokenizer, load_or_train
-from ..errors import UserError, one_line, quote
+from ..errors import UserError, one_line, prefixed, quote
 from ..families import ENCODERS, FAMILIES
 from ..loading import load_config, load_model
 from ..training.arguments import REFUSED
@@ -185,12 +185,10 @@ def _from_checkpoint(recipe: MaskedLMRecipe) -> PreTrainedModel:
     base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     check_base(recipe)
-    try:
+    with prefixed(f"{prefix}: "):
         if (family := ENCODERS.get(recipe.family)) is not None:
             return family.masked_lm.from_base(base, **fields)
         return load_model(AutoModelForMaskedLM, base, prefix, **fields)
-    except UserError as error:
-        raise UserError(str(error) if str(error).startswith(prefix) else f"{prefix}: {error}") from error
 
 
 def check_base(recipe: Recipe) -> None:
@@ -203,10 +201,8 @@ def check_base(recipe: Recipe) -> None:
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = load_config(base, prefix)
     if recipe.family in ENCODERS:
-        try:
+        with prefixed(f"{prefix}: "):
             check_config(repr(base), theirs)
-        except UserError as error:
-            raise UserError(f"{prefix}: {error}") from error
     elif theirs.model_type != recipe.family:
         raise UserError(f"{prefix} is a {theirs.model_type}; model.family says {recipe.family}")
     else:

@@ -24,7 +24,7 @@ from ..checkpoint_files import MARK
 from ..data.corpora import DataArguments
 from ..data.tokenizer import TRAINING_KEYS, TokenizerArguments
 from ..durable import is_same
-from ..errors import UserError, one_line, quote
+from ..errors import UserError, one_line, prefixed, quote
 from ..evaluation.translate import EvaluationArguments
 from ..models.quoting import QUOTED
 from ..reading import folder_or_hub_id, home_expanded, read_json, read_text
@@ -293,10 +293,8 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
         check_section(values[section], section, cls, kind.refused, source)
         if section == "training":
             continue
-        try:
+        with prefixed(f"{source}: "):
             sections[section] = cls(**copy.deepcopy(values[section]))
-        except UserError as error:
-            raise UserError(f"{source}: {error}") from None
     if "evaluation" in sections:
         check_evaluation(sections["evaluation"], sections["data"], source)
     public, secrets = take_secrets(values)

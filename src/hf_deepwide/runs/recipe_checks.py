@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..data.arguments import DataArguments
 from ..data.tokenizer import TRAINING_KEYS, TokenizerArguments
-from ..errors import UserError, one_line, quote
+from ..errors import UserError, one_line, prefixed, quote
 from ..evaluation.averages import groups
 from ..evaluation.metrics import build_metrics
 from ..evaluation.translate import EvaluationArguments
@@ -145,16 +145,12 @@ def check_evaluation(evaluation: EvaluationArguments, data: DataArguments, sourc
         pairs = data.evaluated_pairs
         if not pairs:
             raise UserError(f"{source}: evaluation.average_languages: there is one language pair; set data.pairs")
-        try:
+        with prefixed(f"{source}: evaluation."):
             groups(pairs, evaluation.average_languages)
-        except UserError as error:
-            raise UserError(f"{source}: evaluation.{error}") from None
     scored = [pair for pair in data.language_pairs if "-".join(pair) not in data.train_only_pairs]
     for target_lang in dict.fromkeys(target for _, target in scored):
-        try:  # a tokenizer may need a package that is not installed
+        with prefixed(f"{source}: evaluation."):  # a tokenizer may need a package that is not installed
             build_metrics(evaluation.metrics, tokenize=evaluation.tokenize, target_lang=target_lang)
-        except UserError as error:
-            raise UserError(f"{source}: evaluation.{error}") from None
 
 
 def _check_type(key: str, value: Any, hint: Any, where: str) -> None:

@@ -17,7 +17,7 @@ from ..data.new_languages import add_codes
 from ..data.tokenizer import load_or_train, training_rows, training_texts
 from ..data.word_vocabulary import train_word_tokenizer
 from ..durable import write_whole
-from ..errors import UserError
+from ..errors import UserError, prefixed
 from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..models.language_pairs import Languages
 from ..training.arguments import TranslationTrainingArguments
@@ -153,10 +153,8 @@ class Translation(Task):
         if args.lora_r and "train" in encoded:
             trainer.lora.new_rows = new_rows(self.recipe, tokenizer)
         if "validation" in encoded:
-            try:
+            with prefixed("data.validation: "):
                 trainer.get_eval_dataloader()
-            except UserError as error:
-                raise UserError(f"data.validation: {error}") from error
         return trainer
 
     def score(

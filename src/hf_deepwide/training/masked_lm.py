@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.monolingual import MaskingCollator, MonolingualArguments
-from ..errors import UserError
+from ..errors import prefixed
 from .arguments import TranslationTrainingArguments
 from .trainer import TokenBatchTrainer
 
@@ -65,10 +65,9 @@ class MaskedLMTrainer(TokenBatchTrainer):
             chosen = np.flatnonzero(languages == index)
             if not len(chosen):
                 continue
-            try:
-                yield language, self.get_eval_dataloader(rows.select(chosen))
-            except UserError as error:
-                raise UserError(f"{split}, {language}: {error}") from error
+            with prefixed(f"{split}, {language}: "):
+                loader = self.get_eval_dataloader(rows.select(chosen))
+            yield language, loader
 
 
 def _perplexity(loss: float, tokens: float) -> float:
