@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_cases import pair
+from model_cases import build, pair, source
 from transformers import PreTrainedModel
 
 
@@ -70,6 +70,20 @@ def check_learning(model: PreTrainedModel, after_backward: Callable[[], None] = 
         optimizer.step()
         losses.append(loss.item())
     assert min(losses[-5:]) < 0.6 * losses[0]
+
+
+def check_padding_before_targets(case: str) -> None:
+    """Target tokens behind padding are as without the padding, if a mask leaves the padding out."""
+    model = build(case, position_embedding_type="learned")
+    model.model.decoder.embeddings.positions.weight.data.zero_()
+    batch, ids = source((5,)), torch.tensor([[2, 7, 9]])
+    padded = torch.tensor([[1, 1, 2, 7, 9]])
+    with torch.no_grad():
+        alone = model(**batch, decoder_input_ids=ids).logits
+        behind = model(**batch, decoder_input_ids=padded, decoder_attention_mask=(padded != 1).long()).logits
+        unmasked = model(**batch, decoder_input_ids=padded).logits
+    torch.testing.assert_close(behind[:, 2:], alone)
+    assert not torch.allclose(unmasked[:, 2:], alone, atol=1e-2)
 
 
 def check_refused(config_class: type, fields: dict[str, Any], words: list[str]) -> None:
