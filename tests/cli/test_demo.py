@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import sys
+from types import SimpleNamespace
 
 import gradio
 import httpx
@@ -168,7 +169,10 @@ def test_languages_are_chosen_on_the_page(family, tmp_path):
 
 
 def test_codes_are_offered(tmp_path):
+    """First those of the training, if the model says so."""
     make, *_, source, target, _ = KINDS["nllb"]
+    trained = SimpleNamespace(trained_pairs=[f"{source}-{target}"])
+    assert start_languages(Languages(trained, None, make(tmp_path))) == (source, target)
     languages = Languages(None, None, make(tmp_path))
     sources, targets = language_choices(languages)
     assert source in sources

@@ -9,6 +9,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, Value
 
 from hf_deepwide.data.corpora import CHUNK, DataArguments, load_parallel
 from hf_deepwide.errors import UserError
+from hf_deepwide.models.plain_text import is_blank
 
 
 def write(path, lines, end="\n"):
@@ -127,6 +128,12 @@ def test_missing_file_and_missing_split(corpus):
     assert "data.train" in message(text(corpus, train=None))
 
 
+@pytest.mark.parametrize("text", ["", " ", "\u200b", "\ufeff", "\u200e \u00ad", "\u00a0"])
+def test_a_line_in_which_nothing_can_be_seen_is_empty(text):
+    assert is_blank(text)
+    assert not is_blank(f"{text}\u1794\u200b")
+
+
 def test_empty_sides_are_counted_in_training_and_an_error_elsewhere(tmp_path, caplog):
     write(tmp_path / "train.en", ["one", "", "three", "four"])
     write(tmp_path / "train.de", ["eins", "zwei", " \t", "vier"])
@@ -184,7 +191,16 @@ def test_tsv_header_by_language_or_field(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "header", ["source\ttarget", "English\tGerman", "src_text\ttgt_text", "DE\tEN", '"en"\t"de"', "en\tgerman"]
+    "header",
+    [
+        "source\ttarget",
+        "English\tGerman",
+        "src_text\ttgt_text",
+        "DE\tEN",
+        '"en"\t"de"',
+        "en\tgerman",
+        "English\tYoruba",
+    ],
 )
 def test_a_header_that_names_other_columns_is_no_pair(tmp_path, header):
     args = tsv(tmp_path, [header, "a dog\tein Hund"])
@@ -193,6 +209,12 @@ def test_a_header_that_names_other_columns_is_no_pair(tmp_path, header):
         tsv(tmp_path, ["english\tgerman", "a\tb"], source_field="english", target_field="english")
     args = tsv(tmp_path, ["source of the river\tQuelle", "a dog\tein Hund"])
     assert len(load_parallel(args, "train")) == 2
+
+
+def test_which_column_is_which_is_said_where_no_header_says_it(tmp_path, caplog):
+    caplog.set_level("INFO", "hf_deepwide")
+    load_parallel(tsv(tmp_path, ["a dog\tein Hund"]), "train")
+    assert "column 1 is en and column 2 is de, as in line 1: 'a dog → ein Hund'" in caplog.text
 
 
 def test_tsv_line_with_another_number_of_columns(tmp_path):

@@ -39,6 +39,21 @@ def arguments(corpus, **fields) -> DataArguments:
     return DataArguments(**{"root": str(corpus), "pairs": PAIRS, "train": "all", **fields})
 
 
+def test_a_tsv_file_of_several_pairs_names_its_columns(tmp_path):
+    """Without names, one of two directions would have its sides swapped."""
+    args = DataArguments(format="tsv", root=str(tmp_path), pairs=["en-de", "de-en"], train="all.tsv")
+    rows = "".join(f"{source}\t{target}\n" for source, target in zip(LINES["en"], LINES["de"], strict=True))
+    told = r"all\.tsv, line 1: .* does not name the columns \['de', 'en'\]; 2 language"
+    for header in ("", "english\tdeutsch\n"):
+        (tmp_path / "all.tsv").write_text(header + rows, encoding="utf-8")
+        with pytest.raises(UserError, match=told):
+            load_parallel(args, "train")
+    (tmp_path / "all.tsv").write_text("en\tde\n" + rows, encoding="utf-8")
+    found = load_parallel(args, "train")
+    assert found["source"][:] == [*LINES["en"], *LINES["de"]]
+    assert found["target"][:] == [*LINES["de"], *LINES["en"]]
+
+
 @pytest.fixture
 def tokenizer():
     texts = [line for lines in LINES.values() for line in lines] * 3

@@ -183,3 +183,19 @@ def test_moses_has_the_same_rules_for_codes_of_three_letters(two, three):
     assert scores[0] == scores[1]
     english = score(texts, others, metrics=["moses_bleu"], target_lang="en")["moses_bleu"]
     assert scores[0] != english
+
+
+@pytest.mark.parametrize("side", ["translations", "references"])
+def test_another_unicode_form_is_pointed_out(side, caplog):
+    """Then the same letters count as others."""
+    nfc, nfd = ["\u1ecdm\u1ecd", "a"], ["o\u0323mo\u0323", "a"]
+    score(nfc, nfc)
+    score(nfd, nfd)
+    assert caplog.text == ""
+    score(*((nfc, nfd) if side == "references" else (nfd, nfc)))
+    assert f"{side}: 1 line is not in Unicode's form NFC" in caplog.text
+
+
+def test_empty_references_are_pointed_out(caplog):
+    score(["a", "b", "c"], ["a", "", " "])
+    assert "references: 2 lines are empty, the first is line 2" in caplog.text

@@ -42,6 +42,13 @@ def test_only_whole_pairs_count_as_overlap():
     assert count_overlap(train, held_out.select([1, 3])) == 0
 
 
+def test_overlap_is_of_text_as_tokenizers_read_it():
+    """Unicode's form, and spaces, make no other sentence."""
+    train = Dataset.from_dict({"source": ["o\u0323mo\u0323", "a  b "], "target": ["child", "c"]})
+    held_out = Dataset.from_dict({"source": ["\u1ecdm\u1ecd", "a\u00a0b", "a b"], "target": ["child", " c", "d"]})
+    assert count_overlap(train, held_out) == 2
+
+
 @pytest.mark.parametrize("lacks", [False, True])
 def test_letters_that_the_tokenizer_lacks_are_named(lacks, tmp_path, caplog):
     folder = write_digits(tmp_path)

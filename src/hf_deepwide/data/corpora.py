@@ -139,8 +139,31 @@ def _say_once(counts: str) -> None:
     logger.info(counts)
 
 
+def _check_headers(args: DataArguments, split: Split) -> None:
+    """See that a TSV file of several language pairs names its columns: their order fits one direction alone.
+
+    Raises:
+        UserError: it does not.
+    """
+    readers: dict[Path, list[DataArguments]] = {}
+    for pair in args.evaluated_pairs if split != "train" else args.pairs:
+        own = args.for_pair(pair)
+        for path in local_files(own, split):
+            readers.setdefault(path, []).append(own)
+    for path, several in readers.items():
+        header = next(read_lines(path), "").split("\t")
+        names = sorted({name for own in several for name in (own.source_name, own.target_name)})
+        if len(several) > 1 and not {*names} <= {*header}:
+            raise UserError(
+                f"{path}, line 1: {quote(header)} does not name the columns {quote(names)}; {len(several)} language "
+                "pairs read this file, so write a header with these names"
+            )
+
+
 def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:
     parts = []
+    if args.format == "tsv":
+        _check_headers(args, split)
     for index, pair in enumerate(args.pairs):
         if split != "train" and pair in args.train_only_pairs:
             continue
@@ -312,6 +335,10 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
                         f"{path}, line 1: {quote(cells)} looks like a header, and names no columns {quote(wanted)}; "
                         "set data.source_field and data.target_field to its names, or remove the line"
                     )
+                logger.info(
+                    "%s has no header: column 1 is %s and column 2 is %s, as in line 1: %s",
+                    *(path, *wanted, quote(" → ".join(cells))),
+                )
             if len(cells) != width:
                 raise UserError(
                     f"{path}, line {number}: {len(cells)} tab-separated columns instead of {width}. Without "
@@ -323,10 +350,11 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
 
 
 def looks_like_header(cells: list[str], args: DataArguments) -> bool:
-    """Whether a first line names columns: one as is wanted, or all by words that files of sentences use as names."""
+    """Whether a first line names columns: one as is wanted, or one of single words as files of sentences have it."""
     wanted = {args.source_name.lower(), args.target_name.lower()}
     names = [cell.strip(" '\"").lower() for cell in cells]
-    return any(name in wanted for name in names) or all(name in HEADERS for name in names)
+    are_words = all(len(name.split()) == 1 for name in names)
+    return any(name in wanted for name in names) or (are_words and any(name in HEADERS for name in names))
 
 
 def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator[Pair]]:
@@ -351,7 +379,10 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+            if not line.strip():
+                raise UserError(f"{where}: the line is empty; remove it") from error
+            array = "; a JSON array over several lines? Write one object a line" if line.lstrip()[0] == "[" else ""
+            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}){array}") from error
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets as deep
             raise UserError(f"{where}: not JSON that can be read ({one_line(error)})") from error
         if not isinstance(row, dict):

@@ -72,7 +72,9 @@ def encode(
     kept = np.flatnonzero(keep.accepts(source, target))
     keep.log()
     if not len(kept):
-        raise UserError(f"none of the {len(encoded)} training pairs passes the length filters: {keep}")
+        raise UserError(
+            f"none of the {len(encoded)} training pairs passes the length filters: {keep}; raise data.max_length"
+        )
     if args.pairs is not None and len(args.pairs) > 1:
         check_shares(encoded["pair"][:], kept, args.pairs)
     elif mixed:

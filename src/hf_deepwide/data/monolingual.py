@@ -21,7 +21,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBas
 
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
-from ..models.plain_text import TextEncoder
+from ..models.plain_text import TextEncoder, is_blank
 from .arguments import PAIRS, RANGES, Places, Split
 from .batches import TranslationCollator
 from .corpora import CHUNK, find_file, read_lines
@@ -134,7 +134,7 @@ def read_texts(args: MonolingualArguments, split: Split) -> Iterator[tuple[int, 
         file = args.file(split, language)
         for number, line in enumerate(read_lines(file), start=1):
             check_words(line, f"{file}, line {number}")
-            if line.strip():
+            if not is_blank(line):
                 yield index, line
 
 

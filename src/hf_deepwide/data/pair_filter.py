@@ -4,6 +4,7 @@ import hashlib
 import logging
 
 from ..errors import UserError
+from ..models.plain_text import is_blank
 from .arguments import Split
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class PairFilter:
                 self.endless += 1
                 return False
             check_words(text, f"{file}, line {line}")
-            if text.strip():
+            if not is_blank(text):
                 continue
             if self.split != "train":
                 raise UserError(

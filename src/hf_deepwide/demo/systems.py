@@ -218,7 +218,9 @@ def language_choices(languages: Languages) -> tuple[list[str], list[str]]:
 
 
 def start_languages(languages: Languages) -> tuple[str | None, str | None]:
-    """A pair to begin with: None where the model knows by itself, else the first one that it can translate."""
+    """A pair to begin with: None where the model knows by itself, else one that it was trained on, if it says so."""
+    if languages.trained_pairs:
+        return languages.trained_pairs[0]
     try:
         languages.choose()
     except ValueError:
@@ -228,7 +230,7 @@ def start_languages(languages: Languages) -> tuple[str | None, str | None]:
             return source, target
         return next(iter(sources), None), next(iter(targets), None)
     if languages.tags:
-        return None, min(languages.tags)
+        return None, languages.trained[1] if languages.trained else min(languages.tags)
     return None, None
 
 

@@ -6,7 +6,9 @@ else. Compare it with a paper's "tokenised BLEU" only if both sides are tokenise
 `moses_bleu` first tokenises both sides by Moses' rules, as most papers did before training.
 """
 
+import logging
 import re
+import unicodedata
 from collections.abc import Sequence
 from importlib.metadata import version
 
@@ -17,6 +19,8 @@ from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 from ..errors import UserError, need, number_of, one_line, quote
 from ..models.language_names import THREE_LETTERS
 from .code_metrics import CODE_METRICS, build_code_metric
+
+logger = logging.getLogger(__name__)
 
 METRICS = ("bleu", "chrf", "multi_bleu")
 MOSES = "moses_bleu"
@@ -158,6 +162,27 @@ def check_parallel(
         )
 
 
+def _warn_of_references(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Say what makes scores too low: an empty reference, or the same letters written in another Unicode form."""
+    empty = [number for number, reference in enumerate(references, start=1) if not reference.strip()]
+    if empty:
+        logger.warning("references: %s empty, the first is line %d", _are(len(empty)), empty[0])
+    ours, theirs = (
+        sum(not unicodedata.is_normalized("NFC", text) for text in texts) for texts in (hypotheses, references)
+    )
+    if (ours == 0) != (theirs == 0):
+        side, other = ("translations", "references")[:: 1 if ours else -1]
+        logger.warning(
+            "%s: %s not in Unicode's form NFC, and all %s are: the same letters count as others, which lowers the "
+            "scores; write both sides in NFC (unicodedata.normalize)",
+            *(side, _are(ours or theirs), other),
+        )
+
+
+def _are(lines: int) -> str:
+    return f"{number_of(lines, 'line')} {'is' if lines == 1 else 'are'}"
+
+
 def score(
     hypotheses: Sequence[str],
     references: Sequence[str],
@@ -186,6 +211,7 @@ def score(
         UserError: the two sides do not fit each other, or a setting does not exist.
     """
     check_parallel(hypotheses, references)
+    _warn_of_references(hypotheses, references)
     result: dict = {}
     signature: dict[str, str] = {}
     built = build_metrics(metrics, lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)

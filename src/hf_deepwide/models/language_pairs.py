@@ -162,9 +162,9 @@ class Languages:
             source, target = source or self._saved_source(), target or self._saved_target()
         for side, language in zip(SIDES, (source, target), strict=True):
             if language is None:
-                raise ValueError(
-                    f"the tokenizer knows several languages: say the {side} language; known: {_listing(self.codes)}"
-                )
+                pairs = map("-".join, self.trained_pairs)
+                known = f"trained on: {_listing(pairs)}" if self.trained_pairs else f"known: {_listing(self.codes)}"
+                raise ValueError(f"the tokenizer knows several languages: say the {side} language; {known}")
         with speaking(self.tokenizer, source, target):
             settings = target_settings(self.tokenizer)
         return Choice(settings, source, target)

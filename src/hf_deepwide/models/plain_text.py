@@ -8,6 +8,7 @@ The file travels to the Hub with a shared model: it imports torch, transformers 
 """
 
 import math
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from .quoting import quote
 MOST_CHARACTERS = 100_000  # of one text that is translated: encoding takes a tenth of a second
 MOST_TOKENS = 10_000  # of one source, for a model and a tokenizer without a limit: attention is quadratic
 LENGTH_STEP = 8
+INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # spaces, controls, and signs such as a soft hyphen or a zero-width space
 PROBE = "x"
 
 
@@ -130,13 +132,18 @@ def encode_sources(languages: Languages, choice: Choice, texts: Sequence[str], l
         length = len(encoder.frame(body, tag_id))
         if len(whole) > MOST_CHARACTERS:
             length = max(length, longest + 1)
-        sources.append(Source(encoder.frame(body, tag_id, longest), length, not body or not text.strip()))
+        sources.append(Source(encoder.frame(body, tag_id, longest), length, not body or is_blank(text)))
     return sources
 
 
 def positions(config: Any) -> int | None:
     """Most tokens of a source or a translation that a model has positions for; None without a limit."""
     return getattr(config, "max_position_embeddings", None)
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen."""
+    return all(unicodedata.category(character) in INVISIBLE for character in text)
 
 
 def length_limit(config: Any, source_length: int, search: Any) -> int:

@@ -1,12 +1,13 @@
 """What is odd about the data of a run, said before the training: it is allowed, and seldom meant."""
 
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
 import pyarrow
-import pyarrow.compute
+import pyarrow.compute as compute
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +19,7 @@ SAMPLE = 100_000  # encoded pairs that are searched for unknown tokens
 SENTENCES = 5_000  # in which letters without a token are looked for
 UNKNOWN = 0.005  # share of unknown tokens above which something is wrong
 LISTED = 10  # letters in a message
+SIDES = ("source", "target")
 
 
 def warn_of_capitals(references: Sequence[str], recipe: Recipe) -> None:
@@ -43,16 +45,18 @@ def warn_of_overlap(train: Dataset, held_out: Dataset, split: str) -> None:
 
 
 def count_overlap(train: Dataset, held_out: Dataset) -> int:
-    """How many pairs of `held_out` the training set has, too."""
-    pairs = list(zip(held_out["source"][:], held_out["target"][:], strict=True))
-    table = train.with_format("arrow")[:]
-    found = [
-        pyarrow.compute.is_in(table[side], value_set=pyarrow.array(sorted(set(texts)), table.schema.field(side).type))
-        for side, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True)
-    ]
-    rows = table.filter(pyarrow.compute.and_(*found)).select(["source", "target"]).to_pydict()
-    both = set(zip(rows["source"], rows["target"], strict=True))
-    return sum(pair in both for pair in pairs)
+    """How many pairs of `held_out` the training set has, too, whatever their spaces and Unicode form."""
+    ours, theirs = ([_plain(rows.with_format("arrow")[:][side]) for side in SIDES] for rows in (train, held_out))
+    found = [compute.is_in(texts, value_set=compute.unique(held)) for texts, held in zip(ours, theirs, strict=True)]
+    both = compute.and_(*found)
+    seen = set(zip(*(compute.filter(texts, both).to_pylist() for texts in ours), strict=True))
+    return sum(pair in seen for pair in zip(*(texts.to_pylist() for texts in theirs), strict=True))
+
+
+def _plain(texts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Texts in the form that tokenizers give them: NFKC, and single spaces."""
+    plain = compute.replace_substring_regex(compute.utf8_normalize(texts, form="NFKC"), r"\s+", " ")
+    return compute.utf8_trim_whitespace(plain)
 
 
 def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -67,13 +71,14 @@ def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrain
         return
     table = encoded.select(range(min(len(encoded), SAMPLE))).with_format("arrow")[:]
     for side, column in (("source", "input_ids"), ("target", "labels")):
-        tokens = pyarrow.compute.list_flatten(table[column])
-        unknown = pyarrow.compute.sum(pyarrow.compute.equal(tokens, tokenizer.unk_token_id)).as_py() or 0
+        tokens = compute.list_flatten(table[column])
+        unknown = compute.sum(compute.equal(tokens, tokenizer.unk_token_id)).as_py() or 0
         if unknown > UNKNOWN * len(tokens):
             letters = letters_without_token(islice(texts[side], SENTENCES), tokenizer)
             logger.warning(
-                "%.1f %% of the %s tokens are %s: the tokenizer lacks letters%s. The model cannot learn them; train a "
-                "tokenizer (leave tokenizer.path out), or take one that has these letters",
+                "%.1f %% of the %s tokens are %s: the tokenizer lacks letters%s. The model cannot learn them: replace "
+                "them in all files, and back in translations; or train from scratch with a tokenizer of your own "
+                "(without tokenizer.path and model.init_from)",
                 100 * unknown / len(tokens),
                 side,
                 tokenizer.unk_token,
@@ -82,8 +87,8 @@ def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrain
 
 
 def letters_without_token(sentences: islice, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The most frequent letters that become the unknown token."""
-    counts = Counter(letter for sentence in sentences for letter in sentence)
+    """The most frequent letters that become the unknown token. Letter and mark count as one letter where it exists."""
+    counts = Counter(letter for sentence in sentences for letter in unicodedata.normalize("NFC", sentence))
     unknown = tokenizer.unk_token_id
     lacking = (
         letter
