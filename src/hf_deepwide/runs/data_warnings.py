@@ -55,8 +55,8 @@ def count_overlap(train: Dataset, held_out: Dataset) -> int:
 
 def _plain(texts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Texts in the form that tokenizers give them: NFKC, and single spaces."""
-    plain = compute.replace_substring_regex(compute.utf8_normalize(texts, form="NFKC"), r"\s+", " ")
-    return compute.utf8_trim_whitespace(plain)
+    words = compute.utf8_split_whitespace(compute.utf8_trim_whitespace(compute.utf8_normalize(texts, form="NFKC")))
+    return compute.binary_join(words, " ")
 
 
 def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
