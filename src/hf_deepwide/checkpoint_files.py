@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.utils import cached_file
 
-from .errors import quote
+from .errors import UserError, quote
 from .families import all_families
 from .reading import read_json
 
@@ -109,6 +109,18 @@ def read_fields(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise OSError(f"{path.name} holds a {type(content).__name__}, not an object with fields")
     return content
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The fields of the config in a folder, none where there is no config.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return read_fields(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    except OSError as error:
+        raise UserError(f"{folder}: {error}") from error
 
 
 def fields_of(name: str, file: str) -> dict[str, Any] | None:

@@ -34,13 +34,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import ADAPTER_CONFIG_NAME
 
 from . import card_text
 from .card_text import CARD
-from .checkpoint_files import check_model
+from .checkpoint_files import ADAPTER_CONFIG, CONFIG, check_model, read_config
 from .data.tokenizer import check_tokenizer
-from .errors import UserError, one_line, quote
+from .errors import UserError, one_line, prefixed, quote
 from .exporting.shown_languages import Shown, shown_languages
 from .exporting.stock import as_stock
 from .families import EncoderFamily, Family, all_families
@@ -49,11 +48,8 @@ from .models import remote_code
 from .models.language_pairs import Languages, added_codes
 from .models.word_tokenizer import WordTokenizer
 from .shared_folder import (
-    CONFIG,
     check_target,
-    fields_of,
     files_in,
-    model_type_of,
     refusing_unreadable,
     replace_files,
     staging,
@@ -318,14 +314,16 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily | None]
     except OSError as error:
         raise UserError(f"share: {source}: {one_line(error)}") from error
     path = source / CONFIG
-    if (source / ADAPTER_CONFIG_NAME).is_file() and not path.is_file():
+    if (source / ADAPTER_CONFIG).is_file() and not path.is_file():
         raise UserError(
             f"share: {source} holds an adapter, and no model; merge it into its model (`merge_and_unload()` of peft), "
             "and share the result"
         )
     if not path.is_file():
         raise UserError(f"share: {source} holds no model: there is no {path}")
-    model_type, prefix = str(model_type_of(path)), f"share: {source} cannot be loaded"
+    with prefixed("share: "):
+        fields = read_config(source)
+    model_type, prefix = str(fields.get("model_type")), f"share: {source} cannot be loaded"
     family = all_families().get(model_type)
     if family is None:
         if model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
@@ -334,7 +332,7 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily | None]
             f"share: {path}: model_type is {quote(model_type)}; accepted: {', '.join(all_families())}, and "
             f"translation models of transformers. {OTHERS}"
         )
-    named = fields_of(path).get("architectures") or [None]
+    named = fields.get("architectures") or [None]
     cls = next((cls for cls in family.tasks if cls.__name__ in named), next(iter(family.tasks)))
     return load_model(cls, source, prefix), family
 
@@ -411,8 +409,8 @@ def _write_card(
 
 def _class_in(folder: Path) -> tuple[Any, Any] | None:
     """The type and the class of the model in a folder; None where there is no config."""
-    path = folder / CONFIG
-    fields = fields_of(path) if path.is_file() else {}
+    with prefixed("share: "):
+        fields = read_config(folder)
     return (fields["model_type"], fields.get("architectures")) if "model_type" in fields else None
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from .checkpoint_files import CONFIG
 from .durable import Writing, check_permission, let_others_read, publish, sha256_of, write_whole
@@ -43,20 +42,6 @@ def check_target(folder: Path, source: Path | None, overwrite: bool) -> dict[str
     if listed is None:
         raise UserError(f"share: {folder} was not written by share, so it is not replaced; give another folder")
     return {name: digests for name, digests in listed.items() if _digest(folder, name) in digests}
-
-
-def model_type_of(config: Path) -> str | None:
-    """The `model_type` of a config file, if it has one."""
-    return fields_of(config).get("model_type")
-
-
-def fields_of(config: Path) -> dict[str, Any]:
-    """What a config file says; nothing if it holds no fields."""
-    try:
-        content = read_json(config)
-    except ValueError as error:
-        raise UserError(f"share: {config.parent}: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _manifest(folder: Path) -> dict[str, list[str]] | None:

@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .checkpoint_files import read_config
 from .families import all_families
-from .shared_folder import CONFIG, model_type_of
 from .space import MODEL
 
 USE_STOCK = """
@@ -68,7 +68,7 @@ def verify_folder(folder: str | os.PathLike, task: str = "translation") -> None:
         RuntimeError: that failed; the message ends with the process's own.
     """
     use = USE if task == "translation" else USE_ENCODER
-    use = use if model_type_of(Path(folder) / CONFIG) in all_families() else USE_STOCK
+    use = use if read_config(Path(folder)).get("model_type") in all_families() else USE_STOCK
     with tempfile.TemporaryDirectory() as modules:
         # its own cache of remote code, so that nothing is loaded from an earlier share and nothing is left behind
         environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}

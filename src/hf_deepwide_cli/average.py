@@ -22,12 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check the output folder and the checkpoints, average."""
-    from hf_deepwide.checkpoint_files import MARK
+    from hf_deepwide.checkpoint_files import MARK, read_config
     from hf_deepwide.durable import check_output
     from hf_deepwide.errors import UserError
     from hf_deepwide.families import all_families
     from hf_deepwide.loading import load_model
-    from hf_deepwide.runs.averaging import average_checkpoints, read_config
+    from hf_deepwide.runs.averaging import average_checkpoints
 
     checkpoints = [Path(checkpoint) for checkpoint in args.checkpoints]
     check_output(args.output, inputs=checkpoints, overwrite=args.overwrite, option="--overwrite")

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING
 
-from ..checkpoint_files import CONFIG, read_fields
+from ..checkpoint_files import read_config, read_fields
 from ..durable import check_output, is_empty_folder, is_same, saving, whole_files, whole_folder
 from ..errors import UserError, one_line, quote
 from ..loading import is_finite
@@ -195,18 +195,6 @@ def _vocabulary(file: Path) -> Any:
     except OSError as error:
         raise UserError(f"{file.parent}: {error}") from error
     return {name: value for name, value in fields.items() if name not in ("padding", "truncation")}
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of a checkpoint's config, none where it has no config.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    try:
-        return read_fields(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    except OSError as error:
-        raise UserError(f"{folder}: {error}") from error
 
 
 def _mean(name: str, files: Sequence, folders: Sequence[Path]) -> torch.Tensor:
