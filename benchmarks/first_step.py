@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 from reports import write_report
 
-from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.yaml_values import to_yaml
 

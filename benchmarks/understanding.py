@@ -21,7 +21,7 @@ from reports import write_report
 from trainings import train
 
 from hf_deepwide.analysis.figures import new_figure, save
-from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.seeds import holm, welch

@@ -29,8 +29,8 @@ from transformers.utils.logging import disable_progress_bar
 
 import hf_deepwide
 from hf_deepwide.analysis.learning_curves import plot_runs
-from hf_deepwide.data.corpora import read_lines
 from hf_deepwide.data.phrases import build_phrases
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.durable import check_output, write_whole
 from hf_deepwide.errors import UserError, one_line_errors
 from hf_deepwide.evaluation.metrics import check_parallel

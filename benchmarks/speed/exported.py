@@ -39,7 +39,7 @@ from transformers import (
 
 import hf_deepwide
 from hf_deepwide import MATConfig, VanillaTransformerConfig
-from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 

@@ -29,7 +29,7 @@ from reports import write_report
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
-from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import run_script
 from hf_deepwide.exporting.stock import STOCK, as_stock
 from hf_deepwide.loading import load_model, load_tokenizer

@@ -46,7 +46,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.analysis.layer_utilization import posterior_names
-from hf_deepwide.data.corpora import load_parallel, read_lines
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.scoring import score_sets, translate_and_score
 from hf_deepwide.evaluation.translate import translate

@@ -135,7 +135,7 @@ def fitted(path: Path, source: Path, target: Path) -> str:
             cannot be read, or files of different lengths.
     """
     from hf_deepwide.data.batches import round_up
-    from hf_deepwide.data.corpora import read_lines
+    from hf_deepwide.data.text_files import read_lines
     from hf_deepwide.errors import UserError
     from hf_deepwide.runs.recipe import load_recipe, read_values
     from hf_deepwide.runs.suggestions import measure, suggest_settings

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     """Read both files, load the model, score."""
     from pathlib import Path
 
-    from hf_deepwide.data.corpora import read_lines
+    from hf_deepwide.data.text_files import read_lines
     from hf_deepwide.durable import check_output_file, write_whole
     from hf_deepwide.evaluation.checkpoint import device_of, load_translator
     from hf_deepwide.evaluation.forced_decoding import score_targets

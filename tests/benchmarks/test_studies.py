@@ -31,7 +31,8 @@ from digit_corpus import write_digits
 from scipy.stats import ttest_ind, ttest_rel
 from tiny_run import hold_out_few, tiny_values
 
-from hf_deepwide.data.corpora import load_parallel, read_lines
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.families import FAMILIES

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import save_file
 
 import hf_deepwide_cli
-from hf_deepwide.data.corpora import decode_line
+from hf_deepwide.data.text_files import decode_line
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.stream import check_stream, translate_stream
 from hf_deepwide.progress import shows_bars
@@ -511,7 +511,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
         ahead.append(read.call_count - 1 - count - sum(held))  # the lines are looked at and counted first
         return lines
 
-    with patch("hf_deepwide.data.corpora.decode_line", wraps=decode_line) as read:
+    with patch("hf_deepwide.data.text_files.decode_line", wraps=decode_line) as read:
         translate_stream(translate, str(source), str(output), buffer=64)
     assert (sum(held), max(held)) == (count, 64)
     assert read.call_count == 1 + 2 * count

@@ -8,7 +8,7 @@ import pytest
 from hf_deepwide.data.arguments import Places
 from hf_deepwide.data.bpe_codes import read_codes
 from hf_deepwide.data.bpe_learning import codes_text, learn_merges
-from hf_deepwide.data.corpora import read_lines
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError
 
 CONTROL = Places().resolve("multi30k_lowercased_tokenised")

@@ -22,13 +22,14 @@ import hf_deepwide_cli
 from hf_deepwide import durable
 from hf_deepwide.data.arguments import Places
 from hf_deepwide.data.bpe_codes import read_codes
-from hf_deepwide.data.corpora import load_parallel, read_lines
+from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.prepared import prepare, sources
 from hf_deepwide.data.prepared.catalogue import CORPORA
 from hf_deepwide.data.prepared.cleaning import NORMALIZED, TOKENIZED
 from hf_deepwide.data.prepared.code import CODE_CORPORA
 from hf_deepwide.data.prepared.corpus import SacreBleuSet, pair_of
 from hf_deepwide.data.prepared.prepare import Preparation, cleaned
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide_cli import packaged

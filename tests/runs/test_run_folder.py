@@ -21,7 +21,8 @@ from tiny_run import tiny_values
 from transformers import GenerationConfig, Trainer
 
 from hf_deepwide import lock
-from hf_deepwide.data.corpora import load_parallel, read_lines
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.lock import LOCK, locked

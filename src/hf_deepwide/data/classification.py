@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError, one_line, prefixed, quote
 from ..limits import Range, check_numbers
 from .arguments import RANGES, Places, Split
-from .corpora import checked_characters, find_file, json_rows, load_texts, read_lines, refusing_data_sets
+from .corpora import load_texts, refusing_data_sets
+from .text_files import checked_characters, find_file, json_rows, read_lines
 
 logger = logging.getLogger(__name__)
 

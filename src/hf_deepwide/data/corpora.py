@@ -1,23 +1,15 @@
 """Parallel corpora: from files, the Hub or the embedded generator to a dataset of `source` and `target`.
 
-Line i of one language is the translation of line i of the other, so reading must not lose or gain a line. Only
-"\\n" ends a line; `str.splitlines` would also split at U+2028, form feeds and more. Whatever is wrong is an error that
-names file and line. On the training split some faults are filtered instead, and counted in the log.
+Line i of one language is the translation of line i of the other. Whatever is wrong is an error that names file and
+line. On the training split some faults are filtered instead, and counted in the log.
 """
 
 import functools
 import glob
-import gzip
-import io
-import json
 import logging
 import pickle
-import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 from datasets import (
@@ -38,20 +30,17 @@ from tqdm import tqdm
 from ..errors import UserError, need, one_line, quote
 from ..models.quoting import QUOTED
 from ..progress import bars_where_shown, shows_bars
-from ..reading import check_file, what_is
 from .arguments import DataArguments, Split, where_paths_start
 from .pair_filter import PairFilter, StreamFilter
+from .text_files import aligned, checked_characters, find_file, json_rows, read_lines
 
 logger = logging.getLogger(__name__)
 
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 
 # What a column of sentences may be called in the first line of a file.
 HEADERS = {"source", "target", "src", "tgt", "trg", "src_text", "tgt_text", "source_text", "target_text", "sentence"}
 HEADERS |= {"translation", "input", "output", "english", "german", "french", "spanish", "russian", "chinese"}
-LINE = 1_000_000  # bytes of a line
-BOMB, RATIO = 1 << 22, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
 CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arrow, three times smaller
 
 
@@ -209,68 +198,6 @@ def _collect(pairs: Iterator[Pair], keep: PairFilter) -> Dataset:
     return concatenate_datasets(chunks) if len(chunks) > 1 else chunks[0]
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file (`.gz`: compressed) without line ends and byte order mark.
-
-    Raises:
-        UserError: it is no file, is empty, or holds a line that is no UTF-8 text or longer than any sentence.
-    """
-    check_file(path, "file")
-    number = read = 0
-    compressed = path.suffix == ".gz"
-    most = max(BOMB, RATIO * path.stat().st_size) if compressed else None
-    try:
-        with gzip.open(path, "rb") if compressed else open(path, "rb") as file:
-            lines = io.BufferedReader(file) if compressed else file
-            # a binary file splits at b"\n" and nowhere else
-            for number, raw in enumerate(iter(partial(lines.readline, LINE + 1), b""), start=1):
-                read += len(raw)
-                if most is not None and read > most:
-                    raise UserError(
-                        f"{path}, line {number}: the file unpacks to more than {RATIO} times its size, which is "
-                        "unusual for text. Unpack it yourself if you want to train on it"
-                    )
-                yield decode_line(raw, path, number)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path}: not a complete gzip file ({error}; {number} lines were readable). Compress it again, "
-            "or drop the .gz if it is plain text"
-        ) from error
-    if number == 0:
-        raise UserError(f"{path} is empty; a split needs at least one line")
-
-
-def decode_line(raw: bytes, path: Path, number: int) -> str:
-    """The text of a line without its end.
-
-    Raises:
-        UserError: it is no UTF-8 text, or longer than any sentence; the message names `path` and `number`.
-    """
-    if len(raw) > LINE:
-        raise UserError(f"{path}, line {number}: more than {LINE:,} bytes; write each sentence on a line of its own")
-    try:
-        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}, line {number}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8. Text "
-            "must be UTF-8, plain or, in a file named .gz, compressed"
-        ) from error
-    if "\0" in text:
-        raise UserError(f"{path}, line {number}: a zero byte; this is not a UTF-8 text file (UTF-16? binary?)")
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-def find_file(path: Path) -> Path:
-    """`path`, or its `.gz` twin where only that exists; else a `UserError` that says what was looked for."""
-    for candidate in (path, path.with_name(path.name + ".gz")):
-        found = what_is(candidate)
-        if found == "a file":
-            return candidate
-        if found is not None:
-            raise UserError(f"no file {one_line(candidate)}: it is {found}, and a corpus is read more than once")
-    raise UserError(f"no file {one_line(path)} or {one_line(path.name)}.gz. {where_paths_start()}")
-
-
 def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Iterator[Pair]]:
     stem = args.resolve(prefix)
     if not stem.name:
@@ -291,29 +218,6 @@ def _read_text(args: DataArguments, prefix: str) -> tuple[tuple[str, str], Itera
     source, target = paths
     pairs = ((number, *texts) for number, texts in enumerate(aligned(paths), start=1))
     return (str(source), str(target)), pairs
-
-
-def aligned(files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines) -> Iterator[tuple[str, ...]]:
-    """Yield line i of all files together; `read` gives the lines of a file.
-
-    Raises:
-        UserError: a file cannot be read, or has fewer lines than another.
-    """
-    ended: dict[int, int] = {}  # files that have ended, and their lines
-    number = 0
-    for number, texts in enumerate(zip_longest(*map(read, files)), start=1):
-        for index, text in enumerate(texts):
-            if text is None:
-                ended.setdefault(index, number - 1)
-        if not ended:
-            yield texts
-    if ended:
-        counts = [ended.get(index, number) for index in range(len(files))]
-        short, long = counts.index(min(counts)), counts.index(max(counts))
-        raise UserError(
-            f"unequal line counts: {files[long]} has {counts[long]} lines but {files[short]} has {counts[short]}, so "
-            f"line {counts[short] + 1} of the longer file has no partner. Both files must be aligned line by line"
-        )
 
 
 def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator[Pair]]:
@@ -366,40 +270,6 @@ def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterat
             yield number, *(checked_characters(text, where) for text in (source, target))
 
     return (str(path), str(path)), pairs()
-
-
-def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    """Yield the object on each line of a file, after the place that messages name.
-
-    Raises:
-        UserError: the file cannot be read, or a line is no JSON object.
-    """
-    for number, line in enumerate(read_lines(path), start=1):
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if not line.strip():
-                raise UserError(f"{where}: the line is empty; remove it") from error
-            array = "; a JSON array over several lines? Write one object a line" if line.lstrip()[0] == "[" else ""
-            raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}){array}") from error
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets as deep
-            raise UserError(f"{where}: not JSON that can be read ({one_line(error)})") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
-        yield where, row
-
-
-def checked_characters(text: str, where: str) -> str:
-    """The text, if all that its escapes stand for are characters.
-
-    Raises:
-        UserError: it holds something else; `where` opens the message.
-    """
-    if found := _NO_TEXT.search(text):
-        what = "a zero byte" if found[0] == "\0" else "half a surrogate pair (\\ud800 to \\udfff)"
-        raise UserError(f"{where}: {what} is no character")
-    return text
 
 
 def pick(row: dict, name: str, where: str) -> str:

@@ -24,8 +24,9 @@ from ..limits import Range, check_numbers
 from ..models.plain_text import TextEncoder, is_blank
 from .arguments import PAIRS, RANGES, Places, Split
 from .batches import TranslationCollator
-from .corpora import CHUNK, find_file, read_lines
+from .corpora import CHUNK
 from .pair_filter import check_words
+from .text_files import find_file, read_lines
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..data.arguments import split_pair
-from ..data.corpora import read_lines
+from ..data.text_files import read_lines
 from ..errors import UserError, quote
 
 ALL = "average"  # the group of all pairs

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoint_files import ADAPTER_CONFIG, CONFIG, CTRANSLATE2
 from ..data.arguments import fill_in, split_pair
-from ..data.corpora import read_lines
+from ..data.text_files import read_lines
 from ..durable import check_output_file, is_same, write_whole
 from ..errors import UserError, number_of, prefixed, quote
 from ..limits import Range, check_numbers

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from ..data.corpora import decode_line, read_lines
+from ..data.text_files import decode_line, read_lines
 from ..durable import check_permission, is_same
 from ..errors import UserError
 from ..progress import bars_hidden, shows_bars

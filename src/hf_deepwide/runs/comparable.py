@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from ..data.arguments import DataArguments, Split
-from ..data.corpora import load_whole, local_files, read_lines
+from ..data.corpora import load_whole, local_files
 from ..data.digest import text_digest
+from ..data.text_files import read_lines
 from ..errors import UserError, quote
 from ..evaluation.metrics import build_metrics
 from ..evaluation.translate import SEARCH, settings_apart

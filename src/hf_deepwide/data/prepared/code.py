@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...durable import is_empty_folder, whole_folder
 from ...errors import UserError, one_line
-from ..corpora import find_file, read_lines
+from ..text_files import find_file, read_lines
 
 Pair = tuple[str, str]
 SIGNS = re.compile(r"\w+|[^\w\s]")

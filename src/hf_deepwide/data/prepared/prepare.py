@@ -25,7 +25,7 @@ from ...errors import UserError, one_line, quote
 from ...lock import locked
 from ...progress import shows_bars
 from ..bpe_learning import codes_text, learn_merges
-from ..corpora import read_lines
+from ..text_files import read_lines
 from .cleaning import Row, Step
 from .corpus import Corpus, Languages, Origin, Part, SacreBleuSet, pair_of
 from .manifest import Entry, Manifest

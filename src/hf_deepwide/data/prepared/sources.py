@@ -9,7 +9,8 @@ from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
 from ...errors import UserError, one_line, quote
-from ..corpora import aligned, read_lines, refusing_data_sets
+from ..corpora import refusing_data_sets
+from ..text_files import aligned, read_lines
 from .cleaning import Row
 from .corpus import Languages, Part, SacreBleuSet
 
