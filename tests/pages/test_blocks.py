@@ -133,9 +133,12 @@ def test_getting_started_runs_as_printed(paste):
     """The Marian model that it names is a small untrained one, in a folder of that name."""
     save_marian(paste.folder / "Helsinki-NLP" / "opus-mt-de-en")
     paste(GETTING_STARTED)
-    sets = [(paste.folder / "corpus" / name).read_text(encoding="utf-8").splitlines() for name in ("val", "test")]
-    assert [len(pairs) for pairs in sets] == [500, 500]
-    assert not set(sets[0]) & set(sets[1])
+    sources = [
+        (paste.folder / "corpus" / f"{name}.de").read_text(encoding="utf-8").splitlines()
+        for name in ("val", "test", "train")
+    ]
+    assert [len(lines) for lines in sources[:2]] == [500, 500]
+    assert len(set().union(*sources)) == sum(map(len, sources)) > 9_000, "no sentence is in two sets"
     assert len((paste.folder / "out.en").read_text(encoding="utf-8").splitlines()) == 500
     for run in ("wide", "opus-mat"):
         assert MATConfig.from_pretrained(paste.folder / "runs" / run).attention_branches == 2
