@@ -39,7 +39,7 @@ from hf_deepwide.runs.recipe import Recipe, differences, load_recipe, used_value
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.suggestions import measure, suggest_settings
 from hf_deepwide.runs.yaml_values import to_yaml
-from hf_deepwide.training.checkpoints import load_history
+from hf_deepwide.training.history import load_history
 from hf_deepwide_cli.parser import Parser
 
 ARGUMENTS = [] if "ipykernel" in sys.modules else sys.argv[1:]

@@ -46,7 +46,7 @@ FAMILIES = {
     "depthwise_lstm": {"share_gates": "stack", "encoder_layers": 2},
     "marian": {},
     # of the vanilla family, with parameters of their own outside attention and feed-forward networks
-    **{name: JOINTS[name] for name in ("deepnorm-denseformer", "b2t", "rk2", "attention", "hyper", "mhc")},
+    **{name: JOINTS[name] for name in ("deepnorm-denseformer", "rk2", "attention", "hyper", "mhc")},
 }
 DROPPING = {
     "vanilla_transformer": {"layer_drop": 0.5, "encoder_layers": 2, "decoder_layers": 2},

@@ -441,7 +441,7 @@ class VanillaTransformerForConditionalGeneration(
         - `earlier_weights/<stack>.<layer>`: there, the sum of the absolute weights of all that came before.
         - `top_weight/decoder.<layer>`: in transparent attention, the weight of the encoder's last layer there.
         - `query_length/<stack>`, `stream_gain/<stack>` or `coefficient_scale/<stack>`: see `measure` of the joins.
-        - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice, the mean of the last forward pass.
+        - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice: the mean of this process's last batch.
         - `largest_kappa/<stack>`, `largest_alpha/<stack>`: of branched attentions, the mean over the stack.
         """
         logs = {}
