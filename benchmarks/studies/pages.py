@@ -226,13 +226,13 @@ def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
 def about(study: Study, rows: Rows) -> str:
     """What the columns of a table with validation losses mean."""
     equal = (
-        f"p (equal) comes from two one-sided tests that the losses differ by less than {study.margin} nats, and is "
-        "corrected likewise. "
+        f"p (equal) comes from two one-sided tests (TOST), with Holm's correction. A small value is evidence that the "
+        f"losses differ by less than {study.margin} nats. "
         if study.margin
         else ""
     )
     started = (
-        "Nor do they allow for runs that start from runs of the baseline, and so depend on them. "
+        "Some runs start from runs of the baseline, so they depend on them. "
         if any(system.start == study.baseline and system.name in rows for system in study.systems)
         else ""
     )
@@ -245,8 +245,8 @@ def about(study: Study, rows: Rows) -> str:
     return (
         "Validation loss is in nats a token, of the final model, with label smoothing as in training, and without. "
         "± is a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p "
-        f"(Holm) corrects it for the number of systems. {equal}These p do not allow for two things: seed 1 also chose "
-        f"the setting, and a system close to the baseline gets more seeds. {started}{of_scores}"
+        f"(Holm) corrects it for the number of systems. {equal}These p-values do not allow for all facts: Seed 1 also "
+        f"chose the setting. A system close to the baseline gets more seeds. {started}{of_scores}"
     )
 
 
@@ -256,8 +256,8 @@ def of_all_sets(study: Study, rows: Rows) -> str:
     texts = []
     if "sets" in run["test"]:
         texts.append(
-            f"A score of all sets is of their {run['test']['sentences']:,} sentences together, and not the mean of "
-            "the sets' scores. "
+            f"A score on all sets is computed on their {run['test']['sentences']:,} sentences together. It is not the "
+            "mean of the sets' scores. "
         )
     if study.metric == "multi_bleu" and study.beside == "chrf":
         texts.append("chrF is of the tokenised text, too, so it is not comparable with chrF of plain text. ")

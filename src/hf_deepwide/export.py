@@ -186,7 +186,7 @@ def _check_call(
             if value is not None:
                 raise UserError(f"share: {name} needs an upload to the Hub; give repo_id, or leave {name} out")
     if space and as_ is not None:
-        raise UserError("share: a Space runs this package, so that `as_` is of no use in it; leave one of the two out")
+        raise UserError("share: a Space runs this package, so `as_` has no effect; leave out `as_` or `space`")
     if repo_id is not None:
         _check_upload(repo_id)
     if license is not None:

@@ -59,11 +59,11 @@ def _take(path: Path, option: str) -> int:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise UserError(f"{path} is a link, which no run has made; remove it") from error
+                raise UserError(f"{path} is a link. Runs do not create links; remove it") from error
             raise
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(f"{path} is a pipe or a device, which no run has made; remove it")
+                raise UserError(f"{path} is a pipe or a device. Runs do not create them; remove it")
             _lock(descriptor, path, option)
             # Whoever held the lock before may have deleted the file after we opened it: then it protects nothing.
             if _is_at(path, descriptor):

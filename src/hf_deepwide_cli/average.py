@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("checkpoints", nargs="+", help="folders with a model.safetensors each")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the result; it is made")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the result; the command creates it")
     parser.add_argument("--overwrite", action="store_true", help="write into the folder even if it is not empty")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("checkpoint", type=Path, help="a file of fairseq, such as checkpoint_best.pt")
-    parser.add_argument("output", type=Path, help="folder for the result; it is made")
+    parser.add_argument("output", type=Path, help="folder for the result; the command creates it")
     parser.add_argument("--dict", nargs="+", type=Path, help="dict.LANG.txt, or the source's and the target's")
     parser.add_argument("--codes", type=Path, help="merges of subword-nmt or fastBPE that cut the words")
     parser.add_argument("--no_tokenizer", action="store_true", help="convert the model alone")

@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("model", help="a folder or Hub id of a model")
     parser.add_argument("--to", required=True, choices=FORMS, help="the engine to write for")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the result; it is made")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the result; the command creates it")
     parser.add_argument("--quantization", help="of CTranslate2's weights, such as int8 or float16; default: float32")
     parser.add_argument("--language", help="name or index of the posterior, of a latent-depth model with several")
 

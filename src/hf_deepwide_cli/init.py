@@ -25,7 +25,7 @@ ROUNDED_TOLERANCE = 1e-2  # of a base in half precision, whose computed position
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("base", help="a folder or Hub id")
-    parser.add_argument("output", type=Path, help="folder for the result; it is made")
+    parser.add_argument("output", type=Path, help="folder for the result; the command creates it")
     parser.add_argument("--family", default="mat", help="the result's family (default: mat)")
     parser.add_argument("--no_tokenizer", action="store_true", help="do without a tokenizer, where the base has none")
 

@@ -19,7 +19,7 @@ TOLERANCE = 1e-5  # relative to the largest logit, or to 1; in float32
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("model", help="a folder or Hub id of a latent-depth model")
-    parser.add_argument("output", type=Path, help="folder for the result; it is made")
+    parser.add_argument("output", type=Path, help="folder for the result; the command creates it")
     parser.add_argument("--language", help="name or index of the posterior; not needed where there is one")
     parser.add_argument("--selection", help="hard, tempered or soft; default: the model's `inference_selection`")
 

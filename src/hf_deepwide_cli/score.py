@@ -3,7 +3,7 @@
     hf-deepwide score --model runs/quickstart --source test.de --target test.en > scores.tsv
 
 A line of the output has the natural log-probability of a target, a tab, and the number of its tokens. The number
-includes `</s>`, and a language code that the search is told to begin with. Beam search ranks translations by
+includes `</s>`, and the language code with which beam search begins. Beam search ranks translations by
 log-probability / tokens ** length_penalty. `hf-deepwide translate --n_best` writes translations to score by another
 model.
 """

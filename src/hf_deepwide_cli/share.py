@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--license", help="the Hub's name of the model's licence, for the card, e.g. apache-2.0")
     parser.add_argument("--commit_message", help="message of the commit on the Hub")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier share, nothing else")
+    parser.add_argument("--overwrite", action="store_true", help="replace the files that an earlier share wrote")
     parser.add_argument("--space", action="store_true", help="write a Space that shows the model on a page")
     parser.add_argument("--as", dest="as_", metavar="CLASS", help="m2m_100, marian, bart or mbart")
     parser.add_argument("--no_verify", dest="verify", action="store_false", help="do not try the result out")

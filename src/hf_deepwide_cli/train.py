@@ -14,7 +14,7 @@ Several processes, each with its own GPU or share of the cores:
     accelerate launch --num_processes 8 -m hf_deepwide.cli train wmt14_en_de_mat
     python -m torch.distributed.run --nproc_per_node 8 -m hf_deepwide.cli train RECIPE
 
-The same command continues an interrupted run. The run ends with the same weights as a run that was not interrupted. A
+The same command continues an interrupted run. On a CPU it ends with the same weights as a run without interruption. A
 finished run is not changed without --overwrite. The run's folder (training.output_dir, by default runs/RECIPE) holds
 the model for `from_pretrained` and `pipeline`, README.md, results.json, translations.txt, plots/, recipe.yaml,
 run.json and the checkpoints.

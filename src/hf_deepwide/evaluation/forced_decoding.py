@@ -19,7 +19,7 @@ from .translate import EvaluationArguments, autocast, evaluating
 class TargetScore(NamedTuple):
     """The log-probability (natural) of a translation, and its length as beam search counts it.
 
-    `tokens` includes `</s>`, and a language code that the search is told to begin with. The code's probability counts
+    `tokens` includes `</s>`, and the language code with which beam search begins. The code's probability counts
     as 1.
     """
 

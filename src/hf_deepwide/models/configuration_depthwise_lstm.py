@@ -95,7 +95,7 @@ class DepthwiseLSTMConfig(DeepWideConfig):
             check_used(self, {"forget_bias_init": ("cell", ("lstm",))})
         for name, hidden in (("encoder_ffn_dim", "lstm_hidden"), ("decoder_ffn_dim", "decoder_lstm_hidden")):
             if getattr(self, hidden) == "glu" and getattr(self, name) % 2:
-                raise ValueError(f"`{name}` must be even, for its GLU halves it, got {getattr(self, name)}")
+                raise ValueError(f"`{name}` must be even, because the GLU halves it, got {getattr(self, name)}")
 
     def validate_combinations(self) -> None:
         """What is shared has one shape; there is no residual connection and no feed-forward sub-layer."""

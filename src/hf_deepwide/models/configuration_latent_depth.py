@@ -189,7 +189,7 @@ class LatentDepthConfig(DeepWideConfig):
                 default, value = getattr(type(self), name), getattr(self, name)
                 if value != default:
                     raise ValueError(
-                        f"`{name}` is {quote(value)}, and its term is a part of the target depth's; set "
+                        f"`{name}` is {quote(value)}, and has no effect without a target depth; set "
                         f"`target_encoder_layers` or `target_decoder_layers`, or `{name}={default!r}`"
                     )
         if self.posterior_names is not None and len(self.posterior_names) != self.num_posteriors:

@@ -72,7 +72,7 @@ def target_depth_error(utilization: torch.Tensor, target: float, norm: str = "sq
 
 
 def sharing_error(utilization: torch.Tensor) -> torch.Tensor:
-    """-sum_l u_l log u_l, with which the released code draws each utilisation `[L]` to 0 or 1."""
+    """-sum_l u_l log u_l, which draws each utilisation `[L]` to 0 or 1. The released logarithm has no gradient."""
     u = utilization.clamp(min=EPSILON)  # hard samples may all be 0, where the logarithm has no gradient
     return -(u * u.log()).sum()
 

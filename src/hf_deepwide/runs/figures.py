@@ -94,7 +94,7 @@ def plot_layers(
     Args:
         runs: folders of runs or checkpoints of latent-depth models with equal posteriors.
         output: the folder of the figures; None: `plots` in the first run.
-        hard: draw samples that are 0 or 1.
+        hard: draw hard samples (0 or 1).
         seed: of the samples' noise, which is the same for all runs.
         overwrite: replace existing figures.
 

@@ -93,6 +93,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
             check_lengths(dataset, split, model.config, recipe.data, args.pad_to_multiple_of)
         trainer = task.trainer(model, _without_evaluation(args) if start.ended else args, tokenizer, encoded, texts)
         if start.results is None:
+            logger.info("%s: %s parameters", model.config.model_type, f"{model.num_parameters():,}")
             state, weights = train_to_the_end(trainer, args, folder, start, recipe, process)
             train, history = training_facts(folder.path, state, weights), state.log_history
         else:

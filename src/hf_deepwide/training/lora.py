@@ -211,7 +211,7 @@ class Lora:
         )
         odd = sorted(result.unexpected_keys) + sorted(name for name in result.missing_keys if ".lora_" in name)
         if odd:
-            raise UserError(f"{folder} is not of this model's adapter: {some(odd)}")
+            raise UserError(f"{folder} has weights that do not belong to this model's adapter: {some(odd)}")
 
     def _check_base(self, checkpoint: Path) -> None:
         """Compare all weights that LoRA leaves alone with those that the checkpoint holds."""
