@@ -78,7 +78,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         for key, tensor in copy_branches(tensors, base_config, config).items()
         if not key.startswith("classifier.") or config.num_labels == base_config.num_labels
     }
-    if order := _order_of_labels(base_config, config):
+    if order := order_of_labels(base_config, config):
         given |= {key: given[key][order] for key in given if key.startswith("classifier.out_proj.")}
     state = own | {key: tensor for key, tensor in given.items() if key in own}
     if config.tie_word_embeddings and "lm_head.weight" in own:
@@ -97,7 +97,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     return result.to(model.device)
 
 
-def _order_of_labels(base: MATRobertaConfig, config: MATRobertaConfig) -> list[int] | None:
+def order_of_labels(base: PreTrainedConfig, config: PreTrainedConfig) -> list[int] | None:
     """The base's number of each label, where both have the same names in another order."""
     theirs, ours = ([names[number] for number in sorted(names)] for names in (base.id2label, config.id2label))
     return [theirs.index(name) for name in ours] if theirs != ours and sorted(theirs) == sorted(ours) else None

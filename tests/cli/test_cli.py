@@ -1,6 +1,7 @@
 """The command `hf-deepwide`: its help is quick, its recipes are found, and text of any length is translated."""
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -391,6 +392,35 @@ def test_an_interrupted_translation_is_continued(tmp_path):
     source.write_text("one line\n", encoding="utf-8")
     with pytest.raises(UserError, match="more than"):
         translate_stream(upper, str(source), str(target), resume=True)
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
+def test_two_processes_do_not_write_one_translation(tmp_path, name):
+    """Another one may write when this one begins to, or may have written since this one counted the lines."""
+    source, target = tmp_path / "in.txt", tmp_path / name
+    source.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    how = {"overwrite": True} if target.suffix == ".gz" else {"resume": True}
+
+    def another_writes(lines, first_line):
+        with target.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(UserError, match="another process is writing"):
+                translate_stream(upper, str(source), str(target), **how)
+        return upper(lines, first_line)
+
+    assert translate_stream(another_writes, str(source), str(target), **how) == len(LINES)
+    whole = target.read_bytes()
+    if "overwrite" in how:
+        return
+    source.write_text("".join(f"{line}\n" for line in [*LINES, *LINES]), encoding="utf-8")
+
+    def another_has_written(lines, first_line):
+        target.write_bytes(whole + b"MEANWHILE\n")
+        return upper(lines, first_line)
+
+    with pytest.raises(UserError, match="has changed since this command began"):
+        translate_stream(another_has_written, str(source), str(target), resume=True)
+    assert target.read_bytes() == whole + b"MEANWHILE\n"
 
 
 @pytest.mark.parametrize(

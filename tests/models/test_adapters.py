@@ -7,6 +7,8 @@ import torch
 from model_cases import build, config_of, needs_fitting_peft, pair, source
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, TaskType, get_peft_model
 
+from hf_deepwide.evaluation.checkpoint import load_translator
+
 TARGETS = {
     "as usual": ["q_proj", "v_proj", "out_proj", "fc1"],
     "inputs only": ["q_proj", "k_proj", "v_proj"],
@@ -92,6 +94,28 @@ def test_training_an_adapter_changes_it_and_nothing_else(targets, tmp_path):
     again = PeftModel.from_pretrained(wide(), tmp_path).eval()
     with torch.no_grad():
         assert torch.equal(again(**pair()).logits, model(**pair()).logits)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]},
+    ],
+    ids=["matrices", "rows"],
+)
+def test_a_translator_may_be_an_adapter_of_embeddings(fields, tokenizer, tmp_path):
+    """PEFT wraps what it adapts, and the wrapper has not all that an embedding has."""
+    untied = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    base = build("vanilla", vocab_size=len(tokenizer), **untied)
+    base.save_pretrained(tmp_path / "base")
+    base.name_or_path = str(tmp_path / "base")
+    model = get_peft_model(base, LoraConfig(r=2, init_lora_weights=False, **fields)).eval()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "adapter")
+    translator, _ = load_translator(tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(translator(**pair()).logits, model(**pair()).logits)
 
 
 # Prefix tuning: keys and values of the decoder's self-attention are learnt

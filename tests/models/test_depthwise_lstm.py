@@ -351,6 +351,10 @@ def test_a_few_steps_of_training_lower_the_loss():
         ({"ffn_drop_branch": 0.1}, "`ffn_drop_branch` must be None: there is no feed-forward sub-layer, got 0.1"),
         ({"ffn_branches": 2}, "`ffn_branches` must be 1: there is no feed-forward sub-layer, got 2"),
         ({"join_ffn": False}, "`join_ffn` must be True: there is no feed-forward sub-layer, got False"),
+        (
+            {"activation_function": "relu"},
+            "`activation_function` is 'relu', and without `decoder_lstm_hidden='single'",
+        ),
         ({"cell": "rnn", "forget_bias_init": 0.5}, "`forget_bias_init` is 0.5, and without `cell='lstm'` it changes"),
     ],
 )
@@ -363,6 +367,8 @@ def test_accepts_unfit_sizes_of_unused_parts():
     """An odd width without a GLU, unequal widths of networks that are none, shared gates of an RNN, which has none."""
     config_of(lstm_hidden="single", encoder_ffn_dim=25, decoder_ffn_dim=21, share_hidden="global")
     config_of(cell="rnn", decoder_merge="concat", share_gates="global")
+    for stack in ("lstm_hidden", "decoder_lstm_hidden"):
+        config_of(**{"decoder_lstm_hidden": "glu", stack: "single"}, activation_function="relu")
 
 
 # Warm start

@@ -97,6 +97,25 @@ def recipe_of(data, base, run, **training):
     return check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe)
 
 
+@pytest.mark.parametrize("family", ["roberta", "mat_roberta"])
+def test_a_trained_head_keeps_its_labels(family, data, base, tmp_path):
+    """The base has the same labels as the recipe, in another order: at the start all predict what the base does."""
+    names = {0: "same", 1: "other"}  # the recipe has `other` first
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    trained = scramble(AutoModelForSequenceClassification.from_pretrained(base, **labels)).eval()
+    trained.save_pretrained(tmp_path / "base")
+    usual = recipe_of(data, base, tmp_path / "run", seeds=[1], max_steps=1, learning_rate=1e-12).values
+    more = {"attention_branches": 2} if family == "mat_roberta" else {}
+    model = {"family": family, "init_from": str(tmp_path / "base"), **more}
+    recipe = check_recipe({**usual, "model": model}, "tiny", "tiny.yaml", ClassificationRecipe)
+    run_classification(recipe)
+    ours = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run").eval()
+    assert ours.config.id2label == {0: "other", 1: "same"}
+    tokens = torch.tensor([[0, 7, 9, 11, 2]])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens).logits, trained(tokens).logits.flip(-1), rtol=1e-4, atol=1e-5)
+
+
 def test_a_base_whose_sentences_have_no_end_token(data, tmp_path):
     """As BERT's and DistilBERT's: they have separators."""
     base, words = tmp_path / "base", sorted({word for row in rows(200, 9) for word in " ".join(row[:2]).split()})

@@ -27,7 +27,7 @@ def load_translator(
     tokenizer = load_tokenizer(checkpoint, trust_remote_code=trust_remote_code)
     # M2M100's tokenizer does not count its language codes, whose ids lie behind its vocabulary.
     entries = max(len(tokenizer), *(token_id + 1 for token_id in language_ids(tokenizer).values()), 0)
-    if entries > (embeddings := model.get_input_embeddings().num_embeddings):
+    if entries > (embeddings := len(model.get_input_embeddings().weight)):
         raise UserError(f"{checkpoint}: its tokenizer has {entries} entries and its model {embeddings} embeddings")
     return model, tokenizer
 

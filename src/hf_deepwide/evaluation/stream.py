@@ -1,8 +1,10 @@
 """Translate text of any length: a buffer of lines at a time, and on from where it was interrupted."""
 
+import fcntl
 import gzip
 import itertools
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from tqdm import tqdm
 from ..data.text_files import decode_line, read_lines
 from ..durable import check_permission, is_same
 from ..errors import UserError
+from ..lock import NO_LOCKS
 from ..progress import bars_hidden, shows_bars
 
 BUFFER = 2048  # lines that are sorted by length and translated together
@@ -47,12 +50,12 @@ def translate_stream(
         The number of lines translated.
 
     Raises:
-        UserError: the source is missing or no text, the target exists, or it has more lines than the source. Then the
-            target is as it was.
+        UserError: the source is missing or no text, the target exists, it has more lines than the source, or another
+            process writes it. Then the target is as it was.
     """
     check_stream(source, target, resume=resume, overwrite=overwrite)
     total = None if source == STANDARD else sum(1 for _ in _read(source))  # finds what is no text, too
-    done, end = _whole_lines(Path(target)) if resume else (0, 0)
+    done, end, size = _whole_lines(Path(target)) if resume else (0, 0, None if overwrite else 0)
     lines = _after(_read(source), done, source, target)
     if source == STANDARD and sys.stdin.isatty():
         buffer = 1  # somebody is waiting for each line
@@ -62,7 +65,7 @@ def translate_stream(
     with bars_hidden(target == STANDARD and sys.stdout.isatty()):
         first = next(translated, [])  # an error before the first translation leaves the target as it was
         with (
-            _open_target(target, end) as file,
+            _open_target(target, end, size) as file,
             tqdm(unit=" lines", initial=done, total=total, disable=not shows_bars()) as bar,
         ):
             for chunk in chain([first], translated):
@@ -106,17 +109,17 @@ def check_stream(source: str, target: str, *, resume: bool = False, overwrite: b
         raise UserError(f"{path}: no permission to write this file; give another place")
 
 
-def _whole_lines(path: Path) -> tuple[int, int]:
-    """The number of complete lines in a file, and where the last of them ends, in bytes."""
+def _whole_lines(path: Path) -> tuple[int, int, int]:
+    """The number of complete lines in a file, where the last of them ends, and the size of the file, in bytes."""
     if not path.exists():
-        return 0, 0
+        return 0, 0, 0
     count, end = 0, 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             count += block.count(b"\n")
             if (last := block.rfind(b"\n")) >= 0:
                 end = file.tell() - len(block) + last + 1
-    return count, end
+        return count, end, file.tell()
 
 
 def _after(lines: Iterable[str], done: int, source: str, target: str) -> Iterator[str]:
@@ -138,18 +141,36 @@ def _read(source: str) -> Iterator[str]:
 
 
 @contextmanager
-def _open_target(target: str, end: int) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """The target, open for writing behind its first `end` bytes; standard output stays open."""
+def _open_target(target: str, end: int, size: int | None) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """The target, open for writing behind its first `end` bytes; standard output stays open.
+
+    A file is this process's alone, and still has the `size` that it had when its lines were counted; None: any size.
+    """
     if target == STANDARD:
         try:
             yield sys.stdout.buffer
         except BrokenPipeError:  # `head` has seen enough; Python would complain once more at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    elif target.endswith(".gz"):
-        with gzip.open(target, "wb") as file:
+        return
+    with open(target, "ab") as file:
+        _claim(file, target, size)
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a device has no length
+            file.truncate(end)
+        if target.endswith(".gz"):
+            with gzip.GzipFile(target, "wb", fileobj=file) as compressed:
+                yield compressed
+        else:
             yield file
-    else:
-        with open(target, "ab" if end else "wb") as file:
-            if end:
-                file.truncate(end)
-            yield file
+
+
+def _claim(file: BinaryIO, target: str, size: int | None) -> None:
+    """Refuse a file that another process writes or has written meanwhile: lines would be there twice."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(f"another process is writing {target}; wait for its end, or give another --output") from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    if size is not None and os.fstat(file.fileno()).st_size != size:
+        raise UserError(f"{target} has changed since this command began; give the command with --resume once more")

@@ -89,10 +89,12 @@ class DepthwiseLSTMConfig(DeepWideConfig):
         return super().least_parameters - self.d_model * self.ffn_branches * ffn
 
     def validate_lstm(self) -> None:
-        """A GLU halves an even width, and only an LSTM has a forget gate."""
+        """A GLU halves an even width and has no activation of choice, and only an LSTM has a forget gate."""
         check_bounds(self, -WEIGHT, WEIGHT, "forget_bias_init")
         if self.forget_bias_init:  # 0 is none
             check_used(self, {"forget_bias_init": ("cell", ("lstm",))})
+        if self.lstm_hidden != "single":
+            check_used(self, {"activation_function": ("decoder_lstm_hidden", ("single",))})
         for name, hidden in (("encoder_ffn_dim", "lstm_hidden"), ("decoder_ffn_dim", "decoder_lstm_hidden")):
             if getattr(self, hidden) == "glu" and getattr(self, name) % 2:
                 raise ValueError(f"`{name}` must be even, because the GLU halves it, got {getattr(self, name)}")

@@ -15,7 +15,7 @@ class MATRobertaConfig(DeepWideConfig):
     The defaults are RoBERTa-base (Liu et al. 2019) with two attention branches, as in the paper; its RoBERTa-large
     has `d_model=1024, encoder_layers=24, encoder_attention_heads=16, encoder_ffn_dim=4096`. With
     `attention_branches=1, drop_branch=0` the model is RoBERTa. All fields but the last three are shared, see
-    `DeepWideConfig`; fields that concern a decoder have no effect.
+    `DeepWideConfig`; fields that concern a decoder, and `lm_head_bias`, have no effect: the head has a bias.
 
     Args:
         layer_drop: LayerDrop (Fan, Grave and Joulin 2020), a row of the paper's table 9: the probability of skipping a

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
@@ -38,12 +39,13 @@ from ..durable import discard, saving, whole_files, write_whole
 from ..errors import UserError, quote
 from ..evaluation.classification import classification_scores
 from ..families import ENCODERS
-from ..loading import load_model, refusing_pickles
+from ..loading import load_config, load_model, refusing_pickles
 from ..lock import locked
 from ..models.plain_text import positions
 from ..training.arguments import REFUSED
 from ..training.checkpoints import checkpoints, is_last, last_checkpoint, load_state
 from ..training.classification import METRICS, ClassificationTrainer, ClassificationTrainingArguments
+from ..warm_start_roberta import order_of_labels
 from .build import check_same_tokens
 from .encoder_card import write_classifier_card
 from .facts import machine, versions
@@ -172,17 +174,35 @@ def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: lis
     if (family := ENCODERS.get(recipe.family)) is not None:
         model = family.classifier.from_base(base, **fields, **labels)
     else:
+        prefix = f"{recipe.source}: model.init_from {quote(base)}"
         model = load_model(
             AutoModelForSequenceClassification,
             base,
-            f"{recipe.source}: model.init_from {quote(base)}",
+            prefix,
             may_lack=lambda _: True,
             accept_unexpected=lambda _: True,
             **fields,
             **labels,
         )
+        if order := order_of_labels(load_config(base, prefix), model.config):
+            _reorder_head(model, order, prefix)
     model.set_attn_implementation(args.attn_implementation)
     return model.float()
+
+
+def _reorder_head(model: PreTrainedModel, order: list[int], prefix: str) -> None:
+    """Give the rows of a trained head the order of the new labels; `order` holds the base's number of each."""
+    body = f"{model.base_model_prefix}."
+    heads = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module.out_features == len(order) and not name.startswith(body)
+    ]
+    if len(heads) != 1:
+        raise UserError(f"{prefix} has the same labels in another order; give data.labels in the order of its config")
+    with torch.no_grad():
+        for parameter in heads[0].parameters():
+            parameter.copy_(parameter[order])
 
 
 def _longest(model: PreTrainedModel) -> int | None:
