@@ -8,7 +8,7 @@ from model_cases import build, config_of, pair, scramble
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_deepwide.models import attention, feed_forward
+from hf_deepwide.models import branches
 from hf_deepwide.models.attention import MultiBranchAttention
 from hf_deepwide.models.feed_forward import MultiBranchFeedForward
 
@@ -25,9 +25,9 @@ def feed_forward_layer(**fields):
     return scramble(MultiBranchFeedForward(config_of("mat-3", **{"d_model": 8, **fields}), 12)).train()
 
 
-def keeping(monkeypatch, module, kept):
-    """Let exactly the branches `kept` survive in `module` (attention or feed_forward)."""
-    monkeypatch.setattr(module, "draw_branches", lambda branches, rate: list(kept))
+def keeping(monkeypatch, kept):
+    """Let exactly the branches `kept` survive."""
+    monkeypatch.setattr(branches, "draw_branches", lambda units, rate: list(kept))
 
 
 def inputs(seed=0, shape=(3, 5, 8)):
@@ -157,7 +157,7 @@ def test_unjoined_branches_are_one_network_in_evaluation(merge, branches):
 def test_a_dropped_branch_takes_its_output_bias_with_it(kept, merge, monkeypatch):
     """What remains of three branches is a module built from only those kept, rescaled."""
     layer = attention_layer(drop_branch=0.2, branch_merge=merge)
-    keeping(monkeypatch, attention, kept)
+    keeping(monkeypatch, kept)
     smaller = attention_layer(attention_branches=len(kept), drop_branch=0.0)
     with torch.no_grad():
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -216,8 +216,7 @@ def test_chunks_are_zeroed_behind_the_output_projection():
 def test_passes_only_the_residual_when_all_branches_drop(normalize_before, fields, monkeypatch):
     """Also those of a norm before the sub-layer and of the encoder: DistributedDataParallel waits for every one."""
     model = build("mat-3", drop_branch=0.5, normalize_before=normalize_before, **fields).train()
-    keeping(monkeypatch, attention, [])
-    keeping(monkeypatch, feed_forward, [])
+    keeping(monkeypatch, [])
     layer = model.model.decoder.layers[1]
     x, memory = inputs(shape=(2, 4, 16)), inputs(1, (2, 5, 16))
     expected = x
@@ -248,14 +247,10 @@ def test_a_dropped_branch_is_not_computed(implementation, monkeypatch):
     layer = attention_layer(drop_branch=0.5, attn_implementation=implementation)
     ffn = feed_forward_layer(drop_branch=0.5, ffn_branches=3)
     x, memory = inputs().requires_grad_(), inputs(1, (3, 7, 8)).requires_grad_()
-    for module, call in (
-        (attention, (layer, x)),
-        (attention, (layer, x, None, memory)),
-        (feed_forward, (ffn, x)),
-    ):
+    for call in ((layer, x), (layer, x, None, memory), (ffn, x)):
         costs = []
         for kept in ([], [1], [0, 2], [0, 1, 2]):
-            keeping(monkeypatch, module, kept)
+            keeping(monkeypatch, kept)
             costs.append(flops(*call, backward=True))
         assert costs[0] == 0
         assert costs[1] > 0

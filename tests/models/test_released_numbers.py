@@ -14,7 +14,7 @@ from hf_deepwide import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from hf_deepwide.models import attention, feed_forward
+from hf_deepwide.models import branches
 from hf_deepwide.models.layer_selection import LayerSelection
 
 FOLDER = Path(__file__).parent / "golden"
@@ -57,8 +57,7 @@ def test_a_model_with_their_weights_computes_what_theirs_does(name, family, gold
         for key, parameter in model.named_parameters():
             parameter.copy_(weights[key])
     kept = [[branch for branch, is_kept in enumerate(gates) if is_kept] for gates in case["kept_branches"]]
-    for module in (attention, feed_forward):
-        monkeypatch.setattr(module, "draw_branches", lambda units, rate: kept.pop(0))
+    monkeypatch.setattr(branches, "draw_branches", lambda units, rate: kept.pop(0))
 
     output = model(
         input_ids=tensors["source"],

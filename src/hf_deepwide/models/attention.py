@@ -3,7 +3,6 @@
 Shapes: B batch, T queries, S keys, D model width, N branches, M heads of one branch, H = D / M head width.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -14,9 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .branches import (
     BranchDrop,
     BranchSum,
-    draw_branches,
-    draw_gates,
-    draws_gates,
     gated_outputs,
     input_projection,
     is_own,
@@ -121,17 +117,11 @@ class MultiBranchAttention(nn.Module):
         drop, by_head = BranchDrop(self.merge_scale), self.drop_unit == "head"
         if self.training and self.drop_branch > 0:
             shape = self.branches, 1 if self.drop_unit == "branch" else self.num_heads
-            device = hidden_states.device
             scale = self.merge_scale if by_head else self.merge_scale / (1 - self.drop_branch)
-            if draws_gates(self.by_sentence):
-                sentences = len(hidden_states) if self.by_sentence else 1
-                drop = BranchDrop(scale, gates=draw_gates(sentences, shape, self.drop_branch, device))
-            else:
-                kept = draw_branches(math.prod(shape), self.drop_branch)
-                skip = self._can_skip(past_key_values, kwargs)
-                if skip and not kept:
-                    return no_branch(self, hidden_states, encoder_hidden_states), None
-                drop = BranchDrop.of(scale, kept, shape, skip, device)
+            can_skip = self._can_skip(past_key_values, kwargs)
+            drop = BranchDrop.draw(scale, self.drop_branch, shape, self.by_sentence, can_skip, hidden_states)
+        if drop.kept == []:
+            return no_branch(self, hidden_states, encoder_hidden_states), None
 
         context, weights = self.attend(
             hidden_states, attention_mask, encoder_hidden_states, past_key_values, drop.kept, **kwargs

@@ -34,15 +34,6 @@ def draw_gates(sentences: int, shape: tuple[int, int], drop_rate: float, device:
     return (torch.rand(sentences, *shape, device=device) >= drop_rate).float()
 
 
-def draws_gates(by_sentence: bool) -> bool:
-    """Whether branches are weighed by 0 or 1 (`draw_gates`), rather than left out for the whole batch.
-
-    So they are, too, within `torch.compile`: a list of branches would break the graph, and each other list would
-    compile it anew. Gates of one sentence then serve all.
-    """
-    return by_sentence or torch.compiler.is_compiling()
-
-
 class BranchDrop(NamedTuple):
     """What drop-branch decides for one forward pass of a sub-layer.
 
@@ -58,20 +49,25 @@ class BranchDrop(NamedTuple):
     gates: torch.Tensor | None = None
 
     @classmethod
-    def of(
-        cls, scale: float, units: list[int], shape: tuple[int, int], skip: bool, device: torch.device
+    def draw(
+        cls, scale: float, rate: float, shape: tuple[int, int], by_sentence: bool, can_skip: bool, x: torch.Tensor
     ) -> "BranchDrop":
-        """Decide by the units that `draw_branches` kept of `[N, units of a branch]`.
+        """Draw which of `[N, units of a branch]` drop in one forward pass of training on `x` `[B, ...]`.
 
-        With `skip` dropped branches are not computed. Otherwise all branches are computed and weighed by 0 or 1.
+        A draw for the whole batch leaves out what it drops, if the sub-layer `can_skip`; else all is computed and
+        weighed by 0 or 1. So it is within `torch.compile`, too: a list of branches would break the graph, and each
+        other list would compile it anew.
         """
+        if by_sentence or torch.compiler.is_compiling():
+            return cls(scale, gates=draw_gates(len(x) if by_sentence else 1, shape, rate, x.device))
+        units = draw_branches(math.prod(shape), rate)
         if len(units) == math.prod(shape):
             return cls(scale)
-        if skip:
+        if can_skip:
             return cls(scale, kept=units)
         gates = torch.zeros(math.prod(shape))
         gates[units] = 1
-        return cls(scale, gates=gates.view(shape).to(device))
+        return cls(scale, gates=gates.view(shape).to(x.device))
 
 
 def merge_scale(branches: int, merge: str) -> float:

@@ -12,9 +12,6 @@ from transformers.activations import ACT2FN
 from .branches import (
     BranchDrop,
     BranchSum,
-    draw_branches,
-    draw_gates,
-    draws_gates,
     input_projection,
     is_own,
     merge_scale,
@@ -76,14 +73,9 @@ class MultiBranchFeedForward(nn.Module):
         """Decide what drops in this forward pass; nothing does in evaluation."""
         if not self.training or self.drop_branch == 0:
             return BranchDrop(self.merge_scale)
-        scale, device = self.merge_scale / (1 - self.drop_branch), hidden_states.device
-        if draws_gates(self.by_sentence):
-            sentences = len(hidden_states) if self.by_sentence else 1
-            gates = draw_gates(sentences, (self.branches, 1), self.drop_branch, device)
-            return BranchDrop(scale, gates=gates)
-        kept = draw_branches(self.branches, self.drop_branch)
-        plain = is_own(self.fc1, nn.Linear) and is_own(self.fc2, nn.Linear, BranchSum)
-        return BranchDrop.of(scale, kept, (self.branches, 1), plain or not kept, device)
+        scale, shape = self.merge_scale / (1 - self.drop_branch), (self.branches, 1)
+        can_skip = is_own(self.fc1, nn.Linear) and is_own(self.fc2, nn.Linear, BranchSum)
+        return BranchDrop.draw(scale, self.drop_branch, shape, self.by_sentence, can_skip, hidden_states)
 
     def _unjoined(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Average the branches before the activation and again behind it."""
