@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reports import write_report
+from reports import markdown_table, write_report
 from trainings import train
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -140,21 +140,16 @@ def some_of(data: DataArguments, split: str) -> tuple[list[str], list[str]]:
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    head = " | ".join(KINDS.values())
-    lines = [
-        "# Losses of deep decoders with dropout and without",
-        "",
+    rows = (
+        (title, losses[-1]["update"], *(f"{losses[-1][kind]:.2f}" for kind in KINDS))
+        for title, losses in report["systems"].items()
+    )
+    return (
+        "# Losses of deep decoders with dropout and without\n\n"
         "Encoders of 3 layers and decoders of 24 on Multi30k, English to German, one seed. The loss is in nats a "
         f"token, not smoothed, on {SENTENCES} sentences of each set; with dropout it is a mean over {DRAWS} draws. A "
-        f"uniform guess has {math.log(report['vocabulary']):.2f}.",
-        "",
-        f"| decoder | updates | {head} |",
-        "|---|---|---|---|---|",
-    ]
-    for title, losses in report["systems"].items():
-        last = " | ".join(f"{losses[-1][kind]:.2f}" for kind in KINDS)
-        lines.append(f"| {title} | {losses[-1]['update']} | {last} |")
-    return "\n".join(lines) + "\n"
+        f"uniform guess has {math.log(report['vocabulary']):.2f}.\n\n"
+    ) + markdown_table(["decoder", "updates", *KINDS.values()], rows)
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

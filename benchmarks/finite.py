@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reports import write_report
+from reports import markdown_table, write_report
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
@@ -100,16 +100,12 @@ def compare(
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    lines = [
-        "| family | what | attention | float32 loss | float16 | bfloat16 | not finite |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in report["rows"]:
-        losses = [row[name]["loss"] for name in ("float32", *DTYPES)]
+        losses = (f"{row[name]['loss']:.4f}" for name in ("float32", *DTYPES))
         wrong = sum(len(row[name]["modules"]) + len(row[name]["gradients"]) for name in DTYPES)
-        shown = " | ".join(f"{loss:.4f}" for loss in losses)
-        lines.append(f"| {row['family']} | {row['kind']} | {row['attention']} | {shown} | {wrong or 'nothing'} |")
-    return "\n".join(lines) + "\n"
+        rows.append((row["family"], row["kind"], row["attention"], *losses, wrong or "nothing"))
+    return markdown_table(["family", "what", "attention", "float32 loss", *DTYPES, "not finite"], rows)
 
 
 def main() -> None:

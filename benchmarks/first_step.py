@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import psutil
-from reports import write_report
+from reports import markdown_table, write_report
 
 from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.runs.facts import machine
@@ -76,17 +76,11 @@ def start(folder: Path, name: str, tokenizer: dict[str, object]) -> dict[str, fl
 def table(report: dict) -> str:
     """The report as Markdown."""
     settings = report["settings"]
-    lines = [
+    rows = ((name, *(f"{seconds:.0f}" for seconds in row.values())) for name, row in report["starts"].items())
+    return (
         f"{settings['pairs']:,} pairs of {settings['words']:.0f} source words, a vocabulary of "
-        f"{settings['vocabulary']:,}; {report['machine']['processor']}, {report['machine']['cores']} cores.",
-        "",
-        "| start | seconds to the first update | of the processor |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {row['seconds']:.0f} | {row['processor_seconds']:.0f} |" for name, row in report["starts"].items()
-    ]
-    return "\n".join(lines) + "\n"
+        f"{settings['vocabulary']:,}; {report['machine']['processor']}, {report['machine']['cores']} cores.\n\n"
+    ) + markdown_table(["start", "seconds to the first update", "of the processor"], rows)
 
 
 def main() -> None:

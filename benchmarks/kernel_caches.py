@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import torch
-from reports import write_report
+from reports import markdown, write_report
 from transformers import set_seed
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -78,19 +78,18 @@ def medians(rounds: list[dict[str, dict[str, float]]], caches: str) -> dict[str,
 
 def table(report: dict) -> str:
     """The report as Markdown."""
-    lines = [
-        f"{report['settings']['steps']} steps, batches of up to {len(LENGTHS) ** 2:,} shapes, bfloat16, one thread; "
-        f"medians of {report['settings']['rounds']} rounds, and of the ratios to the default in the same round.",
-        "",
-        "| kernels that are kept | peak memory | a step, processor's time |",
-        "|---|---|---|",
+    rows = [
+        {
+            "kernels that are kept": caches,
+            "peak memory": f"{row['peak_mib'] / 1024:.2f} GiB ({row['peak_by_default']:.2f} x)",
+            "a step, processor's time": f"{row['seconds_per_step']:.3f} s ({row['seconds_by_default']:.2f} x)",
+        }
+        for caches, row in report["caches"].items()
     ]
-    for caches, row in report["caches"].items():
-        lines.append(
-            f"| {caches} | {row['peak_mib'] / 1024:.2f} GiB ({row['peak_by_default']:.2f} x) "
-            f"| {row['seconds_per_step']:.3f} s ({row['seconds_by_default']:.2f} x) |"
-        )
-    return "\n".join(lines) + "\n"
+    return (
+        f"{report['settings']['steps']} steps, batches of up to {len(LENGTHS) ** 2:,} shapes, bfloat16, one thread; "
+        f"medians of {report['settings']['rounds']} rounds, and of the ratios to the default in the same round.\n\n"
+    ) + markdown(rows)
 
 
 def main() -> None:

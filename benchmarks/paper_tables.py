@@ -9,9 +9,10 @@ rows' configs.
 
 import argparse
 import shlex
+from itertools import groupby
 
 from paper_rows import ROOT, Row, Table, arguments, place_of, read_tables
-from reports import filled_in
+from reports import filled_in, markdown
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
@@ -22,20 +23,19 @@ BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"
 
 def overview() -> str:
     """A line for each table: its rows, how many can be trained, and how many have the printed number of parameters."""
-    lines, paper = [], ""
-    for table in read_tables():
-        if table.paper != paper:
-            paper = table.paper
-            lines += [
-                f"\n### {paper}\n",
-                "| table | rows | with a recipe | parameters as printed |",
-                "|---|---|---|---|",
-            ]
-        printed = [row for row in table.rows if row.printed and row.model_config]
-        exact, recipes = (sum(row.note is None for row in printed), sum(row.recipe is not None for row in table.rows))
-        counted = f"{exact} of {len(printed)}" if printed else ""
-        lines.append(f"| {table.number}: {table.title} | {len(table.rows)} | {recipes} | {counted} |")
-    return "\n".join([*lines, ""]).lstrip("\n")
+    by_paper = groupby(read_tables(), lambda table: table.paper)
+    return "\n".join(f"### {paper}\n\n{markdown([*map(cells_of, tables)])}" for paper, tables in by_paper)
+
+
+def cells_of(table: Table) -> dict[str, object]:
+    """Column to cell of a table's line."""
+    printed = [row for row in table.rows if row.printed and row.model_config]
+    return {
+        "table": f"{table.number}: {table.title}",
+        "rows": len(table.rows),
+        "with a recipe": sum(row.recipe is not None for row in table.rows),
+        "parameters as printed": f"{sum(row.note is None for row in printed)} of {len(printed)}" if printed else "",
+    }
 
 
 def row_lines(table: Table) -> list[str]:

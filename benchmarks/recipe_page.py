@@ -6,7 +6,7 @@ python benchmarks/recipe_page.py
 import re
 from pathlib import Path
 
-from reports import filled_in
+from reports import filled_in, markdown_table
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.runs.recipe import PACKAGED
@@ -20,10 +20,9 @@ def keys(section: str) -> str:
     """The table of a section: one row a key, with its default and what it does."""
     text = REFERENCE.read_text(encoding="utf-8")
     lines = text.partition(f"\n{section}:\n")[2].partition("\n\n")[0].splitlines()
-    rows = [LINE.fullmatch(line).groups() for line in lines]
-    return "| key | value | what it does |\n|---|---|---|\n" + "".join(
-        f"| `{key}` | `{value}` | {meaning} |\n" for _, key, value, meaning in rows
-    )
+    found = (LINE.fullmatch(line).groups() for line in lines)
+    rows = ((f"`{key}`", f"`{value}`", meaning) for _, key, value, meaning in found)
+    return markdown_table(["key", "value", "what it does"], rows)
 
 
 def with_keys(page: str) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from interruptions import FULL, MOMENTS, Blow, Runs, difference, write_case
+from reports import markdown_table
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.training.checkpoints import checkpoints, problem
@@ -157,19 +158,15 @@ def _went_on(output: str) -> str:
 def table(rows: list[dict[str, Any]], planned: int) -> str:
     """In Markdown."""
     bad = [row for row in rows if row["unlike"] or row["half checkpoints"]]
-    lines = [
-        f"`benchmarks/resume_matrix.py` plans {planned} interruptions; {len(rows)} were made. "
-        f"{len(rows) - len(bad)} changed no bit of weights, states or translations.",
-        "",
-        "| run | what happened | exit status | went on from | bit for bit as if left alone |",
-        "|---|---|---|---|---|",
-    ]
+    cells = []
     for row in rows:
         same = "yes" if row not in bad else "**no**: " + "; ".join([*row["unlike"], *row["half checkpoints"]])
         same += "" if row["first loss after it"] == "same" else ", but the loss logged first is of fewer steps"
-        status = ", ".join(map(str, row["exit"]))
-        lines.append(f"| {row['circumstance']} | {row['what']} | {status} | {row['went on']} | {same} |")
-    return "\n".join(lines) + "\n"
+        cells.append((row["circumstance"], row["what"], ", ".join(map(str, row["exit"])), row["went on"], same))
+    return (
+        f"`benchmarks/resume_matrix.py` plans {planned} interruptions; {len(rows)} were made. "
+        f"{len(rows) - len(bad)} changed no bit of weights, states or translations.\n\n"
+    ) + markdown_table(["run", "what happened", "exit status", "went on from", "bit for bit as if left alone"], cells)
 
 
 def write(rows: list[dict[str, Any]], planned: int, output: Path) -> None:

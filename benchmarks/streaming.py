@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from long_run import growth, resident_mib
-from reports import write_report
+from reports import markdown, write_report
 from torch.utils.data import DataLoader
 
 from hf_deepwide.data.arguments import DataArguments
@@ -104,18 +104,19 @@ def read(folder: Path, pairs: int, max_tokens: int, buffer: int) -> dict[str, An
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    lines = [
-        "| corpus | pairs | buffer, pairs | memory held | growth over the second half | pairs/s | "
-        "to its middle when resumed |",
-        "|---|---|---|---|---|---|---|",
+    rows = [
+        {
+            "corpus": f"{run['corpus_mib']:.0f} MiB",
+            "pairs": f"{run['pairs']:,}",
+            "buffer, pairs": f"{report['settings']['buffer']:,}",
+            "memory held": f"{run['mib_held']:.0f} MiB",
+            "growth over the second half": f"{run['growth']:+.1%}",
+            "pairs/s": f"{run['pairs_per_second']:,}",
+            "to its middle when resumed": f"{run['seconds_to_the_middle_when_resumed']:.0f} s",
+        }
+        for run in report["runs"]
     ]
-    for run in report["runs"]:
-        lines.append(
-            f"| {run['corpus_mib']:.0f} MiB | {run['pairs']:,} | {report['settings']['buffer']:,} | "
-            f"{run['mib_held']:.0f} MiB | {run['growth']:+.1%} | "
-            f"{run['pairs_per_second']:,} | {run['seconds_to_the_middle_when_resumed']:.0f} s |"
-        )
-    return "\n".join(lines) + "\n"
+    return markdown(rows)
 
 
 def main() -> None:

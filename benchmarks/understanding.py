@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reports import write_report
+from reports import markdown_table, write_report
 from trainings import train
 
 from hf_deepwide.analysis.figures import new_figure, save
@@ -161,36 +161,27 @@ def gather(runs: Path, tasks: list[str], data: Path) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    lines = [
-        "# What does drop-branch do to language understanding?",
-        "",
+    text = (
+        "# What does drop-branch do to language understanding?\n\n"
         "A small RoBERTa is pre-trained on English text of the corpora at hand. It is then fine-tuned plainly, and as "
         f"MAT with two copies of each attention. {len(SEEDS)} seeds; per cent on the test set; ± is a standard "
         "deviation over seeds. p comes from Welch's t-test against plain fine-tuning, with the seed as the unit, "
-        "adjusted by Holm for the number of systems.",
-    ]
+        "adjusted by Holm for the number of systems.\n"
+    )
+    head = ["system", "parameters", "median accuracy", "mean accuracy", "mean F1", "validation accuracy", "p"]
     for task, rows in report["tasks"].items():
-        lines += [
-            "",
-            f"## {TASKS[task]['title']}",
-            "",
-            "| system | parameters | median accuracy | mean accuracy | mean F1 | validation accuracy | p |",
-            "|---|---|---|---|---|---|---|",
-        ]
         least = report["most_frequent"][task]
         accuracy = f"{least['accuracy']:.2f}"
-        lines.append(f"| the most frequent label | | {accuracy} | {accuracy} | {least['f1']:.2f} | | |")
+        cells = [("the most frequent label", "", accuracy, accuracy, f"{least['f1']:.2f}", "", "")]
         others = [name for name in rows if name != PLAIN and PLAIN in rows]
         tested = [welch(rows[name]["test_accuracy"], rows[PLAIN]["test_accuracy"]) for name in others]
         p_of = dict(zip(others, holm(tested), strict=True))
         for name, row in rows.items():
-            p = p_of.get(name)
-            lines.append(
-                f"| {name} | {row['parameters'] / 1e6:.2f} M | {statistics.median(row['test_accuracy']):.2f} | "
-                f"{spread(row['test_accuracy'])} | {spread(row['test_f1'])} | {spread(row['validation_accuracy'])} | "
-                f"{p_value(p)} |"
-            )
-    return "\n".join(lines) + "\n"
+            size, median = f"{row['parameters'] / 1e6:.2f} M", f"{statistics.median(row['test_accuracy']):.2f}"
+            spreads = (spread(row[key]) for key in ("test_accuracy", "test_f1", "validation_accuracy"))
+            cells.append((name, size, median, *spreads, p_value(p_of.get(name))))
+        text += f"\n## {TASKS[task]['title']}\n\n{markdown_table(head, cells)}"
+    return text
 
 
 def spread(values: list[float]) -> str:

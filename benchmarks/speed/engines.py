@@ -27,7 +27,7 @@ import onnxruntime
 import torch
 from exported import OURS, SETTINGS, SIZE, VOCABULARY, step_of, tokenizer_of
 from harness import against, machine, take_turns
-from reports import write_report
+from reports import markdown_table, write_report
 from tasks import NEW_TOKENS, SOURCE, Decoding
 from transformers import MarianConfig, MarianMTModel, PreTrainedModel, set_seed
 
@@ -116,29 +116,25 @@ def compiled(sentences: int, beams: int) -> tuple[dict[str, Callable[[], object]
 
 def table(report: dict) -> str:
     """The report as Markdown."""
-    columns = list(report["speed"])
-    names = list(dict.fromkeys(name for column in report["speed"].values() for name in column))
-    lines = [
-        "# How fast is one model, by the way in which it decodes?",
-        "",
+    columns = report["speed"].values()
+    rows = (
+        (name, *(f"{column[name]:.2f}" if name in column else "" for column in columns))
+        for name in dict.fromkeys(name for column in columns for name in column)
+    )
+    text = (
+        "# How fast is one model, by the way in which it decodes?\n\n"
         f"Marian's time by a way's, for equal work: more is faster. Medians of interleaved rounds. "
         f"Columns: threads, sentences × beams. {report['machine']}, torch {report['torch']}, "
-        f"CTranslate2 {report['ctranslate2']}.",
-        "",
-        f"| way | {' | '.join(columns)} |",
-        "|---" * (1 + len(columns)) + "|",
-    ]
-    for name in names:
-        cells = (format(column[name], ".2f") if name in column else "" for column in report["speed"].values())
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        f"CTranslate2 {report['ctranslate2']}.\n\n{markdown_table(['way', *report['speed']], rows)}"
+    )
     loads = ", ".join(
         f"{column}: {report['rounds'][column]} rounds, load {load:.0f}" for column, load in report["load"].items()
     )
-    lines += ["", f"The load counts programs that want one of the {report['cores']} cores. {loads}."]
+    text += f"\nThe load counts programs that want one of the {report['cores']} cores. {loads}.\n"
     if report["compile_seconds"]:
         seconds = ", ".join(f"{column}: {value:.0f} s" for column, value in report["compile_seconds"].items())
-        lines += ["", f"Seconds until the compiled graph had decoded for the first time: {seconds}."]
-    return "\n".join(lines) + "\n"
+        text += f"\nSeconds until the compiled graph had decoded for the first time: {seconds}.\n"
+    return text
 
 
 def main() -> None:

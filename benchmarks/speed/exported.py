@@ -23,7 +23,7 @@ from typing import Any
 import ctranslate2
 import torch
 from harness import against, machine, take_turns
-from reports import write_report
+from reports import markdown_table, write_report
 from sacrebleu.metrics import BLEU
 from tasks import NEW_TOKENS, SOURCE
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -126,19 +126,13 @@ def compare_speed(threads: int, rounds: int, only: list[str] | None = None) -> d
 
 def speed_table(report: dict) -> str:
     """The report as Markdown."""
-    settings = list(report["time"])
-    lines = [
-        "# Does an exported model run as fast as a Marian that was exported in the same way?",
-        "",
+    times = report["time"].values()
+    rows = ((name, *(f"{column[name]:.2f}" for column in times)) for name in next(iter(times)))
+    return (
+        "# Does an exported model run as fast as a Marian that was exported in the same way?\n\n"
         f"Time by that of {YARDSTICK}: medians of {report['rounds']} interleaved rounds. Columns: sentences × beams. "
-        f"{report['machine']}, {report['threads']} threads, CTranslate2 {report['ctranslate2']}.",
-        "",
-        f"| system | {' | '.join(settings)} |",
-        "|---" * (1 + len(settings)) + "|",
-    ]
-    for name in report["time"][settings[0]]:
-        lines.append(f"| {name} | {' | '.join(format(report['time'][each][name], '.2f') for each in settings)} |")
-    return "\n".join(lines) + "\n"
+        f"{report['machine']}, {report['threads']} threads, CTranslate2 {report['ctranslate2']}.\n\n"
+    ) + markdown_table(["system", *report["time"]], rows)
 
 
 def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, threads: int) -> dict:
@@ -196,10 +190,8 @@ def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, th
 def bleu_table(report: dict) -> str:
     """BLEU as Markdown."""
     first, *_ = report
-    lines = [f"| decoded by | sacreBLEU | same translations as {first} |", "|---|---|---|"]
-    for name, row in report.items():
-        lines.append(f"| {name} | {row['BLEU']:.2f} | {100 * row['same']:.1f} % |")
-    return "\n".join(lines) + "\n"
+    rows = ((name, f"{row['BLEU']:.2f}", f"{100 * row['same']:.1f} %") for name, row in report.items())
+    return markdown_table(["decoded by", "sacreBLEU", f"same translations as {first}"], rows)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from harness import against, take_turns
 from questions import size
-from reports import write_report
+from reports import markdown_table, write_report
 from speed import build
 from tasks import Training
 from transformers.utils.logging import disable_progress_bar
@@ -87,42 +87,28 @@ def speed_of(name: str, rounds: int, device: str) -> dict[str, float]:
 
 def table(report: dict) -> str:
     """The report as Markdown."""
-    lines = losses_table(report) if report["settings"]["seeds"] else []
-    lines += [
-        "Steps taken in turns; seconds are those of a machine that may do other work, too. `bf16: auto` is "
-        f"{'bfloat16' if report['auto_is_bfloat16'] else 'float32'} on it.",
-        "",
-        "| training step of | float32, s | bfloat16, s | bfloat16 is |",
-        "|---|---|---|---|",
-    ]
-    for name, row in report["speed"].items():
-        lines.append(
-            f"| {name} | {row['float32']:.3f} | {row['bfloat16']:.3f} | {row['speed_of_bfloat16']:.2f} x as fast |"
-        )
-    return "\n".join(lines) + "\n"
+    rows = (
+        (name, f"{row['float32']:.3f}", f"{row['bfloat16']:.3f}", f"{row['speed_of_bfloat16']:.2f} x as fast")
+        for name, row in report["speed"].items()
+    )
+    return (
+        (losses_table(report) if report["settings"]["seeds"] else "")
+        + "Steps taken in turns; seconds are those of a machine that may do other work, too. `bf16: auto` is "
+        f"{'bfloat16' if report['auto_is_bfloat16'] else 'float32'} on it.\n\n"
+    ) + markdown_table(["training step of", "float32, s", "bfloat16, s", "bfloat16 is"], rows)
 
 
-def losses_table(report: dict) -> list[str]:
-    """The lines on validation loss."""
+def losses_table(report: dict) -> str:
+    """The part on validation loss."""
     settings, losses = report["settings"], report["validation_loss"]
-    seeds = range(1, settings["seeds"] + 1)
-    lines = [
-        f"Validation loss after {settings['steps']} steps of the quick start.",
-        "",
-        f"| precision | {' | '.join(f'seed {seed}' for seed in seeds)} | mean |",
-        f"|---|{'---|' * len(seeds)}---|",
-    ]
-    for precision, own in losses.items():
-        lines.append(f"| {precision} | {' | '.join(f'{loss:.4f}' for loss in own)} | {statistics.mean(own):.4f} |")
+    head = ["precision", *(f"seed {seed}" for seed in range(1, settings["seeds"] + 1)), "mean"]
+    rows = [(name, *(f"{loss:.4f}" for loss in (*own, statistics.mean(own)))) for name, own in losses.items()]
     differences = [b - a for a, b in zip(losses["float32"], losses["bfloat16"], strict=True)]
-    shown = " | ".join(f"{difference:+.4f}" for difference in differences)
+    rows.append(("difference", *(f"{each:+.4f}" for each in (*differences, statistics.mean(differences)))))
     deviations = [f"{statistics.stdev(own):.4f} in {precision}" for precision, own in losses.items() if own[1:]]
-    return [
-        *lines,
-        f"| difference | {shown} | {statistics.mean(differences):+.4f} |",
-        "",
-        *([f"Standard deviation over seeds: {', '.join(deviations)}.", ""] if deviations else []),
-    ]
+    spread = f"Standard deviation over seeds: {', '.join(deviations)}.\n\n" if deviations else ""
+    text = f"Validation loss after {settings['steps']} steps of the quick start.\n\n"
+    return f"{text}{markdown_table(head, rows)}\n{spread}"
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from harness import against, machine, peak_memory, take_turns
 from questions import QUESTIONS, Question
-from reports import write_report
+from reports import markdown_table, write_report
 from tasks import Decoding, Training, our_loss, training_batch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, PreTrainedConfig, PreTrainedModel, set_seed
@@ -134,22 +134,18 @@ def table(report: dict[str, Any]) -> str:
     head = ["system", "parameters", "operations", *(["memory"] if has_memory else []), *tasks]
     of_gpu = [title for title, rows in tasks.items() if all("peak_memory_bytes" in row for row in rows.values())]
     head += [f"GiB, {title}" for title in of_gpu]
-    lines = [
-        f"# {report['question']}",
-        "",
-        f"Time by that of {report['yardstick']}, for equal work: medians of {report['rounds']} interleaved rounds. "
-        f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.",
-        "",
-        f"| {' | '.join(head)} |",
-        "|---" * len(head) + "|",
-    ]
+    rows = []
     for name, system in report["systems"].items():
-        times = " | ".join(f"{rows[name]['time']:.2f}" for rows in tasks.values())
-        memory = f"{system['memory']:.2f} | " if has_memory else ""
-        size = f"{system['parameters'] / 1e6:.2f} M"
-        peaks = "".join(f" {tasks[title][name]['peak_memory_bytes'] / 2**30:.2f} |" for title in of_gpu)
-        lines.append(f"| {name} | {size} | {system['operations']:.2f} | {memory}{times} |{peaks}")
-    return "\n".join(lines) + "\n"
+        times = (f"{rows[name]['time']:.2f}" for rows in tasks.values())
+        memory = [f"{system['memory']:.2f}"] if has_memory else []
+        peaks = (f"{tasks[title][name]['peak_memory_bytes'] / 2**30:.2f}" for title in of_gpu)
+        size, operations = f"{system['parameters'] / 1e6:.2f} M", f"{system['operations']:.2f}"
+        rows.append((name, size, operations, *memory, *times, *peaks))
+    return (
+        f"# {report['question']}\n\n"
+        f"Time by that of {report['yardstick']}, for equal work: medians of {report['rounds']} interleaved rounds. "
+        f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.\n\n"
+    ) + markdown_table(head, rows)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from harness import machine
 from questions import size
-from reports import write_report
+from reports import markdown_table, write_report
 from speed import build
 from tasks import Training
 from torch.profiler import ProfilerActivity, profile
@@ -89,22 +89,17 @@ def table(report: dict) -> str:
     columns = {
         f"{setting}, {name}": parts for setting, rows in report["parts"].items() for name, parts in rows.items()
     }
-    lines = [
-        "# Where does a training step go?",
-        "",
+    totals = {name: sum(parts.values()) for name, parts in columns.items()}
+    rows = (
+        (kind, *(f"{parts[kind]:.0f} ({parts[kind] / totals[name]:.0%})" for name, parts in columns.items()))
+        for kind in KINDS
+    )
+    return (
+        "# Where does a training step go?\n\n"
         f"Milliseconds of a step of {Training().tokens} target tokens, and their share. Each system has the attention "
         "that is faster with the precision. Multiplications by masks count as dropout. "
-        f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.",
-        "",
-        f"| | {' | '.join(columns)} |",
-        "|---" * (1 + len(columns)) + "|",
-    ]
-    totals = {name: sum(parts.values()) for name, parts in columns.items()}
-    for kind in KINDS:
-        cells = (f"{parts[kind]:.0f} ({parts[kind] / totals[name]:.0%})" for name, parts in columns.items())
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
-    lines.append(f"| all | {' | '.join(f'{total:.0f}' for total in totals.values())} |")
-    return "\n".join(lines) + "\n"
+        f"{report['machine']}, {report['threads']} threads, torch {report['torch']}.\n\n"
+    ) + markdown_table(["", *columns], [*rows, ("all", *(f"{total:.0f}" for total in totals.values()))])
 
 
 def main() -> None:

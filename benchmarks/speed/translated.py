@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from harness import machine
-from reports import write_report
+from reports import markdown_table, write_report
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
@@ -86,21 +86,17 @@ def measure(
 
 def table(report: dict) -> str:
     """The report as Markdown."""
-    lines = [
-        "# How fast does a trained model translate a text, beside the same weights in Transformers' own class?",
-        "",
+    head = ["sentences × beams", "times as fast", "the same tokens", "mean length by the longest of a batch"]
+    rows = (
+        (setting, f"{row['faster']:.2f}", f"{row['same_tokens']:.1%}", f"{row['mean_length_by_longest']:.2f}")
+        for setting, row in report["settings"].items()
+    )
+    return (
+        "# How fast does a trained model translate a text, beside the same weights in Transformers' own class?\n\n"
         f"Time of {report['class']} by ours, by `generate` in float32, sentences of about equal length together. The "
         f"model: {report['model']}. Medians of {report['rounds']} rounds. {report['machine']}, "
-        f"{report['threads']} threads, torch {report['torch']}.",
-        "",
-        "| sentences × beams | times as fast | the same tokens | mean length by the longest of a batch |",
-        "|---|---|---|---|",
-    ]
-    for setting, row in report["settings"].items():
-        lines.append(
-            f"| {setting} | {row['faster']:.2f} | {row['same_tokens']:.1%} | {row['mean_length_by_longest']:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
+        f"{report['threads']} threads, torch {report['torch']}.\n\n"
+    ) + markdown_table(head, rows)
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 from definition import Study, System, load_study
-from pages import TITLES, markdown, with_error
+from pages import TITLES, with_error
 from records import Record, read_records, scores_of
+from reports import markdown
 from selection import chosen_rows, validation_loss
 from study import ROOT, Run, Workshop
 

@@ -5,8 +5,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from definition import Study
-from pages import markdown, score_title, table_cells
+from pages import score_title, table_cells
 from records import PRUNED, Record, read_records
+from reports import markdown
 from selection import Rows, chosen_rows
 
 from hf_deepwide.durable import write_whole

@@ -24,12 +24,15 @@ A system with a `base` starts from a model that is trained before it, by the sam
 `start` starts from the winner of another system, seed by seed, with its setting and `start_rate` times its rate.
 """
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import Recipe, check_recipe, find_recipe, parse_yaml, read_values
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # reports and trainings, for all that import this file
 
 Setting = dict[str, Any]
 

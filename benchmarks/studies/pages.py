@@ -20,6 +20,7 @@ from records import (
     read_translations,
     scores_of,
 )
+from reports import markdown
 from selection import Rows, chosen_rows, key_of, lost_seeds, validation_loss
 
 from hf_deepwide.data.corpora import load_parallel
@@ -303,13 +304,6 @@ def summary(study: Study, rows: Rows, results: Path) -> str:
     columns = ["system", "parameters", score_title(rows, study.metric), "validation loss", "updates", "seeds"]
     cells = table_cells(study, rows, results)
     return markdown([{column: cells[name][column] for column in columns} for name in study.summary if name in cells])
-
-
-def markdown(rows: list[dict[str, str]]) -> str:
-    """A table in Markdown, of rows with the same columns."""
-    head = list(rows[0]) if rows else []
-    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *(row.values() for row in rows))]
-    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
 def score_title(rows: Rows, metric: str) -> str:

@@ -17,14 +17,11 @@ import argparse
 import concurrent.futures
 import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # trainings
 
 import torch
 from cards import write_cards

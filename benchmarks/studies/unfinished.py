@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from definition import load_study, run_name
+from reports import markdown_table
 
 from hf_deepwide.analysis.learning_curves import plot_runs
 from hf_deepwide.durable import write_whole
@@ -32,23 +33,18 @@ def read_log(text: str) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    lines = [
-        f"# {report['study']}: runs that were stopped",
-        "",
-        f"{report['machine']}. Validation loss in nats a token, smoothed as in training. No model was scored. Where "
-        "the least loss is that of the last epoch, the loss was still falling.",
-        "",
-        "| system | seed | least validation loss | of epoch | last epoch | its loss | training |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["system", "seed", "least validation loss", "of epoch", "last epoch", "its loss", "training"]
+    rows = []
     for run in report["runs"]:
         _, epoch, least = min(run["curve"], key=lambda point: point[2])
         _, last, loss = run["curve"][-1]
         end = "ended by itself" if run["trained_to_the_end"] else "stopped"
-        lines.append(
-            f"| {run['title']} | {run['seed']} | {least:.3f} | {epoch:.0f} | {last:.0f} | {loss:.3f} | {end} |"
-        )
-    return "\n".join(lines) + "\n"
+        rows.append((run["title"], run["seed"], f"{least:.3f}", f"{epoch:.0f}", f"{last:.0f}", f"{loss:.3f}", end))
+    return (
+        f"# {report['study']}: runs that were stopped\n\n"
+        f"{report['machine']}. Validation loss in nats a token, smoothed as in training. No model was scored. Where "
+        "the least loss is that of the last epoch, the loss was still falling.\n\n"
+    ) + markdown_table(head, rows)
 
 
 def main() -> None:

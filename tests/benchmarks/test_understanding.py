@@ -48,7 +48,7 @@ def test_compares_finished_runs_with_plain_fine_tuning(tmp_path):
     (least,) = (line for line in understanding.table(report).splitlines() if "most frequent" in line)
     precision, recall = 4 / 5, 4 / 4
     f1 = 100 * 2 * precision * recall / (precision + recall)
-    assert least == f"| the most frequent label | | 80.00 | 80.00 | {f1:.2f} | | |"
+    assert least == f"| the most frequent label |  | 80.00 | 80.00 | {f1:.2f} |  |  |"
     assert [row[2] for row in rows] == ["70.00", "80.00", "70.10"]
     assert rows[1][3] == f"80.00 ± {statistics.stdev(better):.2f}"
     assert [row[-1].strip(" |") for row in rows] == ["", "< 0.0001", f"{max(large, 2 * small):.4f}"]
