@@ -12,7 +12,6 @@ same round. Numbers that `--output` holds already stay, so that a measurement ca
 ONNX's graphs decode greedily, as the README of an exported folder does, so the columns of beam search lack them.
 """
 
-import argparse
 import json
 import os
 import tempfile
@@ -26,7 +25,7 @@ import numpy as np
 import onnxruntime
 import torch
 from exported import OURS, SETTINGS, SIZE, VOCABULARY, step_of, tokenizer_of
-from harness import against, machine, take_turns
+from harness import against, machine, options, parsed, take_turns
 from reports import markdown_table, write_report
 from tasks import NEW_TOKENS, SOURCE, Decoding
 from transformers import MarianConfig, MarianMTModel, PreTrainedModel, set_seed
@@ -36,7 +35,6 @@ from hf_deepwide import MATConfig, VanillaTransformerConfig
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 from hf_deepwide.exporting.onnx_folder import DECODER, ENCODER
-from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 YARDSTICK = "Marian, `generate`"
 
@@ -139,17 +137,11 @@ def table(report: dict) -> str:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way that count")
+    parser = options(__doc__, rounds=5)
     parser.add_argument("--sentences", type=int, help="of a batch; all settings without it")
     parser.add_argument("--beams", type=int, default=1, help="of the search, with --sentences")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile, too slow to be one of the ways")
-    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    keep_memory()
-    bound_kernel_caches()
+    args = parsed(parser)
     place = args.output
     report: dict[str, Any] = {"speed": {}, "compile_seconds": {}, "load": {}, "rounds": {}}
     now = {**machine("cpu"), "cores": os.cpu_count(), "ctranslate2": ctranslate2.__version__}

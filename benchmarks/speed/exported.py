@@ -14,7 +14,6 @@ With `--model` a trained checkpoint translates a text by `generate` in float32 a
 float32 and in int8.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import ctranslate2
 import torch
-from harness import against, machine, take_turns
+from harness import against, machine, options, parsed, take_turns
 from reports import markdown_table, write_report
 from sacrebleu.metrics import BLEU
 from tasks import NEW_TOKENS, SOURCE
@@ -196,17 +195,13 @@ def bleu_table(report: dict) -> str:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each system that count")
-    parser.add_argument("--output", type=Path, help="folder for exported.json and exported.md, or of exported_bleu")
+    parser = options(__doc__, 7, "folder for exported.json and exported.md, or of exported_bleu")
     parser.add_argument("--model", type=Path, help="a trained checkpoint: compare BLEU on a text")
     parser.add_argument("--source", type=Path, help="the text, a sentence a line")
     parser.add_argument("--reference", type=Path, help="its translation")
     parser.add_argument("--systems", nargs="+", metavar="NAME", help="only these rows of the table, and Marian's")
     parser.add_argument("--beams", type=int, default=5, help="of --model's search")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parsed(parser)
     if args.model is None:
         report = compare_speed(args.threads, args.rounds, args.systems)
         print(speed_table(report))

@@ -3,6 +3,7 @@
 A machine's speed drifts, so a time alone says little; the ratio of two times of the same round says more.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from hf_deepwide.runs import facts
+from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # reports, for all that import this file
 
+REPORT = "the report, a .json; its table lies beside it as .md"
 WARM_UP = 2  # rounds that are not counted: they compile kernels and grow the heap
 
 
@@ -29,6 +32,24 @@ class Measured(NamedTuple):
 
     seconds: float
     ratio: float
+
+
+def options(description: str | None, rounds: int, output: str = REPORT) -> argparse.ArgumentParser:
+    """A parser of what every benchmark here can be told; `rounds` is a default, `output` says what `--output` is."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each system that count")
+    parser.add_argument("--output", type=Path, help=output)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the command says; from now on this process keeps memory and kernels as training does."""
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    bound_kernel_caches()
+    return args
 
 
 def take_turns(

@@ -12,13 +12,11 @@ attention that is faster with it on this device, as training has (`attn_implemen
 which of the two is faster, so the speed is measured on three kinds of them.
 """
 
-import argparse
 import statistics
 import tempfile
-from pathlib import Path
 
 import torch
-from harness import against, take_turns
+from harness import against, options, parsed, take_turns
 from questions import size
 from reports import markdown_table, write_report
 from speed import build
@@ -33,7 +31,6 @@ from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.arguments import TranslationTrainingArguments
-from hf_deepwide.training.memory import keep_memory
 from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "quickstart"
@@ -113,17 +110,12 @@ def losses_table(report: dict) -> str:
 
 def main() -> None:
     """Train, time, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, rounds=7)
     parser.add_argument("--seeds", type=int, default=3, help="how many; 0: no training runs, speed alone")
     parser.add_argument("--steps", type=int, default=300, help="of each training run, a third of them warm-up")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a batch in these runs")
-    parser.add_argument("--rounds", type=int, default=7, help="measured steps of each model and precision")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
-    parser.add_argument("--output", type=Path, help="write the results here, as .json and .md")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parsed(parser)
     disable_progress_bar()
-    keep_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report = {
         "machine": machine() | {"threads": args.threads},

@@ -14,15 +14,13 @@ keeps the other tasks of the report that is there.
     python benchmarks/speed/speed.py joints --tasks training --output benchmarks/results/speed
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import against, machine, peak_memory, take_turns
+from harness import against, machine, options, parsed, peak_memory, take_turns
 from questions import QUESTIONS, Question
 from reports import markdown_table, write_report
 from tasks import Decoding, Training, our_loss, training_batch
@@ -30,7 +28,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, PreTrainedConfig, PreTrainedModel, set_seed
 
 from hf_deepwide.errors import UserError, run_script
-from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 
 def build(config: PreTrainedConfig, task: Training | Decoding, device: str) -> PreTrainedModel:
@@ -150,18 +147,12 @@ def table(report: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, 7, "folder for QUESTION.json and QUESTION.md")
     parser.add_argument("question", help=f"one of {', '.join(QUESTIONS)}")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each system that count")
     parser.add_argument("--tasks", nargs="+", help="only those whose title holds one of these words")
-    parser.add_argument("--output", type=Path, help="folder for QUESTION.json and QUESTION.md")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.question not in QUESTIONS:
         raise UserError(f"there is no question {args.question!r}; accepted: {', '.join(QUESTIONS)}")
-    torch.set_num_threads(args.threads)
-    keep_memory()
-    bound_kernel_caches()
     question = chosen(QUESTIONS[args.question], args.tasks)
     report = answer(question, args.rounds, "cuda" if torch.cuda.is_available() else "cpu")
     if args.output:

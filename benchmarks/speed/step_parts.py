@@ -7,14 +7,11 @@ PyTorch's profiler times each operation. An operation belongs to the first kind 
 named in. Its own work counts, without the operations that it calls. Medians over several steps.
 """
 
-import argparse
 import statistics
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import torch
-from harness import machine
+from harness import machine, options, parsed
 from questions import size
 from reports import markdown_table, write_report
 from speed import build
@@ -24,7 +21,6 @@ from transformers import MarianConfig
 
 from hf_deepwide import VanillaTransformerConfig
 from hf_deepwide.errors import run_script
-from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 SIZES = {"d 256": size(6, 256, 4, 1024), "d 128": size(6, 128, 4, 512)}
 PRECISIONS = ("float32", "bfloat16")
@@ -104,22 +100,15 @@ def table(report: dict) -> str:
 
 def main() -> None:
     """Profile, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
-    parser.add_argument("--steps", type=int, default=5, help="profiled steps of each setting")
-    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    keep_memory()
-    bound_kernel_caches()
-    report: dict[str, Any] = {**machine("cpu"), "steps": args.steps, "parts": {}}
+    args = parsed(options(__doc__, rounds=5))
+    report: dict[str, Any] = {**machine("cpu"), "steps": args.rounds, "parts": {}}
     for name, fields in SIZES.items():
         for precision in PRECISIONS:
             configs = {
                 "ours": VanillaTransformerConfig(**fields),
                 "Marian": MarianConfig(**fields, forced_eos_token_id=None),
             }
-            report["parts"][f"{name}, {precision}"] = parts_of(configs, precision, args.steps)
+            report["parts"][f"{name}, {precision}"] = parts_of(configs, precision, args.rounds)
     print(table(report))
     if args.output:
         write_report(args.output, report, table)

@@ -15,18 +15,15 @@ What counts is real target tokens a second, from the end of an update to the end
 is in it. The trainers take turns. Our process keeps freed memory (see `keep_memory`), and Marian gains from that, too.
 """
 
-import argparse
 import functools
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch
-from harness import machine
+from harness import machine, options, parsed
 from questions import size
 from reports import markdown, write_report
 from transformers import (
@@ -46,7 +43,6 @@ from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.runs.recipe import load_recipe
-from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "multi30k_en_de_vanilla"
@@ -183,18 +179,12 @@ def table(report: dict) -> str:
 
 def main() -> None:
     """Train, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
+    parser = options(__doc__, rounds=3)
     parser.add_argument("--updates", type=int, default=20, help="of a turn")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--size", choices=SIZES, help="one size alone; what --output holds of others stays")
     parser.add_argument("--precision", choices=PRECISIONS, help="one precision alone, likewise")
-    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parsed(parser)
     disable_progress_bar()
-    keep_memory()
-    bound_kernel_caches()
     recipe = load_recipe(RECIPE)
     texts = load_parallel(recipe.data, "train")
     tokenizer = train_tokenizer(training_texts(texts), recipe.tokenizer)

@@ -16,7 +16,6 @@ This trains the model of the comparison with Marian, in half an hour on one core
         --training.predict_with_generate false
 """
 
-import argparse
 import statistics
 import time
 from itertools import islice
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine
+from harness import machine, options, parsed
 from reports import markdown_table, write_report
 from transformers import AutoModelForSeq2SeqLM
 
@@ -33,7 +32,6 @@ from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import run_script
 from hf_deepwide.exporting.stock import STOCK, as_stock
 from hf_deepwide.loading import load_model, load_tokenizer
-from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 SETTINGS = ((1, 1), (1, 5), (32, 1), (32, 5))  # sentences, beams
 SOME = 64  # sentences of the text that are translated one by one
@@ -101,18 +99,12 @@ def table(report: dict) -> str:
 
 def main() -> None:
     """Translate, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, rounds=5)
     parser.add_argument("--model", type=Path, required=True, help="a trained checkpoint")
     parser.add_argument("--source", type=Path, required=True, help="the text, a sentence a line; .gz is read, too")
     parser.add_argument("--as", dest="as_", default="m2m_100", help=f"Transformers' class: {', '.join(STOCK)}")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
     parser.add_argument("--limit", type=int, help="lines of the text")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each translates the text")
-    parser.add_argument("--output", type=Path, help="the report, a .json; its table lies beside it as .md")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    keep_memory()
-    bound_kernel_caches()
+    args = parsed(parser)
     tokenizer = load_tokenizer(args.model)
     ids = [tokenizer(line)["input_ids"] for line in islice(read_lines(args.source), args.limit)]
     ours = load_model(AutoModelForSeq2SeqLM, args.model, dtype=torch.float32).eval()

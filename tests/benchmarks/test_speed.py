@@ -35,6 +35,16 @@ def test_ratios_compare_the_same_round(monkeypatch):
     assert harness.against({"a": [1.0, 9.0, 2.0], "b": [2.0, 2.0, 4.0]}, "a")["b"] == (2.0, 2.0)
 
 
+def test_a_benchmark_has_threads_memory_and_kernels_as_training_has(monkeypatch):
+    found = []
+    monkeypatch.setattr("sys.argv", ["speed.py", "--threads", "1"])
+    for name in ("keep_memory", "bound_kernel_caches"):
+        monkeypatch.setattr(harness, name, lambda name=name: found.append(name))
+    monkeypatch.setattr(harness.torch, "set_num_threads", found.append)
+    args = harness.parsed(harness.options("It is fast.", rounds=3))
+    assert (args.rounds, args.output, found) == (3, None, [1, "keep_memory", "bound_kernel_caches"])
+
+
 def test_reports_the_answer_to_a_question():
     tiny = questions.size(1, 16, 2, 32)
     systems = {
