@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reports import markdown_table, write_report
+from reports import markdown_table, measured_on, write_report
 from trainings import train
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -183,7 +183,7 @@ def main() -> None:
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(lambda recipe: train(recipe.values, threads=threads), recipes.values()))
     texts = {split: some_of(recipes["post-norm"].data, split) for split in ("train", "validation")}
-    report: dict[str, Any] = {"machine": machine(), "torch": torch.__version__, "systems": {}}
+    report: dict[str, Any] = {**measured_on(), "systems": {}}
     for title, recipe in recipes.items():
         if (recipe.output_dir / "results.json").is_file():
             print(f"{title}: measuring", flush=True)

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reports import markdown_table, write_report
+from reports import markdown_table, measured_on, write_report
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
 from hf_deepwide.families import FAMILIES
-from hf_deepwide.runs.facts import machine
 from hf_deepwide.training.replay import first_nonfinite
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -121,9 +120,8 @@ def main() -> None:
         results = compare(family, kind, attention, length, device)
         rows.append({"family": family, "kind": kind, "attention": attention, "length": length, **results})
         print(table({"rows": rows[-1:]}).splitlines()[-1], flush=True)
-    report = {"machine": machine(), "torch": torch.__version__, "rows": rows}
     if args.output:
-        write_report(args.output, report, table)
+        write_report(args.output, {**measured_on(device), "rows": rows}, table)
 
 
 if __name__ == "__main__":

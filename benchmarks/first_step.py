@@ -20,10 +20,9 @@ import time
 from pathlib import Path
 
 import psutil
-from reports import markdown_table, write_report
+from reports import markdown_table, measured_on, write_report
 
 from hf_deepwide.data.text_files import read_lines
-from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.yaml_values import to_yaml
 
 HELD_OUT = 100  # pairs to validate on, the first of the training set
@@ -75,11 +74,11 @@ def start(folder: Path, name: str, tokenizer: dict[str, object]) -> dict[str, fl
 
 def table(report: dict) -> str:
     """The report as Markdown."""
-    settings = report["settings"]
+    settings, facts = report["settings"], report if "cores" in report else report["machine"]  # as it was once
     rows = ((name, *(f"{seconds:.0f}" for seconds in row.values())) for name, row in report["starts"].items())
     return (
         f"{settings['pairs']:,} pairs of {settings['words']:.0f} source words, a vocabulary of "
-        f"{settings['vocabulary']:,}; {report['machine']['processor']}, {report['machine']['cores']} cores.\n\n"
+        f"{settings['vocabulary']:,}; {facts['processor']}, {facts['cores']} cores.\n\n"
     ) + markdown_table(["start", "seconds to the first update", "of the processor"], rows)
 
 
@@ -103,7 +102,7 @@ def main() -> None:
             starts[number] = start(folder, number, tokenizer)
             print(number, json.dumps(starts[number]), flush=True)
     report = {
-        "machine": machine(),
+        **measured_on(),
         "settings": {"pairs": args.pairs, "words": words, "vocabulary": args.vocabulary},
         "starts": starts,
     }

@@ -20,11 +20,10 @@ import time
 from pathlib import Path
 
 import torch
-from reports import markdown, write_report
+from reports import markdown, measured_on, write_report
 from transformers import set_seed
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_deepwide.runs.facts import machine
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory, peak_memory
 
 SIZE = {
@@ -108,8 +107,8 @@ def main() -> None:
         rounds.append({caches: in_a_process(caches, args.steps) for caches in CACHES})
         print(f"round {number + 1} of {args.rounds}: {rounds[-1]}", flush=True)
     report = {
-        "machine": machine() | {"threads": 1},
-        "torch": torch.__version__,
+        **measured_on(),
+        "threads": 1,
         "settings": {"steps": args.steps, "rounds": args.rounds},
         "caches": {caches: medians(rounds, caches) for caches in CACHES},
     }

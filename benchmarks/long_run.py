@@ -9,7 +9,6 @@ shapes are met. So small a model is the hard case for data loading, as its steps
 """
 
 import argparse
-import json
 import re
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from reports import measured_on, write_report
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
@@ -26,9 +26,7 @@ from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
-from hf_deepwide.durable import write_whole
 from hf_deepwide.runs.build import build_model
-from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.memory import keep_memory
 from hf_deepwide.training.translation import TranslationTrainer
@@ -151,14 +149,13 @@ def main() -> None:
             flush=True,
         )
     report = {
-        "machine": machine() | {"threads": args.threads},
-        "torch": torch.__version__,
+        **measured_on(),
+        "threads": args.threads,
         "settings": {key: value for key, value in vars(args).items() if key != "output"},
         "runs": runs,
     }
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(args.output.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
+        write_report(args.output, report)
         draw(report, args.output.with_suffix(".png"))
 
 

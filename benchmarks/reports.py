@@ -5,15 +5,43 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError
+from hf_deepwide.runs import facts
 
 
-def write_report(output: Path, report: dict[str, Any], table: Callable[[dict[str, Any]], str]) -> None:
-    """Write `output` with the suffixes .json and .md; its folder is made."""
+def measured_on(device: str = "cpu") -> dict[str, Any]:
+    """The name of the processor or the GPU as `machine`, what else is known of it, threads, and PyTorch's version."""
+    found = facts.machine()
+    name = torch.cuda.get_device_name() if device == "cuda" else found["processor"]
+    return {"machine": name, **found, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def begun(output: Path | None, about: dict[str, Any], **empty: dict[str, Any]) -> dict[str, Any]:
+    """The report that `output` holds, to be added to, or one with `empty` parts where it holds none.
+
+    Raises:
+        UserError: the report is about something else, such as another machine.
+    """
+    place = output.with_suffix(".json") if output else None
+    if place is None or not place.is_file():
+        return about | empty
+    earlier = json.loads(place.read_text(encoding="utf-8"))
+    # what it lacks, an older version did not write
+    if different := [key for key, value in about.items() if earlier.get(key, value) != value]:
+        others = " and another ".join(different)
+        raise UserError(f"{place} has numbers of another {others}; remove it, or give another --output")
+    return earlier | about
+
+
+def write_report(output: Path, report: Any, table: Callable[[Any], str] | None = None) -> None:
+    """Write `output` with the suffix .json, and with .md if there is a table; its folder is made."""
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
-    write_whole(output.with_suffix(".md"), table(report))
+    if table is not None:
+        write_whole(output.with_suffix(".md"), table(report))
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

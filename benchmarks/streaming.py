@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from long_run import growth, resident_mib
-from reports import markdown, write_report
+from reports import markdown, measured_on, write_report
 from torch.utils.data import DataLoader
 
 from hf_deepwide.data.arguments import DataArguments
@@ -28,7 +28,6 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.streaming import EndlessStream, StreamBatches
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
-from hf_deepwide.runs.facts import machine
 from hf_deepwide.training.memory import keep_memory
 from hf_deepwide.training.stream_position import collate_stream
 
@@ -138,7 +137,7 @@ def main() -> None:
         runs.append({"corpus_mib": round(size, 1), "pairs": pairs, **measured})
         print(table({"runs": runs[-1:], "settings": vars(args)}).splitlines()[-1], flush=True)
     report = {
-        "machine": machine(),
+        **measured_on(),
         "settings": {key: value for key, value in vars(args).items() if key != "output"},
         "runs": runs,
     }

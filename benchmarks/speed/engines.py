@@ -12,7 +12,6 @@ same round. Numbers that `--output` holds already stay, so that a measurement ca
 ONNX's graphs decode greedily, as the README of an exported folder does, so the columns of beam search lack them.
 """
 
-import json
 import os
 import tempfile
 import time
@@ -25,14 +24,14 @@ import numpy as np
 import onnxruntime
 import torch
 from exported import OURS, SETTINGS, SIZE, VOCABULARY, step_of, tokenizer_of
-from harness import against, machine, options, parsed, take_turns
-from reports import markdown_table, write_report
+from harness import against, options, parsed, take_turns
+from reports import begun, markdown_table, measured_on, write_report
 from tasks import NEW_TOKENS, SOURCE, Decoding
 from transformers import MarianConfig, MarianMTModel, PreTrainedModel, set_seed
 
 import hf_deepwide
 from hf_deepwide import MATConfig, VanillaTransformerConfig
-from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.errors import run_script
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 from hf_deepwide.exporting.onnx_folder import DECODER, ENCODER
 
@@ -142,16 +141,9 @@ def main() -> None:
     parser.add_argument("--beams", type=int, default=1, help="of the search, with --sentences")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile, too slow to be one of the ways")
     args = parsed(parser)
-    place = args.output
-    report: dict[str, Any] = {"speed": {}, "compile_seconds": {}, "load": {}, "rounds": {}}
-    now = {**machine("cpu"), "cores": os.cpu_count(), "ctranslate2": ctranslate2.__version__}
-    if place and place.exists():
-        earlier = json.loads(place.read_text(encoding="utf-8"))
-        if different := [key for key in now if key != "threads" and earlier.get(key) != now[key]]:
-            others = " and another ".join(different)
-            raise UserError(f"{place} has numbers of another {others}; remove it, or give another --output")
-        report = earlier
-    report |= now
+    about = {**measured_on(), "cores": os.cpu_count(), "ctranslate2": ctranslate2.__version__}
+    del about["threads"]  # each column says its own
+    report = begun(args.output, about, speed={}, compile_seconds={}, load={}, rounds={})
     with tempfile.TemporaryDirectory() as folder:
         for sentences, beams in ((args.sentences, args.beams),) if args.sentences else SETTINGS:
             column = f"{args.threads} thread{'s' * (args.threads > 1)}, {sentences} × {beams}"
@@ -167,8 +159,8 @@ def main() -> None:
                 report["speed"][column], report["rounds"][column] = found, args.rounds
                 report["load"][column] = round(os.getloadavg()[0], 1)
             print(column, {name: (round(each.seconds, 3), found[name]) for name, each in measured.items()}, flush=True)
-    if place:
-        write_report(place, report, table)
+    if args.output:
+        write_report(args.output, report, table)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from typing import Any
 
 import ctranslate2
 import torch
-from harness import against, machine, options, parsed, take_turns
-from reports import markdown_table, write_report
+from harness import against, options, parsed, take_turns
+from reports import markdown_table, measured_on, write_report
 from sacrebleu.metrics import BLEU
 from tasks import NEW_TOKENS, SOURCE
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -106,8 +106,7 @@ def step_of(place: Path, words: list[str], sentences: int, beams: int, threads: 
 def compare_speed(threads: int, rounds: int, only: list[str] | None = None) -> dict:
     """Time by Marian's of every system, or of `only` some, in every setting."""
     report: dict[str, Any] = {
-        **machine("cpu"),
-        "threads": threads,
+        **measured_on(),
         "rounds": rounds,
         "ctranslate2": ctranslate2.__version__,
         "time": {},

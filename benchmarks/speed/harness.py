@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from hf_deepwide.runs import facts
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # reports, for all that import this file
@@ -89,9 +88,3 @@ def peak_memory(step: Callable[[], object]) -> int:
     for _ in range(2):
         step()
     return torch.cuda.max_memory_allocated()
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What was measured on."""
-    name = torch.cuda.get_device_name() if device == "cuda" else facts.machine()["processor"]
-    return {"machine": name, "threads": torch.get_num_threads(), "torch": torch.__version__}

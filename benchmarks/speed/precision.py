@@ -18,7 +18,7 @@ import tempfile
 import torch
 from harness import against, options, parsed, take_turns
 from questions import size
-from reports import markdown_table, write_report
+from reports import markdown_table, measured_on, write_report
 from speed import build
 from tasks import Training
 from transformers.utils.logging import disable_progress_bar
@@ -28,7 +28,6 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.runs.build import build_model
-from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 from hf_deepwide.training.translation import TranslationTrainer
@@ -118,8 +117,7 @@ def main() -> None:
     disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report = {
-        "machine": machine() | {"threads": args.threads},
-        "torch": torch.__version__,
+        **measured_on(device),
         "auto_is_bfloat16": TranslationTrainingArguments("not written to").bf16,
         "settings": {key: value for key, value in vars(args).items() if key != "output"},
         "speed": {name: speed_of(name, args.rounds, device) for name in SIZES},

@@ -15,14 +15,14 @@ keeps the other tasks of the report that is there.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from harness import against, machine, options, parsed, peak_memory, take_turns
+from harness import against, options, parsed, peak_memory, take_turns
 from questions import QUESTIONS, Question
-from reports import markdown_table, write_report
+from reports import begun, markdown_table, measured_on, write_report
 from tasks import Decoding, Training, our_loss, training_batch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, PreTrainedConfig, PreTrainedModel, set_seed
@@ -79,33 +79,25 @@ def chosen(question: Question, words: Sequence[str] | None) -> Question:
     return dataclasses.replace(question, tasks=tasks)
 
 
-def together(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
-    """A report with the tasks that it lacks and an earlier report has, if both are of the same systems and machine."""
-    same = ("question", "machine", "threads", "torch", "rounds", "systems")
-    if any(earlier.get(key) != report[key] for key in same):
-        return report
-    return report | {"tasks": earlier["tasks"] | report["tasks"]}
-
-
-def answer(question: Question, rounds: int, device: str) -> dict[str, Any]:
-    """Measure every task."""
+def answer(question: Question, rounds: int, device: str, earlier: Path | None = None) -> dict[str, Any]:
+    """Measure every task; an `earlier` report of the same systems on the same machine keeps its other tasks."""
     systems = question.systems
     counted = {name: operations(config) for name, config in systems.items()}
     are_ours = not any(isinstance(config, MarianConfig) for config in systems.values())
     kept = {name: memory(config) for name, config in systems.items()} if are_ours else {}
     sizes = {name: AutoModelForSeq2SeqLM.from_config(config).num_parameters() for name, config in systems.items()}
-    report: dict[str, Any] = {
+    about = {
         "question": question.title,
         "yardstick": question.yardstick,
-        **machine(device),
+        **measured_on(device),
         "rounds": rounds,
         "systems": {
             name: {"parameters": sizes[name], "operations": counted[name] / counted[question.yardstick]}
             | ({"memory": kept[name] / kept[question.yardstick]} if kept else {})
             for name in systems
         },
-        "tasks": {},
     }
+    report = begun(earlier, about, tasks={})
     for task in question.tasks:
         set_seed(0)
         steps, peaks = {}, {}
@@ -154,12 +146,11 @@ def main() -> None:
     if args.question not in QUESTIONS:
         raise UserError(f"there is no question {args.question!r}; accepted: {', '.join(QUESTIONS)}")
     question = chosen(QUESTIONS[args.question], args.tasks)
-    report = answer(question, args.rounds, "cuda" if torch.cuda.is_available() else "cpu")
-    if args.output:
-        earlier = args.output / f"{args.question}.json"
-        if args.tasks and earlier.is_file():
-            report = together(json.loads(earlier.read_text(encoding="utf-8")), report)
-        write_report(earlier, report, table)
+    place = args.output / args.question if args.output else None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    report = answer(question, args.rounds, device, earlier=place if args.tasks else None)
+    if place:
+        write_report(place, report, table)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from harness import machine, options, parsed
+from harness import options, parsed
 from questions import size
-from reports import markdown_table, write_report
+from reports import markdown_table, measured_on, write_report
 from speed import build
 from tasks import Training
 from torch.profiler import ProfilerActivity, profile
@@ -101,7 +101,7 @@ def table(report: dict) -> str:
 def main() -> None:
     """Profile, print, write."""
     args = parsed(options(__doc__, rounds=5))
-    report: dict[str, Any] = {**machine("cpu"), "steps": args.rounds, "parts": {}}
+    report: dict[str, Any] = {**measured_on(), "steps": args.rounds, "parts": {}}
     for name, fields in SIZES.items():
         for precision in PRECISIONS:
             configs = {

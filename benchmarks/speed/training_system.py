@@ -16,16 +16,15 @@ is in it. The trainers take turns. Our process keeps freed memory (see `keep_mem
 """
 
 import functools
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import machine, options, parsed
+from harness import options, parsed
 from questions import size
-from reports import markdown, write_report
+from reports import begun, markdown, measured_on, write_report
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianConfig,
@@ -41,7 +40,7 @@ from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForCondition
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
-from hf_deepwide.errors import UserError, run_script
+from hf_deepwide.errors import run_script
 from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.translation import TranslationTrainer
 
@@ -189,12 +188,7 @@ def main() -> None:
     texts = load_parallel(recipe.data, "train")
     tokenizer = train_tokenizer(training_texts(texts), recipe.tokenizer)
     data = {"tokenizer": tokenizer, "encoded": encode(texts, tokenizer, recipe.data, filter=True)}
-    report: dict[str, Any] = {"training": {}}
-    if args.output and args.output.exists():
-        report = json.loads(args.output.read_text(encoding="utf-8"))
-        if different := [key for key, value in machine("cpu").items() if report.get(key) != value]:
-            raise UserError(f"{args.output} has numbers of other {', '.join(different)}; remove it, or give another")
-    report |= machine("cpu")
+    report = begun(args.output, measured_on(), training={})
     for name in [args.size] if args.size else SIZES:
         for precision in [args.precision] if args.precision else PRECISIONS:
             row = measure(name, precision, args.updates, args.rounds, data)

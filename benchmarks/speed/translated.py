@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, options, parsed
-from reports import markdown_table, write_report
+from harness import options, parsed
+from reports import markdown_table, measured_on, write_report
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
@@ -112,7 +112,7 @@ def main() -> None:
     config = ours.config
     layers = f"{config.encoder_layers} + {config.decoder_layers} layers"
     report = {
-        **machine("cpu"),
+        **measured_on(),
         "model": f"a {config.model_type} of width {config.d_model} with {layers}",
         "class": args.as_,
         "rounds": args.rounds,

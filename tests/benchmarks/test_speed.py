@@ -10,6 +10,7 @@ import pytest
 import questions
 import speed
 from questions import QUESTIONS, Question
+from reports import begun, measured_on, write_report
 from tasks import Decoding, Training
 
 from hf_deepwide import VanillaTransformerConfig
@@ -45,14 +46,18 @@ def test_a_benchmark_has_threads_memory_and_kernels_as_training_has(monkeypatch)
     assert (args.rounds, args.output, found) == (3, None, [1, "keep_memory", "bound_kernel_caches"])
 
 
-def test_reports_the_answer_to_a_question():
+def test_reports_the_answer_to_a_question(tmp_path):
+    """In slices: the second keeps what the first has measured."""
     tiny = questions.size(1, 16, 2, 32)
     systems = {
         "one": VanillaTransformerConfig(**tiny),
         "wider": VanillaTransformerConfig(**tiny | {"encoder_ffn_dim": 64}),
     }
     question = Question("Which?", systems, "one", (Training(sentences=2, length=4), Decoding(1, 1)))
-    report = speed.answer(question, 1, "cpu")
+    first, second = (speed.chosen(question, [word]) for word in ("training", "decoding"))
+    write_report(tmp_path / "which", speed.answer(first, 1, "cpu"))
+    report = speed.answer(second, 1, "cpu", tmp_path / "which")
+    assert list(report["tasks"]) == ["training, float32", "decoding, 1 sentence, greedy"]
     assert report["systems"]["wider"]["operations"] > report["systems"]["one"]["operations"] == 1
     assert report["systems"]["wider"]["memory"] > report["systems"]["one"]["memory"] == 1
     text = speed.table(report)
@@ -66,17 +71,21 @@ def test_reports_the_answer_to_a_question():
     assert [row.split("|")[-2].strip() for row in rows] == ["1.50", "1.50"]
 
 
-def test_a_question_is_answered_in_slices():
-    """A slice keeps the tasks of a report of the same systems on the same machine, and of no other."""
+def test_a_slice_has_the_tasks_with_a_word_in_their_titles():
     question = QUESTIONS["joints"]
-    first, second = (speed.chosen(question, [word]) for word in ("training", "greedy"))
-    assert [len(each.tasks) for each in (first, second)] == [1, 2]
-    common = dict.fromkeys(("question", "machine", "threads", "torch", "rounds", "systems"), 1)
-    reports = [common | {"tasks": {task.title: {} for task in each.tasks}} for each in (first, second)]
-    assert len(speed.together(*reports)["tasks"]) == 3
-    assert len(speed.together(reports[0] | {"machine": 2}, reports[1])["tasks"]) == 2
+    assert [len(speed.chosen(question, [word]).tasks) for word in ("training", "greedy")] == [1, 2]
     with pytest.raises(UserError, match="in no title"):
         speed.chosen(question, ["sorting"])
+
+
+def test_numbers_are_added_to_those_of_the_same_machine_alone(tmp_path):
+    about, output = measured_on(), tmp_path / "report.json"
+    assert begun(None, about, tasks={}) == begun(output, about, tasks={}) == {**about, "tasks": {}}
+    write_report(output, {"machine": about["machine"], "tasks": {"decoding": 1}})  # by an older version
+    assert begun(output, about, tasks={}) == {**about, "tasks": {"decoding": 1}}
+    write_report(output, about | {"machine": "loom", "torch": "0"})
+    with pytest.raises(UserError, match="another machine and another torch"):
+        begun(output, about, tasks={})
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
