@@ -18,6 +18,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -25,9 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from interruptions import FULL, MOMENTS, Blow, Runs, difference, write_case
-from reports import markdown_table
+from reports import markdown_table, write_report
 
-from hf_deepwide.durable import write_whole
 from hf_deepwide.training.checkpoints import checkpoints, problem
 
 AT_ONCE = 3  # runs side by side
@@ -169,12 +169,6 @@ def table(rows: list[dict[str, Any]], planned: int) -> str:
     ) + markdown_table(["run", "what happened", "exit status", "went on from", "bit for bit as if left alone"], cells)
 
 
-def write(rows: list[dict[str, Any]], planned: int, output: Path) -> None:
-    """After each row, so that a matrix that is itself interrupted leaves what it has."""
-    write_whole(output.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
-    write_whole(output.with_suffix(".md"), table(rows, planned))
-
-
 def main() -> None:
     """Run all, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -211,7 +205,8 @@ def main() -> None:
             result = examine(case, number, server(), folder, references[case.circumstance])
             print(f"{time.monotonic() - start:5.0f} s  {json.dumps(result)}", flush=True)
             done[number] = result
-            write([done[each] for each in sorted(done)], len(chosen), arguments.output)
+            # now, so that a matrix that is itself interrupted leaves what it has
+            write_report(arguments.output, [done[each] for each in sorted(done)], partial(table, planned=len(chosen)))
             return result
 
         rows = list(pool.map(row, enumerate(chosen)))

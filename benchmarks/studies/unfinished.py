@@ -8,16 +8,14 @@ with a table and a figure beside it.
 """
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from definition import load_study, run_name
-from reports import markdown_table
+from reports import markdown_table, write_report
 
 from hf_deepwide.analysis.learning_curves import plot_runs
-from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -68,9 +66,7 @@ def main() -> None:
     if not runs:
         raise UserError(f"{', '.join(map(str, args.logs))}: no validation loss of a run of {args.study}")
     output, report = RESULTS / study.name / "unfinished", {"study": study.name, "machine": args.machine, "runs": runs}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(output.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
-    write_whole(output.with_suffix(".md"), table(report))
+    write_report(output, report, table)
     first: dict[str, dict[str, Any]] = {}  # the first seed of each system
     for run in runs:
         first.setdefault(run["title"], run)
