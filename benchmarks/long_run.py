@@ -19,17 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 from reports import measured_on, write_report
+from trainings import encoded_corpus, trainer_of
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide.analysis.figures import new_figure, save
-from hf_deepwide.data.corpora import load_parallel
-from hf_deepwide.data.encoding import encode
-from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
-from hf_deepwide.runs.build import build_model
-from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.memory import keep_memory
-from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "quickstart"
 EVERY = 50  # steps between readings
@@ -70,17 +65,11 @@ def long_run(steps: int, workers: int, max_tokens: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         changed = {
             "training.output_dir": folder, "training.max_steps": steps, "training.max_tokens": max_tokens,
-            "training.dataloader_num_workers": workers, "training.dataloader_persistent_workers": str(workers > 0),
+            "training.dataloader_num_workers": workers, "training.dataloader_persistent_workers": workers > 0,
             "training.eval_strategy": "steps", "training.eval_steps": 500, "training.save_strategy": "steps",
-            "training.save_steps": 500, "training.logging_steps": EVERY, "training.disable_tqdm": "true",
+            "training.save_steps": 500, "training.logging_steps": EVERY, "training.disable_tqdm": True,
         } | {f"model.{key}": value for key, value in MODEL.items()}  # fmt: skip
-        recipe = load_recipe(RECIPE, [f"--{key}={value}" for key, value in changed.items()])
-        texts = {split: load_parallel(recipe.data, split) for split in ("train", "validation")}
-        tokenizer = train_tokenizer(training_texts(texts["train"]), recipe.tokenizer)
-        encoded = {split: encode(rows, tokenizer, recipe.data, filter=False) for split, rows in texts.items()}
-        args = recipe.training_arguments()
-        model = build_model(recipe, tokenizer, args)
-        trainer = TranslationTrainer(model, args, tokenizer, encoded["train"], encoded["validation"])
+        trainer = trainer_of(RECIPE, changed, *encoded_corpus(RECIPE, "train", "validation"))
         readings = Readings()
         trainer.add_callback(readings)
         trainer.train()

@@ -1,18 +1,27 @@
-"""A training in a process of its own, for benchmarks that need several; its output goes to a log beside its folder."""
+"""Trainings for benchmarks: in a process of its own, with a log beside its folder, or in this process."""
 
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_deepwide.data.corpora import load_parallel
+from hf_deepwide.data.encoding import encode
+from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError
-from hf_deepwide.runs.recipe import differences
+from hf_deepwide.runs.build import build_model
+from hf_deepwide.runs.recipe import differences, load_recipe
 from hf_deepwide.runs.yaml_values import to_yaml
 from hf_deepwide.training.faults import NonFiniteError
+from hf_deepwide.training.translation import TranslationTrainer
 
 SOURCE = Path(__file__).parents[1] / "src"
 COMMAND = (sys.executable, "-m", "hf_deepwide.cli", "train")
@@ -54,3 +63,23 @@ def train(recipe: dict[str, Any], *task: str, threads: int | None = None) -> Non
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         kind = NonFiniteError if done.returncode == NonFiniteError.status else UserError
         raise kind(f"{run.name} has failed: {' '.join(last)}")
+
+
+def encoded_corpus(name: str, *splits: str) -> tuple[PreTrainedTokenizerBase, dict[str, Dataset]]:
+    """A tokenizer that is trained on the corpus of a packaged recipe, and these splits of it as training has them."""
+    recipe = load_recipe(name)
+    texts = {split: load_parallel(recipe.data, split) for split in splits}
+    tokenizer = train_tokenizer(training_texts(texts["train"]), recipe.tokenizer)
+    return tokenizer, {
+        split: encode(rows, tokenizer, recipe.data, filter=split == "train") for split, rows in texts.items()
+    }
+
+
+def trainer_of(
+    name: str, changed: dict[str, Any], tokenizer: Any, encoded: dict[str, Dataset], build: Callable = build_model
+) -> TranslationTrainer:
+    """A trainer by a packaged recipe with `changed` keys, for this process; `build` makes the model."""
+    recipe = load_recipe(name, [f"--{key}={json.dumps(value)}" for key, value in changed.items()])
+    args = recipe.training_arguments()
+    model = build(recipe, tokenizer, args)
+    return TranslationTrainer(model, args, tokenizer, encoded["train"], encoded.get("validation"))

@@ -21,16 +21,11 @@ from questions import size
 from reports import markdown_table, measured_on, write_report
 from speed import build
 from tasks import Training
+from trainings import encoded_corpus, trainer_of
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide import VanillaTransformerConfig
-from hf_deepwide.data.corpora import load_parallel
-from hf_deepwide.data.encoding import encode
-from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
-from hf_deepwide.runs.build import build_model
-from hf_deepwide.runs.recipe import load_recipe
 from hf_deepwide.training.arguments import TranslationTrainingArguments
-from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "quickstart"
 SIZES = {  # layers of each stack, width, heads, inner width
@@ -44,25 +39,19 @@ SENTENCES, LENGTH = 64, 32  # of the batch whose steps are timed
 def validation_losses(seeds: int, steps: int, max_tokens: int) -> dict[str, list[float]]:
     """Validation loss after `steps` steps: of each precision, a list by seed."""
     losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
-    recipe = load_recipe(RECIPE)
-    texts = {split: load_parallel(recipe.data, split) for split in ("train", "validation")}
-    tokenizer = train_tokenizer(training_texts(texts["train"]), recipe.tokenizer)
-    encoded = {split: encode(rows, tokenizer, recipe.data, filter=False) for split, rows in texts.items()}
+    corpus = encoded_corpus(RECIPE, "train", "validation")
     for seed in range(1, seeds + 1):
         for precision, own in losses.items():
             with tempfile.TemporaryDirectory() as folder:
                 changed = {
                     "training.output_dir": folder, "training.seed": seed, "training.max_steps": steps,
-                    "training.bf16": str(precision == "bfloat16").lower(), "training.eval_strategy": "no",
+                    "training.bf16": precision == "bfloat16", "training.eval_strategy": "no",
                     "training.save_strategy": "steps", "training.save_steps": 10 * steps,
-                    "training.load_best_model_at_end": "false", "training.disable_tqdm": "true",
+                    "training.load_best_model_at_end": False, "training.disable_tqdm": True,
                     "training.logging_steps": steps, "training.warmup_steps": steps // 3,
                     "training.max_tokens": max_tokens,
                 }  # fmt: skip
-                args = load_recipe(RECIPE, [f"--{key}={value}" for key, value in changed.items()])
-                args = args.training_arguments()
-                model = build_model(recipe, tokenizer, args)
-                trainer = TranslationTrainer(model, args, tokenizer, encoded["train"], encoded["validation"])
+                trainer = trainer_of(RECIPE, changed, *corpus)
                 trainer.train()
                 own.append(trainer.evaluate()["eval_loss"])
             print(f"seed {seed}, {precision}: {own[-1]:.4f}", flush=True)

@@ -25,6 +25,7 @@ from typing import Any
 from harness import options, parsed
 from questions import size
 from reports import begun, markdown, measured_on, write_report
+from trainings import encoded_corpus, trainer_of
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianConfig,
@@ -37,12 +38,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_deepwide.data.corpora import load_parallel
-from hf_deepwide.data.encoding import encode
-from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
 from hf_deepwide.errors import run_script
-from hf_deepwide.runs.recipe import load_recipe
-from hf_deepwide.training.translation import TranslationTrainer
 
 RECIPE = "multi30k_en_de_vanilla"
 SIZES = {"d 256": (6, 256, 4, 1024), "d 128": (6, 128, 4, 512)}  # layers of each stack, width, heads, inner width
@@ -95,28 +91,25 @@ def turn_of(make: Callable[[str, int], Any], updates: int, seed: int) -> dict[st
     return {"speed": real / seconds, "an_update": real / (updates - WARM_UP), "padding": 1 - real / padded}
 
 
-def measure(name: str, precision: str, updates: int, rounds: int, data: dict[str, Any]) -> dict[str, Any]:
+def measure(name: str, precision: str, updates: int, rounds: int, tokenizer: Any, corpus: Any) -> dict[str, Any]:
     """Both systems in turns."""
     is_half = precision == "bfloat16"
-    tokenizer = data["tokenizer"]
     ids = {each: getattr(tokenizer, each) for each in IDS} | {"decoder_start_token_id": tokenizer.eos_token_id}
     fields = size(*SIZES[name]) | ids | {"vocab_size": len(tokenizer)}
 
+    def vanilla(recipe: Any, tokenizer: Any, args: Any) -> Any:
+        set_seed(args.seed)
+        config, attention = VanillaTransformerConfig(**fields), args.attn_implementation
+        return VanillaTransformerForConditionalGeneration._from_config(config, attn_implementation=attention)
+
     def ours(folder: str, seed: int) -> Any:
         changed = {
-            "output_dir": folder, "seed": seed, "max_steps": updates, "bf16": str(is_half).lower(),
-            "eval_strategy": "no", "save_strategy": "steps", "save_steps": 10 * updates,
-            "load_best_model_at_end": "false", "disable_tqdm": "true",
-            "predict_with_generate": "false",
+            "training.output_dir": folder, "training.seed": seed, "training.max_steps": updates,
+            "training.bf16": is_half, "training.eval_strategy": "no", "training.save_strategy": "steps",
+            "training.save_steps": 10 * updates, "training.load_best_model_at_end": False,
+            "training.disable_tqdm": True, "training.predict_with_generate": False,
         }  # fmt: skip
-        args = load_recipe(RECIPE, [f"--training.{key}={value}" for key, value in changed.items()])
-        args = args.training_arguments()
-        set_seed(seed)
-        config = VanillaTransformerConfig(**fields)
-        model = VanillaTransformerForConditionalGeneration._from_config(
-            config, attn_implementation=args.attn_implementation
-        )
-        return TranslationTrainer(model, args, tokenizer, sample, None)
+        return trainer_of(RECIPE, changed, tokenizer, {"train": sample}, vanilla)
 
     def marian(folder: str, seed: int, sampling: str = "random") -> Any:
         set_seed(seed)
@@ -131,13 +124,13 @@ def measure(name: str, precision: str, updates: int, rounds: int, data: dict[str
             model, args, DataCollatorForSeq2Seq(tokenizer, model), sample.select_columns(["input_ids", "labels"])
         )
 
-    sample = data["encoded"]
+    sample = corpus
     with tempfile.TemporaryDirectory() as folder:
         sentences = round(len(sample) / len(ours(folder, 1).get_train_dataloader()))
     makes = (ours, marian, functools.partial(marian, sampling="group_by_length"))
     found: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
     for seed in range(1, rounds + 1):
-        sample = data["encoded"].shuffle(seed=seed).select(range(sentences * updates))
+        sample = corpus.shuffle(seed=seed).select(range(sentences * updates))
         for system, make in zip(SYSTEMS, makes, strict=True):
             found[system].append(turn_of(make, updates, seed))
     rows = {
@@ -184,14 +177,11 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, help="one precision alone, likewise")
     args = parsed(parser)
     disable_progress_bar()
-    recipe = load_recipe(RECIPE)
-    texts = load_parallel(recipe.data, "train")
-    tokenizer = train_tokenizer(training_texts(texts), recipe.tokenizer)
-    data = {"tokenizer": tokenizer, "encoded": encode(texts, tokenizer, recipe.data, filter=True)}
+    tokenizer, encoded = encoded_corpus(RECIPE, "train")
     report = begun(args.output, measured_on(), training={})
     for name in [args.size] if args.size else SIZES:
         for precision in [args.precision] if args.precision else PRECISIONS:
-            row = measure(name, precision, args.updates, args.rounds, data)
+            row = measure(name, precision, args.updates, args.rounds, tokenizer, encoded["train"])
             report["training"][f"{name}, {precision}"] = row
     print(table(report))
     if args.output:
