@@ -8,17 +8,23 @@ from collections.abc import Iterator
 
 import pytest
 
-LONGEST = ("test_scale_processes.py", "test_blocks.py", "test_export_onnx.py", "test_export.py", "test_resume.py")
+LONGEST = (  # the longest first
+    "test_scale_processes.py", "test_backends.py", "test_resume.py", "test_export_onnx.py", "test_blocks.py",
+    "test_equations.py", "test_export.py", "test_classification.py", "test_out_of_memory.py", "test_new_languages.py",
+    "test_generation.py", "test_trainer.py", "test_space.py", "test_studies.py", "test_decoding.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let workers begin with the longest files: at the end, one of them would be busy and the others idle."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.name not in LONGEST)
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is imported out of garbage collection, which would look at half a million objects each time."""
+@pytest.fixture(scope="module", autouse=True)
+def left_out_of_garbage_collection() -> None:
+    """Leave out what is imported, and what earlier modules left: each collection would look at a million objects."""
     gc.collect()
     gc.freeze()
 
