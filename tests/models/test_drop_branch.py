@@ -42,7 +42,7 @@ def test_two_constant_branches_have_four_outcomes_in_the_right_proportions(merge
         layer.out_proj.weight.zero_()
         layer.out_proj.bias[:8], layer.out_proj.bias[8:] = 1, 2
     divisor = 2 ** MERGES[merge]
-    x, draws, counts, total = inputs(), 10_000, Counter(), 0.0
+    x, draws, counts, total = inputs(), 2_500, Counter(), 0.0
     torch.manual_seed(0)
     with torch.no_grad():
         for _ in range(draws):
@@ -56,8 +56,8 @@ def test_two_constant_branches_have_four_outcomes_in_the_right_proportions(merge
     if merge == "double_mean":
         assert set(outcomes) == {0, 0.3571, 0.7143, 1.0714}
     for value, probability in outcomes.items():
-        assert counts[value] / draws == pytest.approx(probability, abs=0.015)
-    assert total / draws == pytest.approx(3 / divisor, abs=0.04 / divisor)
+        assert counts[value] / draws == pytest.approx(probability, abs=0.03)  # 3 standard errors
+    assert total / draws == pytest.approx(3 / divisor, abs=0.08 / divisor)
 
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])
@@ -65,7 +65,7 @@ def test_two_constant_branches_have_four_outcomes_in_the_right_proportions(merge
 def test_the_mean_over_draws_is_the_undropped_output(drop_unit, granularity):
     """Eq. 5-6 and 9 are unbiased, biases included: training sees on average what inference computes."""
     layer = attention_layer(drop_branch=0.4, drop_unit=drop_unit, drop_granularity=granularity)
-    x, draws = inputs(shape=(1, 2, 8)), 5_000
+    x, draws = inputs(shape=(1, 2, 8)), 2_000
     torch.manual_seed(1)
     with torch.no_grad():
         if granularity == "sentence":
