@@ -28,9 +28,6 @@ KILLS = [
     ("between epochs", 3, "resuming from checkpoint-12"),
     ("optimizer half written", 7, "checkpoint-8 was being saved when the run was interrupted"),
     ("old checkpoint half deleted", 2, "resuming from checkpoint-16"),
-    ("mark not yet named", 1, None),
-    ("recipe not yet named", 1, None),
-    ("tokenizer not yet named", 1, None),
     ("checksums not yet named", 2, "checkpoint-8 was being saved when the run was interrupted"),
     ("results not yet named", 1, "training had ended at checkpoint-20"),
 ]
@@ -74,7 +71,22 @@ def test_resumes_after_a_kill_at_any_moment(moment, count, said, runs, case):
     assert_whole(run)
     codes, output = runs.run(recipe)
     assert codes == [0], output
-    assert said in output if said else "resuming from" not in output
+    assert said in output
+    assert difference(run, reference) == []
+    assert not (run / ".saving").exists()
+
+
+def test_starts_anew_after_kills_before_anything_is_saved(runs, case):
+    """Each start finds what the killed one before it has left."""
+    recipe, run, reference = case()
+    for moment in ("mark not yet named", "recipe not yet named", "tokenizer not yet named"):
+        codes, output = runs.run(recipe, blow=Blow(moment))
+        assert codes == [-signal.SIGKILL], output
+        assert "resuming from" not in output
+        assert_whole(run)
+    codes, output = runs.run(recipe)
+    assert codes == [0], output
+    assert "resuming from" not in output
     assert difference(run, reference) == []
     assert not (run / ".saving").exists()
 
