@@ -49,13 +49,13 @@ def together(tmp_path_factory) -> Path:
     return out
 
 
-def work(launcher: list[str], task: str, folder: Path) -> None:
-    """Let the worker do a task in processes of its own."""
+def work(launcher: list[str], task: str, folder: Path, **variables: str) -> None:
+    """Let the worker do a task in processes of its own, with further variables of the environment."""
     paths = [
         str(Path(scale_worker.__file__).parent),
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]  # the code under test, too
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), **variables}
     command = [*launcher, scale_worker.__file__, task, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -138,7 +138,8 @@ def test_a_sharded_run_is_resumed_exactly(together):
 
 def test_a_sharded_run_goes_on_with_another_number_of_processes(together):
     """Nothing is drawn by each process, so one process ends as two do, sharded or replicated."""
-    work([sys.executable, "-m", "torch.distributed.run", "--standalone"], "go_on_alone", together / "sharded-pairs")
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    work([sys.executable], "go_on_alone", together / "sharded-pairs", **group)  # no launcher: it would import PyTorch
     runs = ("sharded-pairs/run", "sharded-pairs/run-before", "pairs/run-before")
     again, sharded, replicated = (load_file(together / run / "model.safetensors") for run in runs)
     assert again.keys() == sharded.keys() == replicated.keys()  # tied weights once
