@@ -91,3 +91,11 @@ def check_refused(config_class: type, fields: dict[str, Any], words: list[str]) 
     with pytest.raises(ValueError, match=r".") as error:
         config_class(**fields)
     assert [word for word in words if word not in str(error.value)] == []
+
+
+def check_masks_are_needed(case: str, words: str) -> None:
+    """Attention that gets no mask of positions is refused in words."""
+    model = build(case)
+    model.set_attn_implementation("flex_attention")
+    with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match=words):
+        model(**pair())

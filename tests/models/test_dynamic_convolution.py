@@ -5,8 +5,8 @@ That logits, generation, saving and back-ends are right is tested with all other
 
 import pytest
 import torch
-from model_cases import SIZES, build, pair, source
-from model_checks import check_padding_before_targets, check_refused
+from model_cases import SIZES, build, source
+from model_checks import check_masks_are_needed, check_padding_before_targets, check_refused
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_deepwide.models import modeling_base
@@ -111,10 +111,7 @@ def test_names_what_does_not_fit(fields, words):
 
 
 def test_names_attention_without_masks():
-    model = build("vanilla-dynamic")
-    model.set_attn_implementation("flex_attention")
-    with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match="accepted: eager, sdpa"):
-        model(**pair())
+    check_masks_are_needed("vanilla-dynamic", "accepted: eager, sdpa")
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -5,8 +5,8 @@ That logits, generation, saving and back-ends are right is tested with all other
 
 import pytest
 import torch
-from model_cases import SIZES, build, pair, source, tokens
-from model_checks import check_refused
+from model_cases import SIZES, build, source, tokens
+from model_checks import check_masks_are_needed, check_refused
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -166,11 +166,7 @@ def test_names_what_does_not_fit(fields, words):
 
 
 def test_names_attention_without_masks():
-    model = build("vanilla-evolved")
-    model.set_attn_implementation("flex_attention")
-    words = "'evolved'` needs a mask of positions"
-    with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match=words):
-        model(**pair())
+    check_masks_are_needed("vanilla-evolved", "'evolved'` needs a mask of positions")
 
 
 def test_the_exported_cache_refuses_cells():

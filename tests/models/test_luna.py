@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from model_cases import build, new_vanilla, pair, source
-from model_checks import check_refused
+from model_checks import check_masks_are_needed, check_refused
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -152,10 +152,7 @@ def test_names_what_does_not_fit(fields, words):
 
 
 def test_names_attention_without_masks():
-    model = build("vanilla-luna")
-    model.set_attn_implementation("flex_attention")
-    with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match="accepted: eager, sdpa"):
-        model(**pair())
+    check_masks_are_needed("vanilla-luna", "accepted: eager, sdpa")
 
 
 @pytest.mark.parametrize("how", ["dlcl", "hierarchical"])
