@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import sentencepiece
 from coded_languages import KINDS
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_pieces import train_pieces, write_vocabulary
 from transformers import MarianTokenizer
 
 from hf_deepwide.data.arguments import DataArguments
@@ -35,14 +35,9 @@ def our_bpe(folder, **options):
 
 
 def marian(folder):
-    (folder / "text").write_text("a b c d a b c d")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=8, minloglevel=2
-    )
-    pieces = sentencepiece.SentencePieceProcessor(str(folder / "m.model"))
-    words = [">>deu<<", "</s>", "<unk>", *(pieces.id_to_piece(i) for i in range(3, len(pieces))), "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
-    return MarianTokenizer(f"{folder}/m.model", f"{folder}/m.model", f"{folder}/vocab.json")
+    model, words = train_pieces(folder, ["a b c d a b c d"], 8)
+    vocabulary = write_vocabulary(folder / "vocab.json", [">>deu<<", "</s>", "<unk>", *words, "<pad>"])
+    return MarianTokenizer(model, model, vocabulary)
 
 
 MAKERS = {"bpe": our_bpe, "marian": marian, **{name: kind[0] for name, kind in KINDS.items()}}

@@ -2,8 +2,8 @@
 
 import json
 
-import sentencepiece
 import torch
+from sentence_pieces import train_pieces, write_vocabulary
 from tiny_run import tiny_values
 from transformers import (
     M2M100Config,
@@ -37,14 +37,8 @@ def nllb(folder):
 
 
 def m2m(folder):
-    (folder / "text").write_text("a b c d a b c d")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=8, minloglevel=2
-    )
-    pieces = sentencepiece.SentencePieceProcessor(str(folder / "m.model"))
-    words = [*SPECIAL, *(pieces.id_to_piece(i) for i in range(3, len(pieces)))]
-    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
-    return M2M100Tokenizer(f"{folder}/vocab.json", f"{folder}/m.model")
+    model, words = train_pieces(folder, ["a b c d a b c d"], 8)
+    return M2M100Tokenizer(write_vocabulary(folder / "vocab.json", [*SPECIAL, *words]), model)
 
 
 # name: (tokenizer, model, config, source and target code, whether targets begin with their code)

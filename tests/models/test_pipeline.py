@@ -4,9 +4,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import sentencepiece
 import torch
 from datasets import Dataset
+from sentence_pieces import train_pieces, write_vocabulary
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -75,18 +75,10 @@ def bpe():
 def spm(tmp_path_factory):
     """A SentencePiece model, and its vocabulary with Marian's special tokens, on disk."""
     folder = tmp_path_factory.mktemp("spm")
-    (folder / "text").write_text("\n".join(CORPUS))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=32, minloglevel=2
-    )
-    pieces = sentencepiece.SentencePieceProcessor(str(folder / "m.model"))
-    words = [pieces.id_to_piece(i) for i in range(3, len(pieces))]
-    (folder / "marian.json").write_text(json.dumps({w: i for i, w in enumerate(["</s>", "<unk>", *words, "<pad>"])}))
-    tagged = [">>deu<<", ">>fra<<", "</s>", "<unk>", *words, "<pad>"]
-    (folder / "tagged.json").write_text(json.dumps({w: i for i, w in enumerate(tagged)}))
-    (folder / "m2m.json").write_text(
-        json.dumps({w: i for i, w in enumerate(["<s>", "<pad>", "</s>", "<unk>", *words])})
-    )
+    _, words = train_pieces(folder, CORPUS, 32)
+    write_vocabulary(folder / "marian.json", ["</s>", "<unk>", *words, "<pad>"])
+    write_vocabulary(folder / "tagged.json", [">>deu<<", ">>fra<<", "</s>", "<unk>", *words, "<pad>"])
+    write_vocabulary(folder / "m2m.json", ["<s>", "<pad>", "</s>", "<unk>", *words])
     return folder
 
 

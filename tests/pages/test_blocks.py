@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import sentencepiece
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 from printed import ROOT, fenced
+from sentence_pieces import train_pieces, write_vocabulary
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer, set_seed
 
 from hf_deepwide import MATConfig, MATForConditionalGeneration
@@ -175,17 +175,9 @@ def save_marian(folder):
     """A small Marian model with a tokenizer for German and English phrases."""
     folder.mkdir(parents=True)
     phrases = build_phrases("de", "en", train_size=300)["train"]
-    text = folder.parent / "text"
-    text.write_text("\n".join([*phrases["source"], *phrases["target"]]), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(folder / "pieces"), vocab_size=200, minloglevel=2
-    )
-    pieces = sentencepiece.SentencePieceProcessor(str(folder / "pieces.model"))
-    words = [pieces.id_to_piece(number) for number in range(3, len(pieces))]
-    vocabulary = {word: number for number, word in enumerate(["</s>", "<unk>", *words, "<pad>"])}
-    (folder / "words.json").write_text(json.dumps(vocabulary))
-    model = str(folder / "pieces.model")
-    tokenizer = MarianTokenizer(model, model, str(folder / "words.json"))
+    pieces, words = train_pieces(folder, [*phrases["source"], *phrases["target"]], 200)
+    vocabulary = write_vocabulary(folder / "words.json", ["</s>", "<unk>", *words, "<pad>"])
+    tokenizer = MarianTokenizer(pieces, pieces, vocabulary)
     torch.manual_seed(0)
     pad = tokenizer.pad_token_id
     config = MarianConfig(

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import sentencepiece
 import torch
 from coded_languages import KINDS
 from coded_languages import SIZES as CODED_SIZES
 from safetensors.torch import load_file, save_file
+from sentence_pieces import train_pieces, write_vocabulary
 from tiny_run import tiny_values
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -44,14 +44,8 @@ TARGETS = ["x y z w", "way xyz", "y w x", "zyx way x y"]
 
 def pieces(folder, name, lines, tags=()):
     """A sentencepiece model of some lines, and its pieces as Marian numbers them; `<pad>` is the last."""
-    (folder / "text").write_text("\n".join(lines * 4), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / name), vocab_size=13, minloglevel=2
-    )
-    model = sentencepiece.SentencePieceProcessor(str(folder / f"{name}.model"))
-    words = ["</s>", "<unk>", *tags, *(model.id_to_piece(i) for i in range(3, len(model))), "<pad>"]
-    (folder / f"{name}.json").write_text(json.dumps({word: i for i, word in enumerate(words)}), encoding="utf-8")
-    return str(folder / f"{name}.model"), str(folder / f"{name}.json")
+    model, words = train_pieces(folder, lines * 4, 13, name)
+    return model, write_vocabulary(folder / f"{name}.json", ["</s>", "<unk>", *tags, *words, "<pad>"])
 
 
 def marian(folder, separate, tags=()):
