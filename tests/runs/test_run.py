@@ -27,24 +27,17 @@ from hf_deepwide.training.trainer import TokenBatchTrainer
 OPTIONS = {"predict_with_generate": True, "metric_for_best_model": "bleu", "early_stopping_patience": 50}
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def blank_figures():
     """Draw figures: a run leaves one behind."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums come in another order on two threads, and the processes of these tests run on one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(one_thread, tmp_path_factory):
     """A finished run of 20 steps, with dropout and dropped branches, and its results."""
-    torch.set_num_threads(1)
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     return run, run_recipe(tiny_recipe(run, **OPTIONS))
 

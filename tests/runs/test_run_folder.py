@@ -37,14 +37,7 @@ from hf_deepwide.training.checkpoints import INTERRUPTED, checkpoints
 
 WORDS = ["red", "green", "blue", "old", "new", "big", "small", "fast"]
 TRAINING = {"max_steps": 8, "bf16": False, "max_tokens": 512}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
