@@ -4,7 +4,13 @@ The fixtures import the library: the process that hands tests to workers reads t
 """
 
 import gc
+import os
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,6 +33,34 @@ def left_out_of_garbage_collection() -> None:
     """Leave out what is imported, and what earlier modules left: each collection would look at a million objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[str]:
+    """The address of a server whose children have imported Transformers, and nothing of this package."""
+    from forked_commands import serving
+    from tiny_run import ENVIRONMENT
+
+    with serving("transformers.pipelines", "transformers.generation.utils", environment=ENVIRONMENT) as address:
+        yield address
+
+
+@pytest.fixture
+def used_in_a_fork(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use what is shared in a child of a server: a process of its own would spend most of its time on imports."""
+    from forked_commands import call
+
+    from hf_deepwide import shared_use
+
+    def run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None, **_: Any) -> SimpleNamespace:
+        words = command[command.index("-c") :]
+        with tempfile.TemporaryFile("w+") as errors, open(os.devnull, "r+") as null:
+            streams = [each.fileno() for each in (null, null, errors)]
+            code = call(forks, words, str(cwd), dict(os.environ if env is None else env), streams)
+            errors.seek(0)
+            return SimpleNamespace(returncode=code, stderr=errors.read())
+
+    monkeypatch.setattr(shared_use, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
 
 
 @pytest.fixture(scope="module", autouse=True)

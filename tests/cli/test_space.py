@@ -93,13 +93,14 @@ def test_writes_the_metadata_of_a_space(space):
     assert not any("extra" in line for line in needed)
 
 
-def test_a_space_is_tried_out_before_it_is_there(folder, tmp_path, monkeypatch):
+def test_a_space_is_tried_out_before_it_is_there(folder, tmp_path, monkeypatch, request):
     tried = []
     monkeypatch.setattr(export, "verify_folder", lambda place, task: tried.append(place.name))
     share(folder, tmp_path / "space", space=True)
     assert tried == ["model"], "as a share of its own"
     assert not list((tmp_path / "space").rglob("*.pyc"))
     (tmp_path / "space" / "model" / "config.json").unlink()
+    request.getfixturevalue("used_in_a_fork")
     with pytest.raises(RuntimeError, match=r"there is no config\.json"):
         export.verify_space(tmp_path / "space", None)
 

@@ -160,7 +160,7 @@ def test_rows_that_start_at_random_are_told_of(more, tmp_path, caplog):
 
 @pytest.mark.parametrize("family", ["mat", "m2m_100"])
 @pytest.mark.parametrize("kind", NEW)
-def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path):
+def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path, used_in_a_fork):
     make_base(kind, tmp_path / "base")
     write_corpus(tmp_path)
     code, source, other = NEW[kind], *KINDS[kind][3:5]

@@ -338,7 +338,7 @@ def test_a_model_in_memory_and_a_minimal_card(tokenizer, tmp_path):
     assert again.decode(again(TEXTS[1])["input_ids"], skip_special_tokens=True) == TEXTS[1]
 
 
-def test_encoders_are_shared_by_their_task(tokenizer, tmp_path):
+def test_encoders_are_shared_by_their_task(tokenizer, tmp_path, used_in_a_fork):
     for cls, task in (
         (MATRobertaForMaskedLM, "fill-mask"),
         (MATRobertaForSequenceClassification, "text-classification"),
@@ -394,14 +394,14 @@ def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "good", "here"]
 
 
-def test_a_model_of_several_posteriors_without_pairs_is_verified(tokenizer, tmp_path):
+def test_a_model_of_several_posteriors_without_pairs_is_verified(tokenizer, tmp_path, used_in_a_fork):
     """Its users choose by `posteriors`; the pipeline knows no languages to choose by."""
     model = new_model(FAMILIES["latent_depth"], tokenizer, num_posteriors=3)
     share(model, tmp_path / "out", tokenizer=tokenizer)
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-def test_verifying_refuses_weights_that_would_start_at_random(shared, tokenizer, tmp_path):
+def test_verifying_refuses_weights_that_would_start_at_random(shared, tokenizer, tmp_path, used_in_a_fork):
     small = {key: value for key, value in SIZES.items() if key.startswith(("d_model", "encoder", "decoder"))}
     bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **small))
     masked = LatentDepthForMaskedLM(LatentDepthForMaskedLM.config_class(vocab_size=len(tokenizer), **SIZES))

@@ -236,7 +236,7 @@ def test_a_vanilla_model_of_another_dtype_stays_in_it():
     assert isinstance(model, VanillaTransformerForConditionalGeneration)
 
 
-def test_a_run_of_a_stock_class_is_shared_with_its_card_and_exported(tmp_path):
+def test_a_run_of_a_stock_class_is_shared_with_its_card_and_exported(tmp_path, used_in_a_fork):
     make_base("nllb", tmp_path / "base")
     write_corpus(tmp_path)
     pairs = ["eng_Latn-deu_Latn", "deu_Latn-eng_Latn"]

@@ -81,7 +81,7 @@ def test_the_posterior_of_the_language_chooses_the_layers():
         assert [result["translation_text"] for result in results] == expected
 
 
-def test_sharing_takes_the_pairs_along(tmp_path):
+def test_sharing_takes_the_pairs_along(tmp_path, used_in_a_fork):
     model, tokenizer = latent()
     share(model, tmp_path / "shared", tokenizer=tokenizer)  # translates in a process without this package
     assert (tmp_path / "shared" / "language_pairs.py").is_file()

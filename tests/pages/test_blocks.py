@@ -10,10 +10,8 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
+import forked_commands
 import pytest
 import torch
 import yaml
@@ -61,14 +59,8 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def client():
     """The words that begin a command of the server's, which runs meanwhile."""
-    program = str(Path(__file__).with_name("forked_commands.py"))
-    with tempfile.TemporaryDirectory() as folder:  # of a short name: the address of a socket has 107 characters
-        address = f"{folder}/socket"
-        command = [sys.executable, program, "serve", address]
-        with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout.readline() == "ready\n"
-            yield [sys.executable, "-S", "-E", program, address]  # without site packages, it starts at once
-            server.terminate()
+    with forked_commands.serving("hf_deepwide.runs.run", environment=ENVIRONMENT) as address:
+        yield forked_commands.client(address)
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def test_the_model_is_the_chosen_seeds_and_is_used_as_any(finished, data):
     assert of_seed["test"]["accuracy"] == pytest.approx(100 * right / len(lines))
 
 
-def test_the_card_has_the_scores_of_the_model_and_of_all_seeds(finished, tmp_path):
+def test_the_card_has_the_scores_of_the_model_and_of_all_seeds(finished, tmp_path, used_in_a_fork):
     run, results = finished
     card = ModelCard.load(run / "README.md")
     assert card.data.pipeline_tag == "text-classification"

@@ -130,7 +130,7 @@ def test_the_card_has_the_perplexities(finished):
     assert f"| test | {' | '.join(f'{perplexity:.2f}' for perplexity in found)} |" in card.text
 
 
-def test_the_card_says_how_to_choose_a_posterior_and_the_run_is_shared(finished, tmp_path):
+def test_the_card_says_how_to_choose_a_posterior_and_the_run_is_shared(finished, tmp_path, used_in_a_fork):
     """The pipeline cannot be asked for a posterior."""
     run, _ = finished
     share(run, tmp_path / "shared")

@@ -74,7 +74,7 @@ def test_every_door_gives_the_same_code(trained):
     assert [output["translation_text"] for output in outputs] == list(INDENTED.values())
 
 
-def test_shared_folder_needs_no_package(trained, tmp_path):
+def test_shared_folder_needs_no_package(trained, tmp_path, used_in_a_fork):
     run, _ = trained
     share(run, tmp_path / "shared")  # loads it, and translates, in a process without the package
     assert (tmp_path / "shared" / "word_tokenizer.py").is_file()

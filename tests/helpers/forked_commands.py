@@ -1,8 +1,8 @@
 """Commands without their start, most of which imports PyTorch and Transformers: a server forks a child for each.
 
-    forked_commands.py serve SOCKET                the server; it prints a line when it can be called
+    forked_commands.py serve SOCKET MODULE …       the server, which imports modules; it prints a line when it is ready
     forked_commands.py SOCKET hf-deepwide WORD …   a client: `hf-deepwide WORD …`
-    forked_commands.py SOCKET -c CODE              a client: `python -c CODE`
+    forked_commands.py SOCKET -c CODE WORD …       a client: `python -c CODE WORD …`
 
 A child has the folder, the environment, the streams and the words of its client, which ends with the child's status.
 """
@@ -15,22 +15,47 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 LARGEST = 1 << 17  # bytes of a call: its words and its environment
 
 
-def call(address: str, words: list[str]) -> int:
+@contextmanager
+def serving(*modules: str, environment: dict[str, str]) -> Iterator[str]:
+    """The address of a server, which runs meanwhile."""
+    import subprocess  # a client starts without them
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:  # of a short name: the address of a socket has 107 characters
+        address = f"{folder}/socket"
+        command = [sys.executable, __file__, "serve", address, *modules]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout.readline() == "ready\n"
+            yield address
+            server.terminate()
+
+
+def client(address: str) -> list[str]:
+    """The words that begin a command of a server's."""
+    return [sys.executable, "-S", "-E", __file__, address]  # without site packages, it starts at once
+
+
+def call(
+    address: str, words: list[str], folder: str, environment: dict[str, str], streams: Sequence[int] = (0, 1, 2)
+) -> int:
     """Have the server run a command; returns its exit status."""
-    job = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+    job = {"words": words, "folder": folder, "environment": environment}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address)
-        socket.send_fds(server, [json.dumps(job).encode()], [0, 1, 2])
+        socket.send_fds(server, [json.dumps(job).encode()], streams)
         return int(server.recv(8) or b"1")  # nothing: the child was killed
 
 
-def serve(address: str) -> None:
+def serve(address: str, modules: list[str]) -> None:
     """Answer calls, each in a child of its own."""
-    importlib.import_module("hf_deepwide.runs.run")
+    for module in modules:
+        importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended are gone
     gc.freeze()  # a child need not look at what is imported, nor copy it
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -46,8 +71,6 @@ def serve(address: str) -> None:
 
 def answer(client: socket.socket) -> int:
     """Run the command of a client, in a child of the server."""
-    from hf_deepwide_cli import main
-
     message, streams, _, _ = socket.recv_fds(client, LARGEST, 3)
     job = json.loads(message)
     for number, stream in enumerate(streams):
@@ -57,13 +80,18 @@ def answer(client: socket.socket) -> int:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    use_remote_code_in(os.environ.get("HF_MODULES_CACHE"))
     program, *words = job["words"]
     status: object = 0
     try:
         if program == "-c":
-            sys.argv = ["-c"]
-            exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
+            code, *words = words
+            sys.argv = ["-c", *words]
+            sys.path[0] = ""
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
         else:
+            from hf_deepwide_cli import main
+
             sys.argv = [program, *words]
             main()
     except SystemExit as end:
@@ -80,8 +108,14 @@ def answer(client: socket.socket) -> int:
     return status
 
 
+def use_remote_code_in(folder: str | None) -> None:
+    """Let Transformers keep remote code in a folder: it reads the environment only when it is imported."""
+    if folder is not None:
+        importlib.import_module("transformers.dynamic_module_utils").HF_MODULES_CACHE = folder
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve(sys.argv[2], sys.argv[3:])
     else:
-        sys.exit(call(sys.argv[1], sys.argv[2:]))
+        sys.exit(call(sys.argv[1], sys.argv[2:], os.getcwd(), dict(os.environ)))
