@@ -98,11 +98,11 @@ def posterior(tokenizer, tmp_path_factory):
     """A model of two posteriors, and the second one as the command exports it: a plain Transformer."""
     folder = tmp_path_factory.mktemp("latent")
     fields = {"num_posteriors": 2, "posterior_names": ["de", "fr"], "inference_selection": "tempered"}
-    model = build("latent-both", **fields, encoder_layers=1, decoder_layers=2)
+    model = build("latent-both", **fields, **SMALL)
     model.generation_config.update(max_length=9)
     with torch.no_grad():
         for stack in (model.model.encoder, model.model.decoder):
-            stack.layer_selection.layer_logits.copy_(torch.randn(2, len(stack.layers)).mul(4))
+            stack.layer_selection.layer_logits.copy_(torch.randn(2, len(stack.layers)).mul(-4))
     for part in (model, tokenizer):
         part.save_pretrained(folder / "model")
     words = ["export", folder / "model", "--to", "onnx", "--output", folder / "out", "--language", "fr"]
