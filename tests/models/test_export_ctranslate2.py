@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 from model_cases import build, needs_transformers, source, tokens
 from peft import LoraConfig, get_peft_model
+from readme_code import printed_by, python_block
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
@@ -93,11 +93,8 @@ def until_end(ids):
 
 def run_readme(folder, monkeypatch, capsys):
     """What the code in the README of a folder prints."""
-    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
     monkeypatch.chdir(folder)
-    capsys.readouterr()
-    exec(compile(code, "README.md", "exec"), {})
-    return capsys.readouterr().out.strip()
+    return printed_by(python_block((folder / "README.md").read_text()), capsys)
 
 
 @pytest.mark.parametrize("case", EXPRESSIBLE)

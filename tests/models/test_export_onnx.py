@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import re
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import onnxruntime
 import pytest
 import torch
 from model_cases import build, source
+from readme_code import printed_by, python_block
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_deepwide
@@ -84,13 +84,11 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
     with pytest.raises(UserError, match=r"exported to ONNX.*README\.md"):
         load_model(AutoModelForSeq2SeqLM, folder)  # it is for the engine alone
 
-    code = re.search(r"```python\n(.*?)```", (Path(folder) / "README.md").read_text(), re.DOTALL)[1]
     monkeypatch.chdir(folder)
-    capsys.readouterr()
-    exec(compile(code, "README.md", "exec"), {})
+    said = printed_by(python_block((Path(folder) / "README.md").read_text()), capsys)
     text = tokenizer("One sentence each, in the source language.", return_tensors="pt")
     ids = model.generate(**text, eos_token_id=2)
-    assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+    assert said == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 
 
 @pytest.fixture(scope="module")
@@ -131,18 +129,17 @@ def test_the_readme_never_writes_what_the_model_must_not(posterior, tokenizer, m
     monkeypatch.setattr(model.generation_config, "suppress_tokens", never["suppress_tokens"])
     monkeypatch.setattr(model.generation_config, "bad_words_ids", bad)
     readme = onnx_folder.readme(open_model(model, tokenizer, "fr"))  # other lines for the same graphs
-    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
+    code = python_block(readme)
     monkeypatch.chdir(folder)
-    capsys.readouterr()
-    exec(compile(code, "README.md", "exec"), {})
+    said = printed_by(code, capsys)
     ids = model.generate(**text, **chosen, **never)
     assert ids[0, 1] != usual[0, 1]
-    assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+    assert said == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
     words = "two dogs in the red water " * 20
-    exec(compile(code.replace("One sentence each, in the source language.", words), "README.md", "exec"), {})
+    said = printed_by(code.replace("One sentence each, in the source language.", words), capsys)
     longest = tokenizer(words, truncation=True, max_length=model.config.max_position_embeddings, return_tensors="pt")
     ids = model.generate(**longest, **chosen, **never)
-    assert capsys.readouterr().out.strip() == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+    assert said == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
 
 
 def test_a_missing_package_is_one_line(tokenizer, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from coded_languages import KINDS, SIZES
 from model_cases import scramble
+from readme_code import printed_by, python_block
 from transformers import M2M100Config, M2M100ForConditionalGeneration
 
 import hf_deepwide
@@ -52,11 +53,8 @@ def both(source, target):
 def printed(folder, monkeypatch, capsys):
     """What the code in the README of a folder prints, and the languages that it names."""
     readme = (folder / "README.md").read_text()
-    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
     monkeypatch.chdir(folder)
-    capsys.readouterr()
-    exec(compile(code, "README.md", "exec"), {})
-    return capsys.readouterr().out.strip(), re.search(r"translate from (\w+) to (\w+)\.", readme)
+    return printed_by(python_block(readme), capsys), re.search(r"translate from (\w+) to (\w+)\.", readme)
 
 
 # To ONNX, whose trace takes seconds, one of each way to tell a model the language: a forced token, or the first one.
@@ -92,14 +90,13 @@ def test_the_card_of_a_stock_class_translates_into_another_language(tmp_path, ca
     hf_deepwide.share(tmp_path / "run", tmp_path / "out", as_="m2m_100", verify=False)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "translator" not in card
-    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("REPOSITORY", str(tmp_path / "out"))
-    capsys.readouterr()
-    exec(compile(code, "README.md", "exec"), {})
+    code = python_block(card).replace("REPOSITORY", str(tmp_path / "out"))
+    said = printed_by(code, capsys)
     (ids,) = model.generate(
         torch.tensor([tokenizer("A sentence in the source language.")["input_ids"]]),
         forced_bos_token_id=tokenizer.convert_tokens_to_ids("deu_Latn"),
     )
-    assert capsys.readouterr().out.strip() == tokenizer.decode(ids, skip_special_tokens=True).strip()
+    assert said == tokenizer.decode(ids, skip_special_tokens=True).strip()
     assert 'forced_bos_token_id=tokenizer.convert_tokens_to_ids("deu_Latn")' in code
 
 
@@ -139,12 +136,10 @@ def test_cards_name_the_pair_that_was_trained(tmp_path, capsys):
     base.generation_config.update(max_length=13, num_beams=1)
     hf_deepwide.share(base, tmp_path / "stock", tokenizer=tokenizer, verify=False)
     card = (tmp_path / "stock" / "README.md").read_text()
-    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("REPOSITORY", str(tmp_path / "stock"))
-    capsys.readouterr()
-    exec(compile(code, "README.md", "exec"), {})
+    said = printed_by(python_block(card).replace("REPOSITORY", str(tmp_path / "stock")), capsys)
     text = "A sentence in the source language."
     (expected,) = translate(base, tokenizer, [text], SEARCH, source_lang="gsw", target_lang="en")
-    assert capsys.readouterr().out.strip() == expected
+    assert said == expected
     ours = hf_deepwide.MATForConditionalGeneration.from_base(base, attention_branches=2)
     hf_deepwide.share(ours, tmp_path / "mat", tokenizer=tokenizer, verify=False)
     assert f'translator("{text}", src_lang="gsw", tgt_lang="en")' in (tmp_path / "mat" / "README.md").read_text()

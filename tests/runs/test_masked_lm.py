@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import yaml
 from datasets.arrow_dataset import Column
 from huggingface_hub import ModelCard
 from model_cases import scramble
+from readme_code import python_block, run_code
 from safetensors.torch import load_file
 from tiny_run import SCRIPT, run_script_here, write_recipe
 from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, RobertaForMaskedLM, pipeline
@@ -135,10 +135,8 @@ def test_the_card_says_how_to_choose_a_posterior_and_the_run_is_shared(finished,
     run, _ = finished
     share(run, tmp_path / "shared")
     for folder in (run, tmp_path / "shared"):
-        code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
-        code = code.replace("REPOSITORY", str(folder))
-        found = {}
-        exec(compile(code, "README.md", "exec"), found)
+        code = python_block((folder / "README.md").read_text()).replace("REPOSITORY", str(folder))
+        found = run_code(code)
         assert len(found["fill_mask"]("am <mask> Mai", top_k=3)) == 3
 
 
