@@ -331,7 +331,7 @@ def test_the_schema_explains_the_keys_of_its_own_task(monkeypatch, capsys, kind)
     assert sections["training"]["properties"]["learning_rate"]["description"].startswith("peak")
     smoothing = sections["training"]["properties"].get("label_smoothing_factor", {"description": ""})
     assert ("vocabulary" in smoothing["description"]) is (kind == "")
-    assert ("three keys" in sections["tokenizer"]["properties"]["path"]["description"]) is (kind == "")
+    assert ("bpe_dropout" in sections["tokenizer"]["properties"]["path"]["description"]) is (kind == "")
     assert ("depthwise_lstm" in sections["model"]["properties"]["family"]["description"]) is (kind == "")
 
 

@@ -262,7 +262,7 @@ def test_a_base_of_another_family_is_widened(corpus, tmp_path):
         ("mat", {"attention_branches": 6}),
         ("mat", {"normalize_before": True}),
         ("latent_depth", {"scale_embedding": False}),
-        ("depthwise_lstm", {"activation_function": "relu"}),
+        ("depthwise_lstm", {"attn_input_norm": False}),
         ("vanilla_transformer", {"encoder_layers": 2}),
         ("vanilla_transformer", {"tie_word_embeddings": False}),
         ("vanilla_transformer", {"residual": "deepnorm"}),
