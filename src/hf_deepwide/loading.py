@@ -242,6 +242,9 @@ def refusing_pickles(checkpoint: Path | None) -> Iterator[None]:
     """Say so when a file of the checkpoint that a Trainer resumes from is refused: optimizer, schedule, shards.
 
     They are read by `torch.load(weights_only=True)`, which makes tensors and plain numbers and nothing else.
+
+    Raises:
+        UserError: names the checkpoint, and what to do.
     """
     try:
         with nullcontext() if checkpoint is None else only_weights(checkpoint):

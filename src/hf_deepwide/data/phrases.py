@@ -103,9 +103,9 @@ def _day(first: int, last: int) -> Callable[[Random], date]:
     return lambda random: date.fromordinal(random.randint(start, end))
 
 
-def _clock(first: int, last: int, minutes: int) -> Callable[[Random], time]:
-    """Draw a time of day from first to last hour on a grid of minutes."""
-    return lambda random: time(random.randint(first, last), random.randrange(0, 60, minutes))
+def _clock(first: int, last: int) -> Callable[[Random], time]:
+    """Draw a time of day from first to last hour on a grid of five minutes."""
+    return lambda random: time(random.randint(first, last), random.randrange(0, 60, 5))
 
 
 def _weekday(day: date, lang: str) -> str:
@@ -222,9 +222,9 @@ SLOTS = {
     "month": Slot(_day(1970, 2049), lambda day, lang: format_skeleton("yMMMM", day, locale=lang)),
     "interval": Slot(_draw_interval, _interval),
     "weekday": Slot(_day(2024, 2024), _weekday),
-    "at_time": Slot(_clock(0, 23, 5), _at_time),
-    "opens": Slot(_clock(8, 11, 5), lambda clock, lang: format_time(clock, "short", locale=lang)),
-    "closes": Slot(_clock(12, 21, 5), lambda clock, lang: format_time(clock, "short", locale=lang)),
+    "at_time": Slot(_clock(0, 23), _at_time),
+    "opens": Slot(_clock(8, 11), lambda clock, lang: format_time(clock, "short", locale=lang)),
+    "closes": Slot(_clock(12, 21), lambda clock, lang: format_time(clock, "short", locale=lang)),
     "soon": Slot(_draw_span, _span(1)),
     "ago": Slot(_draw_span, _span(-1)),
     "price": _price(10, 20_000, CURRENCIES),

@@ -141,7 +141,11 @@ def export_onnx(
 
 
 def check_cache(model: PreTrainedModel) -> None:
-    """Refuse a model whose layers keep more for each token than the keys and values that the graphs hand on."""
+    """Refuse a model whose layers keep more for each token than the keys and values that the graphs hand on.
+
+    Raises:
+        UserError: names the model's `layer_form`.
+    """
     if model.config.slots_per_layer > 1:
         raise UserError(
             f"the model cannot become ONNX: `layer_form` is {model.config.layer_form!r}, and its layers keep more for "
@@ -201,7 +205,11 @@ def _quietly() -> Iterator[None]:
 
 @torch.no_grad()
 def check_logits(model: PreTrainedModel, folder: Path) -> float:
-    """Decode three tokens of random sentences by the graphs; the largest difference from the model's logits."""
+    """Decode three tokens of random sentences by the graphs; the largest difference from the model's logits.
+
+    Raises:
+        RuntimeError: the graphs do not compute the model's function.
+    """
     import onnxruntime
 
     config, generator = model.config, torch.Generator().manual_seed(0)

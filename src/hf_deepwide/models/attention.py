@@ -159,7 +159,11 @@ class MultiBranchAttention(nn.Module):
         kept: list[int] | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Everything before the output projection: contexts `[B, T, heads, H]` and weights `[B, heads, T, S]`."""
+        """Everything before the output projection: contexts `[B, T, heads, H]` and weights `[B, heads, T, S]`.
+
+        Raises:
+            ValueError: the back-end cannot compute relative positions.
+        """
         past = 0
         if self.relative_keys is not None and past_key_values is not None:  # before the new keys are in the cache
             past = past_key_values.get_seq_length(self.layer_idx) + 0  # a copy: a static cache counts in place

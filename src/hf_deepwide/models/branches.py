@@ -112,14 +112,14 @@ def fans(projection: nn.Linear) -> tuple[int, int]:
 
 
 def project(projection: nn.Module, x: torch.Tensor, branches: int, kept: Sequence[int] | None = None) -> torch.Tensor:
-    """Project for all branches, or only for those in `kept`."""
+    """`[B, T, in]` to `[B, T, branches * out]`, or only to the features of the branches in `kept`."""
     return projection(x) if kept is None else project_together([projection], x, branches, kept)[0]
 
 
 def project_together(
     projections: Sequence[nn.Linear], x: torch.Tensor, branches: int = 1, kept: Sequence[int] | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Several projections of the same `x` as one matrix product, for all branches or those in `kept`.
+    """Several projections of the same `x` `[B, T, in]` as one matrix product, each as `project` gives it.
 
     Joining the weights copies them. This pays where `x` has many more rows than the weights: in training. There it
     also saves casting `x`, and adding up its gradients, once per projection.
@@ -193,7 +193,10 @@ def sum_branches(
     kept: Sequence[int] | None = None,
     gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What an `output_projection` makes of `x`; branches may be left out, or weighed by 0 or 1: see `BranchSum`."""
+    """The sum `[B, T, D]` of what an `output_projection` makes of each branch of `x` `[B, T, branches * in]`.
+
+    Branches may be left out (`kept`), or weighed by 0 or 1 (`gates` `[N]` or `[B, N]`): see `BranchSum`.
+    """
     if kept is not None:
         return projection(x, kept=kept)
     if gates is None:

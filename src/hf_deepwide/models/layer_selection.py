@@ -168,7 +168,7 @@ class LayerSelection(nn.Module):
         )
 
     def divergence(self) -> torch.Tensor:
-        """The KL term of this stack: over layers their sum or mean, over posteriors the mean."""
+        """The KL term of this stack (Eq. 3, 4), a number: the sum or mean over layers, the mean over posteriors."""
         config = self.config
         if config.kl_estimator == "analytic":
             prior = log_prior(self._logits, config.layer_prior, config.prior_select, config.prior_skip)

@@ -301,11 +301,11 @@ class LunaLayer:
     dropout: Dropout
 
     def before(self, x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
-        """What a sub-layer reads."""
+        """What a sub-layer reads of its input x `[B, T, D]`."""
         return norm(x) if self.normalize_before else x
 
     def behind(self, x: torch.Tensor, output: torch.Tensor, norm: nn.Module) -> torch.Tensor:
-        """Its output, joined to its input."""
+        """Its output `[B, T, D]`, joined to its input x."""
         joined = x + self.dropout(output)
         return joined if self.normalize_before else norm(joined)
 

@@ -162,7 +162,11 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         return warm_start.from_base(cls, base, **config_overrides)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels `[B, T]` shifted right behind the start token; ignored positions (-100) become padding."""
+        """Labels `[B, T]` shifted right behind the start token; ignored positions (-100) become padding.
+
+        Raises:
+            ValueError: the config names no start token.
+        """
         if self.config.decoder_start_token_id is None:
             raise ValueError("`decoder_start_token_id` is None; set it to the id that decoder inputs start with")
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)

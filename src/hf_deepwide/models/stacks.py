@@ -228,6 +228,9 @@ def check_prefix(cache: Cache | None, layers: int) -> None:
 
     PEFT makes a prefix for as many layers as the encoder has. A cache with tokens begins where no sentence has been
     attended to yet.
+
+    Raises:
+        ValueError: names both numbers of layers, and what to tell PEFT.
     """
     held = len(cache.self_attention_cache.layers) if isinstance(cache, EncoderDecoderCache) else 0
     if 0 < held < layers and not any(cache.is_updated.values()) and cache.get_seq_length() > 0:
