@@ -23,7 +23,6 @@ Decoding reads one token after another, and its steps compute the same from weig
 Shapes: B batch, T time, D model width, n streams.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -121,18 +120,18 @@ class ManifoldHyperConnection(StreamConnection):
         self.coefficient_scale = nn.Parameter(torch.zeros(3))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Read the mean of all streams, nearly keep them, and write to all alike; phi, which is small, parts them."""
+        """Read mostly the home stream, nearly keep all, and write to all alike: with equal ones none could part."""
         init.normal_(self.coefficient_map, std=0.02)
-        self._initialise_rest(torch.full((self.streams,), -math.log(self.streams - 1)))
+        self._initialise_biases()
 
     def initialise_plainly(self, config: VanillaTransformerConfig) -> None:
-        """Let nothing depend on the position, and read mostly the home stream: with equal ones none could part."""
+        """The same, and let nothing depend on the position."""
         init.zeros_(self.coefficient_map)
+        self._initialise_biases()
+
+    def _initialise_biases(self) -> None:
         read = torch.full((self.streams,), -3.0)
         read[self.home] = 3.0
-        self._initialise_rest(read)
-
-    def _initialise_rest(self, read: torch.Tensor) -> None:
         mix = 6 * torch.eye(self.streams) - 3
         init.copy_(self.coefficient_bias, torch.cat([read, torch.zeros(self.streams), mix.flatten()]))
         init.constant_(self.coefficient_scale, 0.01)
