@@ -4,7 +4,6 @@ That logits are the equations', and that generation, saving and back-ends are ri
 (`model_cases.CASES`).
 """
 
-
 import pytest
 import torch
 from hand_made_layers import W, encode, hand_made, position
