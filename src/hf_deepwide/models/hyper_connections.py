@@ -120,12 +120,15 @@ class ManifoldHyperConnection(StreamConnection):
         self.coefficient_scale = nn.Parameter(torch.zeros(3))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Read mostly the home stream, nearly keep all, and write to all alike: with equal ones none could part."""
+        """Read mostly the home stream, nearly keep all streams, and write to all alike.
+
+        If each sub-layer read all streams alike, the streams would stay nearly equal.
+        """
         init.normal_(self.coefficient_map, std=0.02)
         self._initialise_biases()
 
     def initialise_plainly(self, config: VanillaTransformerConfig) -> None:
-        """The same, and let nothing depend on the position."""
+        """As `initialise`, but the weights do not depend on the position."""
         init.zeros_(self.coefficient_map)
         self._initialise_biases()
 
