@@ -16,7 +16,7 @@ import pytest
 
 LONGEST = (  # the longest first
     "test_scale_processes.py", "test_backends.py", "test_resume.py", "test_export_onnx.py", "test_blocks.py",
-    "test_equations.py", "test_export.py", "test_classification.py", "test_out_of_memory.py", "test_new_languages.py",
+    "test_equations.py", "test_share.py", "test_classification.py", "test_out_of_memory.py", "test_new_languages.py",
     "test_generation.py", "test_trainer.py", "test_space.py", "test_studies.py", "test_decoding.py",
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ def used_in_a_fork(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use what is shared in a child of a server: a process of its own would spend most of its time on imports."""
     from forked_commands import call
 
-    from hf_deepwide import shared_use
+    from hf_deepwide.sharing import use
 
     def run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None, **_: Any) -> SimpleNamespace:
         words = command[command.index("-c") :]
@@ -60,7 +60,7 @@ def used_in_a_fork(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
             errors.seek(0)
             return SimpleNamespace(returncode=code, stderr=errors.read())
 
-    monkeypatch.setattr(shared_use, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(use, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,6 @@ Importing the package registers the families with the Auto classes and with CTra
 """
 
 from .data.new_languages import add_languages
-from .export import share
 from .exporting.ctranslate2_folder import export_ctranslate2
 from .exporting.ctranslate2_loaders import register_loaders
 from .exporting.onnx_folder import export_onnx
@@ -33,6 +32,7 @@ from .models.modeling_vanilla_transformer import (
 from .models.training_callback import LatentDepthCallback
 from .prune import prune
 from .registration import register
+from .sharing.share import share
 
 register()
 register_loaders()

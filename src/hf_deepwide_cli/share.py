@@ -34,6 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Share; print where the result is."""
-    from hf_deepwide.export import share
+    from hf_deepwide.sharing.share import share
 
     print(share(**vars(args)))

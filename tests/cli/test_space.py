@@ -16,12 +16,14 @@ from demo_models import save
 from huggingface_hub import HfApi, RepoUrl
 from huggingface_hub.repocard import metadata_load
 
-from hf_deepwide import MATConfig, MATRobertaConfig, export
+from hf_deepwide import MATConfig, MATRobertaConfig
 from hf_deepwide.errors import UserError
-from hf_deepwide.export import share
-from hf_deepwide.space import GRADIO, PACKAGE
+from hf_deepwide.sharing.share import share
+from hf_deepwide.sharing.space import GRADIO, PACKAGE
+from hf_deepwide.sharing.use import verify_space
 from hf_deepwide_cli import main
 
+SHARE = "hf_deepwide.sharing.share"
 CONSTRAINTS = PACKAGE.parents[1] / "constraints.txt"
 
 
@@ -95,14 +97,14 @@ def test_writes_the_metadata_of_a_space(space):
 
 def test_a_space_is_tried_out_before_it_is_there(folder, tmp_path, monkeypatch, request):
     tried = []
-    monkeypatch.setattr(export, "verify_folder", lambda place, task: tried.append(place.name))
+    monkeypatch.setattr(f"{SHARE}.verify_folder", lambda place, task: tried.append(place.name))
     share(folder, tmp_path / "space", space=True)
     assert tried == ["model"], "as a share of its own"
     assert not list((tmp_path / "space").rglob("*.pyc"))
     (tmp_path / "space" / "model" / "config.json").unlink()
     request.getfixturevalue("used_in_a_fork")
     with pytest.raises(RuntimeError, match=r"there is no config\.json"):
-        export.verify_space(tmp_path / "space", None)
+        verify_space(tmp_path / "space", None)
 
 
 def test_an_edited_space_is_not_replaced(folder, tmp_path):
@@ -124,7 +126,7 @@ def test_a_model_on_the_hub_stays_there(tmp_path, monkeypatch):
         asked.append(name)
         return MATConfig()
 
-    monkeypatch.setattr(export, "load_config", config_of)
+    monkeypatch.setattr(f"{SHARE}.load_config", config_of)
     monkeypatch.setattr(sys, "argv", ["share", "me/mat", str(tmp_path / "space"), "--space", "--no-verify"])
     main("share")
     assert asked == ["me/mat"]
@@ -134,7 +136,7 @@ def test_a_model_on_the_hub_stays_there(tmp_path, monkeypatch):
 
 
 def test_a_model_on_the_hub_must_translate(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "load_config", lambda name, told: MATRobertaConfig())
+    monkeypatch.setattr(f"{SHARE}.load_config", lambda name, told: MATRobertaConfig())
     with pytest.raises(UserError, match=r"models that translate, and me/bert is a mat_roberta"):
         share("me/bert", tmp_path / "space", space=True, verify=False)
     assert not (tmp_path / "space").exists()
@@ -155,7 +157,7 @@ def test_a_space_is_uploaded_as_a_space(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(HfApi, "create_repo", create)
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **options: calls.update(upload=options))
-    monkeypatch.setattr(export, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(f"{SHARE}.is_offline_mode", lambda: False)
     share(folder, repo_id="me/demo", space=True, verify=False)
     assert calls["create"]["repo_type"] == calls["upload"]["repo_type"] == "space"
     assert calls["create"]["space_sdk"] == "gradio"

@@ -23,7 +23,7 @@ from hf_deepwide.durable import (
 )
 from hf_deepwide.errors import UserError, quote
 from hf_deepwide.evaluation.stream import check_stream
-from hf_deepwide.shared_folder import check_target
+from hf_deepwide.sharing.folder import check_target
 
 
 def test_an_existing_output_is_refused_unless_overwriting(tmp_path):
@@ -190,3 +190,35 @@ def test_weights_are_readable_for_those_who_may_read_the_folder(writer, mode, tm
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run").iterdir()}
     assert modes == {"model.safetensors": mode & 0o666, "program": 0o700}
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What reaches the disk, and which names are given, in order."""
+    seen, fsync, rename = [], os.fsync, Path.rename
+
+    def seen_fsync(file):
+        seen.append(("on disk", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+        return fsync(file)
+
+    def seen_rename(path, target):
+        seen.append(("named", target.name))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", seen_fsync)
+    monkeypatch.setattr(Path, "rename", seen_rename)
+    return seen
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="tells the names of open files")
+def test_a_power_cut_leaves_no_name_without_its_contents(events, tmp_path):
+    with whole_folder(tmp_path / "run") as draft:
+        (draft / "part").write_text("all")
+    assert events == [("on disk", "part"), ("on disk", "run"), ("named", "run"), ("on disk", tmp_path.name)]
+
+
+def test_the_file_that_tells_that_all_are_there_is_named_last(events, tmp_path):
+    with whole_files(tmp_path, last="model") as draft:
+        for name in ("config", "model", "tokenizer"):
+            (draft / name).touch()
+    assert [name for what, name in events if what == "named"] == ["config", "tokenizer", "model"]

@@ -17,13 +17,10 @@ import glob
 import json
 import logging
 import os
-import re
-import shutil
-from collections.abc import Container
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import HfApi
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
@@ -35,37 +32,25 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from . import card_text
-from .card_text import CARD
-from .checkpoint_files import ADAPTER_CONFIG, CONFIG, check_model, read_config
-from .data.tokenizer import check_tokenizer
-from .errors import UserError, one_line, prefixed, quote
-from .exporting.shown_languages import Shown, shown_languages
-from .exporting.stock import as_stock
-from .families import EncoderFamily, Family, all_families
-from .loading import check_finite, check_weight_names, load_config, load_model, load_tokenizer
-from .models import remote_code
-from .models.language_pairs import Languages, added_codes
-from .models.word_tokenizer import WordTokenizer
-from .shared_folder import (
-    check_target,
-    files_in,
-    refusing_unreadable,
-    replace_files,
-    staging,
-)
-from .shared_use import verify_folder, verify_space
+from .. import card_text
+from ..card_text import CARD
+from ..checkpoint_files import ADAPTER_CONFIG, CONFIG, check_model, read_config
+from ..data.tokenizer import check_tokenizer
+from ..errors import UserError, one_line, prefixed, quote
+from ..exporting.stock import as_stock
+from ..families import EncoderFamily, Family, all_families
+from ..loading import check_finite, check_weight_names, load_config, load_model, load_tokenizer
+from ..models import remote_code
+from ..models.language_pairs import added_codes
+from ..models.word_tokenizer import WordTokenizer
+from .card import Transfer, linked, task_of, write_card
+from .folder import check_target, files_in, refusing_unreadable, replace_files, staging
 from .space import MODEL, write_space
+from .use import verify_folder, verify_space
 
 logger = logging.getLogger(__name__)
 
-LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
 OTHERS = "Other models of transformers need no code: upload them with push_to_hub"
-KINDS = {  # what a card calls a model, by its task
-    "translation": "A translation model",
-    "fill-mask": "A masked language model",
-    "text-classification": "A model that classifies texts",
-}
 
 
 def share(
@@ -114,8 +99,8 @@ def share(
             missing; the folder is in use; the Hub cannot be reached.
         RuntimeError: the result does not load without the package; then `folder` stays empty.
 
-    The model card is the one beside the model, else the one already in `folder` if it is of the same class of models,
-    else a minimal one. A card in `folder` that somebody has edited stays.
+    The model card is the one beside the model, else the one already in `folder` if it is of the same weights, else a
+    minimal one. A card in `folder` that somebody has edited stays.
     """
     _check_call(folder, repo_id, private, commit_message, license, space, as_)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None
@@ -131,16 +116,10 @@ def share(
         _check_hub_model(hub_model)
 
     with refusing_unreadable(folder), staging(folder) as staged:
-        place = staged / MODEL if space else staged
         if content is not None:
-            place.mkdir(exist_ok=True)
-            write_checkpoint(content.model, content.family, content.tokenizer, place)
-            if space:
-                _write_card(place, source, None, {}, content.model, content.tokenizer, None, license)
-            else:
-                _write_card(place, source, folder, earlier, content.model, content.tokenizer, repo_id, license)
-            if verify:
-                verify_folder(place, content.task)
+            target = (None, {}, None) if space else (folder, earlier, repo_id)
+            transfer = Transfer(source, *target, license)
+            _stage_model(staged / MODEL if space else staged, content, transfer, verify)
         if space:
             name = repo_id or hub_model or (source or folder or staged).resolve().as_posix()
             write_space(staged, name.rpartition("/")[2], hub_model, license)
@@ -153,7 +132,7 @@ def share(
             logger.info("%s is ready for the Hub", folder)
         if repo_id is not None:
             place = folder or staged
-            names |= {CARD, *_linked(place / CARD)}
+            names |= {CARD, *linked(place / CARD)}
             kind = "space" if space else None
             location = _upload(place, names, repo_id, private, token, commit_message or f"Share {repo_id}", kind)
             logger.info("uploaded to %s", location)
@@ -205,7 +184,7 @@ def _open(
 ) -> Content:
     """The model and the tokenizer, checked; as the class `as_` of Transformers where it is given."""
     model, family = _own(model) if source is None else _load(source)
-    task = _task(model)
+    task = task_of(model)
     if task != "translation" and (space or as_ is not None):
         what = "a Space shows" if space else "`as_` takes"
         raise UserError(f"share: {what} models that translate, and a {type(model).__name__} does not")
@@ -235,6 +214,15 @@ def _open(
     return Content(model, None, tokenizer, task)
 
 
+def _stage_model(place: Path, content: Content, transfer: Transfer, verify: bool) -> None:
+    """Write a model's folder with its card, and use it."""
+    place.mkdir(exist_ok=True)
+    write_checkpoint(content.model, content.family, content.tokenizer, place)
+    write_card(place, content.model, content.tokenizer, transfer)
+    if verify:
+        verify_folder(place, content.task)
+
+
 def write_checkpoint(
     model: PreTrainedModel, family: Family | EncoderFamily | None, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
@@ -259,33 +247,6 @@ def write_checkpoint(
     config = copy.deepcopy(model.config)
     config.auto_map = {name: remote_code.reference(cls) for name, cls in family.auto_classes.items()}
     config.save_pretrained(folder)
-
-
-def minimal_card(
-    model: PreTrainedModel, name: str, shown: Shown, repo_id: str | None = None, stock: bool = False
-) -> ModelCard:
-    """A model card that says what the model is and how to load it from its repository.
-
-    Of a class of Transformers (`stock`), the lines need no code of ours.
-    """
-    model_type = model.config.model_type
-    task = _task(model)
-    use = card_text.use_of_stock(repo_id, shown) if stock else card_text.use_of_share(repo_id, task)
-    named = zip(("src_lang", "tgt_lang"), shown.languages, strict=True)
-    if not stock and (asked := "".join(f", {name}={card_text.literal(code)}" for name, code in named if code)):
-        use += f"\n{card_text.PIPELINES[task]}({card_text.literal('A sentence in the source language.')}{asked})"
-    data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=[task, "hf_deepwide", model_type])
-    return ModelCard(
-        f"---\n{data.to_yaml()}\n---\n\n# {card_text.text(name)}\n\n"
-        f"{KINDS[task]} of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
-        f"{card_text.block(use, 'python')}\n{shown.note if stock else ''}"
-    )
-
-
-def _task(model: PreTrainedModel) -> str:
-    """The pipeline's task of a model; those of classes of Transformers that `share` writes translate."""
-    family = all_families().get(model.config.model_type)
-    return "translation" if family is None else family.tasks[type(model)]
 
 
 def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
@@ -353,103 +314,6 @@ def _load_tokenizer(source: Path | None) -> PreTrainedTokenizerBase:
     if not any(source.glob("tokenizer*")):
         raise UserError(f"share: {source} holds no tokenizer; save it there by `tokenizer.save_pretrained`")
     return load_tokenizer(source, f"share: the tokenizer in {source} cannot be loaded")
-
-
-def _write_card(
-    staged: Path,
-    source: Path | None,
-    folder: Path | None,
-    earlier: dict[str, list[str]],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    repo_id: str | None,
-    license: str | None,
-) -> None:
-    """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder.
-
-    A card that is there is of an earlier share; it stays if that was of the same class of models.
-    """
-    beside = None
-    if source is not None and (source / CARD).is_file():
-        if _is_inside(source / CARD, source):
-            beside = source / CARD
-        else:
-            logger.warning("share: %s is a link to elsewhere, so it is left out", source / CARD)
-    there = None if folder is None or not (folder / CARD).is_file() else folder / CARD
-    if there is not None and CARD not in earlier:
-        if license is not None:
-            raise UserError(
-                f"share: --license: {there} was edited, so it stays as it is; write `license: {license}` into it, or "
-                "remove it to have it written anew"
-            )
-        logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
-        _copy_linked(there, staged, earlier)
-        return
-    named = None if there is None else card_text.license_of(there.read_text(encoding="utf-8"))
-    if there is not None and _class_in(there.parent) != _class_in(staged):
-        there = None
-    card, stock = beside or there, model.config.model_type not in all_families()
-    shown = Shown({})
-    if _task(model) == "translation":
-        shown = shown_languages(Languages(model.config, model.generation_config, tokenizer), tokenizer)
-    if card is None:
-        name = (repo_id or (folder or staged).resolve().as_posix()).rpartition("/")[2]
-        text = str(minimal_card(model, name, shown, repo_id, stock))
-    else:
-        try:
-            text = card.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
-        _copy_linked(card, staged, None if card == beside else earlier)
-    text = card_text.for_repository(text, repo_id, license, shown if stock else None, model)
-    if named is not None and card_text.license_of(text) is None:
-        logger.warning("share: the earlier card named the licence %s, and this card names none; see --license", named)
-    (staged / CARD).write_text(text, encoding="utf-8")
-
-
-def _class_in(folder: Path) -> tuple[Any, Any] | None:
-    """The type and the class of the model in a folder; None where there is no config."""
-    with prefixed("share: "):
-        fields = read_config(folder)
-    return (fields["model_type"], fields.get("architectures")) if "model_type" in fields else None
-
-
-def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:
-    """Copy what a card refers to: all of it, or what is `among` some names."""
-    for name in _linked(card):
-        if (among is None or name in among) and not (staged / name).exists():
-            (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(card.parent / name, staged / name)
-
-
-def _linked(card: Path) -> set[str]:
-    """The pictures and small text files beside a card that it refers to, by their path.
-
-    Files that Transformers reads (of tokens, configs, adapters) lie at the top and are no such files.
-    """
-    names: set[str] = set()
-    if not card.is_file():
-        return names
-    for target in re.findall(r"\]\(([^)\s#]+)", card.read_text(encoding="utf-8", errors="replace")):
-        path = Path(os.path.normpath(target))
-        file = card.parent / path
-        readable = len(path.parts) > 1 or path.suffix not in (".json", ".txt") or path.name == "results.json"
-        plain = not path.is_absolute() and not any(part.startswith(".") for part in path.parts) and "\0" not in target
-        if plain and readable and path.suffix in LINKED and _is_file_inside(file, card.parent):
-            names.add(path.as_posix())
-    return names - {CARD}
-
-
-def _is_file_inside(path: Path, folder: Path) -> bool:
-    """True if a path leads to a file in a folder; the system may also refuse it, as too long for a name."""
-    try:
-        return _is_inside(path, folder) and path.is_file()
-    except OSError:
-        return False
-
-
-def _is_inside(path: Path, folder: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _check_upload(repo_id: str) -> None:

@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .checkpoint_files import read_config
-from .families import all_families
+from ..checkpoint_files import read_config
+from ..families import all_families
 from .space import MODEL
 
 USE_STOCK = """

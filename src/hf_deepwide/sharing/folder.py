@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from .checkpoint_files import CONFIG
-from .durable import Writing, check_permission, let_others_read, publish, sha256_of, write_whole
-from .errors import UserError, one_line
-from .reading import read_json
+from ..checkpoint_files import CONFIG
+from ..durable import Writing, check_permission, let_others_read, publish, sha256_of, write_whole
+from ..errors import UserError, one_line
+from ..reading import read_json
 
 MANIFEST = ".hf_deepwide_share.json"  # what `share` has written in a folder: {"files": {path: [SHA-256, …]}}
 

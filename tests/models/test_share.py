@@ -32,21 +32,18 @@ from transformers import (
     pipeline,
 )
 
-from hf_deepwide import (
-    LatentDepthForMaskedLM,
-    MATRobertaForMaskedLM,
-    MATRobertaForSequenceClassification,
-    export,
-)
+import hf_deepwide
+from hf_deepwide import LatentDepthForMaskedLM, MATRobertaForMaskedLM, MATRobertaForSequenceClassification
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
-from hf_deepwide.export import share
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.loading import load_model
 from hf_deepwide.runs.averaging import average_checkpoints
-from hf_deepwide.shared_folder import MANIFEST, staging
-from hf_deepwide.shared_use import verify_folder
+from hf_deepwide.sharing.folder import MANIFEST, staging
+from hf_deepwide.sharing.share import share
+from hf_deepwide.sharing.use import verify_folder
 
+SHARE = "hf_deepwide.sharing.share"
 SCRIPT = Path(__file__).parents[2] / "scripts" / "share.py"
 TEXTS = ["two dogs run", "a man in a red coat", "who is there"]
 PROBE = [[5, 9, 7, 2]]
@@ -213,7 +210,7 @@ def hub(monkeypatch):
             names = {*filter_repo_objects(contents(folder_path), allow_patterns=allow_patterns)}
             calls.append(("upload_folder", repo_id, names, options))
 
-    monkeypatch.setattr(export, "HfApi", FakeHub)
+    monkeypatch.setattr(f"{SHARE}.HfApi", FakeHub)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     return calls
 
@@ -259,7 +256,7 @@ def test_shares_only_the_needed_files(shared, runs, name):
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     code = {file for file in files if file.endswith(".py")}
     assert {f"modeling_{name}.py", f"configuration_{name}.py", "pipeline_translation.py"} <= code
-    assert all((Path(export.__file__).parent / "models" / file).is_file() for file in code)
+    assert all((Path(hf_deepwide.__file__).parent / "models" / file).is_file() for file in code)
     assert not {f"modeling_{other}.py" for other in FAMILIES if other not in ("vanilla_transformer", name)} & code
     assert files - code == NEEDED | {"README.md", "plots/curves.png", MANIFEST}
     assert (folder / "README.md").read_text() == CARD
@@ -387,7 +384,7 @@ def test_verifies_the_shared_folder(shared, runs, tmp_path, monkeypatch):
     def refuse(folder, task):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(export, "verify_folder", refuse)
+    monkeypatch.setattr(f"{SHARE}.verify_folder", refuse)
     with pytest.raises(RuntimeError, match=r"^no$"):
         share(runs / "mat", tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
@@ -512,7 +509,7 @@ def test_a_share_that_is_killed_can_be_completed(runs, shared, tmp_path, monkeyp
             raise Killed
         draft.rename(final)
 
-    monkeypatch.setattr("hf_deepwide.shared_folder.publish", publish)
+    monkeypatch.setattr("hf_deepwide.sharing.folder.publish", publish)
     with pytest.raises(Killed):
         share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
     assert not (folder / "config.json").exists()
@@ -537,10 +534,10 @@ def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeyp
     system = OSError(errno.ENOSPC, "No space left on device")
     tokenizers = Exception("No space left on device (os error 28)")  # as the library has it
     for place, error in (
-        ("export.write_checkpoint", system), ("export._write_card", system), ("shared_folder._write_manifest", system),
-        ("export.PreTrainedTokenizerBase.save_pretrained", tokenizers),
+        ("share.write_checkpoint", system), ("share.write_card", system), ("folder._write_manifest", system),
+        ("share.PreTrainedTokenizerBase.save_pretrained", tokenizers),
     ):  # fmt: skip
-        monkeypatch.setattr(f"hf_deepwide.{place}", full(error))
+        monkeypatch.setattr(f"hf_deepwide.sharing.{place}", full(error))
         with pytest.raises(UserError, match="cannot be read or written: No space left"):
             share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
         with pytest.raises(UserError, match="cannot be read or written: No space left"):
@@ -574,14 +571,25 @@ def test_an_edited_card_takes_no_licence(shared, tokenizer, tmp_path):
     assert contents(folder) == before
 
 
-def test_a_card_of_another_class_is_not_kept(tokenizer, tmp_path, caplog):
-    models = [new_model(FAMILIES[name], tokenizer) for name in ("mat", "vanilla_transformer")]
-    for model, license in zip(models, ("mit", None), strict=True):
-        share(model, tmp_path / "out", tokenizer=tokenizer, license=license, overwrite=True, verify=False)
+@pytest.mark.parametrize("name", ["mat", "vanilla_transformer"])
+def test_a_card_of_another_model_is_not_kept(name, runs, tokenizer, tmp_path, caplog):
+    """Of other weights: scores, size, languages and licence are not this model's."""
+    run = shutil.copytree(runs / "mat", tmp_path / "run")
+    (run / "README.md").write_text(CARD.replace("# Mine", "# Mine\n\nBLEU 41.2"))
+    share(run, tmp_path / "out", license="mit", verify=False)
+    (run / "README.md").unlink()
+    share(run, tmp_path / "out", overwrite=True, verify=False)
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "`vanilla_transformer`" in card
-    assert "`mat`" not in card
+    assert "BLEU 41.2" in card, "it is of the same weights"
+    assert "mit" in card
+    model = new_model(FAMILIES[name], tokenizer)
+    model.model.encoder.layers[0].final_layer_norm.weight.data += 1
+    share(model, tmp_path / "out", tokenizer=tokenizer, overwrite=True, verify=False)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"`{name}`, {model.num_parameters():,} parameters" in card
+    assert "41.2" not in card
     assert "mit" not in card
+    assert not (tmp_path / "out" / "plots").exists()
     assert "the earlier card named the licence mit, and this card names none; see --license" in caplog.text
 
 
@@ -618,7 +626,7 @@ def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
         pass
 
     own = Own(tokenizer_object=tokenizer._tokenizer, pad_token="<pad>", eos_token="</s>")
-    with pytest.raises(UserError, match=r"test_export.Own, whose code does not come with Transformers"):
+    with pytest.raises(UserError, match=r"test_share.Own, whose code does not come with Transformers"):
         share(new_model(FAMILIES["mat"], tokenizer), tmp_path / "own", tokenizer=own, verify=False)
 
 
@@ -661,7 +669,7 @@ def test_upload(hub, runs, tmp_path):
 
 
 def test_uploads_that_fail(hub, runs, monkeypatch):
-    monkeypatch.setattr(export, "write_checkpoint", lambda *_: pytest.fail("nothing should be written before that"))
+    monkeypatch.setattr(f"{SHARE}.write_checkpoint", lambda *_: pytest.fail("nothing should be written before that"))
     with pytest.raises(UserError, match="repo_id 'a/b/c'"):
         share(runs / "mat", repo_id="a/b/c")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -699,6 +707,8 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
         (tmp_path / "exported" / name).write_text("{}")
     adapted = new_model(FAMILIES["mat"], tokenizer)
     get_peft_model(adapted, LoraConfig(r=2, target_modules=["q_proj"]))
+    narrow = new_model(FAMILIES["mat"], tokenizer)
+    narrow.model.encoder.layers[0].feed_forward.fc1 = torch.nn.Linear(SIZES["d_model"], 3)
     for source, options, message in (
         (tmp_path / "nowhere", {}, "holds no model: there is no .*config.json"),
         (tmp_path / "exported", {}, "was exported to CTranslate2.*Give the folder that it was exported from"),
@@ -717,6 +727,7 @@ def test_refuses_to_share_unfit_models(runs, tokenizer, tmp_path):
         (damaged, {}, "damaged cannot be loaded"),
         (broken, {"tokenizer": tokenizer}, "NaN or infinite"),
         (adapted, {"tokenizer": tokenizer}, r"q_proj\.base_layer.*merge_and_unload"),
+        (narrow, {"tokenizer": tokenizer}, r"fc1\.(weight|bias) has the shape \[3"),
         (tmp_path / "broken", {}, "NaN or infinite"),
     ):
         with pytest.raises(UserError, match=message):

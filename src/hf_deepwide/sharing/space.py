@@ -10,13 +10,13 @@ from pathlib import Path
 
 import yaml
 
-from . import card_text
-from .card_text import CARD
+from .. import card_text
+from ..card_text import CARD
 
 MODEL = "model"  # the model's folder in a Space
 APP, REQUIREMENTS = "app.py", "requirements.txt"
 GRADIO = "6.31.0"  # the version that is tested, see constraints.txt
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 APP_TEXT = """\
 \"\"\"Show the model on the page of hf_deepwide's demo.\"\"\"

@@ -1,0 +1,153 @@
+"""The card of a model that is shared: the card beside the model, or the earlier card, or a minimal one."""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Container
+from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub import ModelCard, ModelCardData
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import card_text
+from ..card_text import CARD
+from ..durable import sha256_of
+from ..errors import UserError
+from ..exporting.shown_languages import Shown, shown_languages
+from ..families import all_families
+from ..models.language_pairs import Languages
+
+logger = logging.getLogger(__name__)
+
+LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
+KINDS = {  # what a card calls a model, by its task
+    "translation": "A translation model",
+    "fill-mask": "A masked language model",
+    "text-classification": "A model that classifies texts",
+}
+
+
+def task_of(model: PreTrainedModel) -> str:
+    """The pipeline's task of a model; those of classes of Transformers that `share` writes translate."""
+    family = all_families().get(model.config.model_type)
+    return "translation" if family is None else family.tasks[type(model)]
+
+
+def minimal_card(
+    model: PreTrainedModel, name: str, shown: Shown, repo_id: str | None = None, stock: bool = False
+) -> ModelCard:
+    """A model card that says what the model is and how to load it from its repository.
+
+    Of a class of Transformers (`stock`), the lines need no code of ours.
+    """
+    model_type = model.config.model_type
+    task = task_of(model)
+    use = card_text.use_of_stock(repo_id, shown) if stock else card_text.use_of_share(repo_id, task)
+    named = zip(("src_lang", "tgt_lang"), shown.languages, strict=True)
+    if not stock and (asked := "".join(f", {name}={card_text.literal(code)}" for name, code in named if code)):
+        use += f"\n{card_text.PIPELINES[task]}({card_text.literal('A sentence in the source language.')}{asked})"
+    data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=[task, "hf_deepwide", model_type])
+    return ModelCard(
+        f"---\n{data.to_yaml()}\n---\n\n# {card_text.text(name)}\n\n"
+        f"{KINDS[task]} of the family `{model_type}`, {model.num_parameters():,} parameters.\n\n"
+        f"{card_text.block(use, 'python')}\n{shown.note if stock else ''}"
+    )
+
+
+class Transfer(NamedTuple):
+    """Where a model comes from and goes to, as far as its card depends on it."""
+
+    source: Path | None  # the model's folder
+    folder: Path | None  # the folder that `share` was given; None: it goes to a repository alone, or into a Space
+    earlier: dict[str, list[str]]  # the files in this folder that `share` wrote, and nobody has changed since
+    repo_id: str | None
+    license: str | None
+
+
+def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, transfer: Transfer) -> None:
+    """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder.
+
+    A card that is there is of an earlier share; it stays if that was of the same weights.
+    """
+    source, folder, earlier, repo_id, license = transfer
+    beside = None
+    if source is not None and (source / CARD).is_file():
+        if _is_inside(source / CARD, source):
+            beside = source / CARD
+        else:
+            logger.warning("share: %s is a link to elsewhere, so it is left out", source / CARD)
+    there = None if folder is None or not (folder / CARD).is_file() else folder / CARD
+    if there is not None and CARD not in earlier:
+        if license is not None:
+            raise UserError(
+                f"share: --license: {there} was edited, so it stays as it is; write `license: {license}` into it, or "
+                "remove it to have it written anew"
+            )
+        logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
+        _copy_linked(there, staged, earlier)
+        return
+    named = None if there is None else card_text.license_of(there.read_text(encoding="utf-8"))
+    if there is not None and not _same_weights(staged, earlier):
+        there = None
+    card, stock = beside or there, model.config.model_type not in all_families()
+    shown = Shown({})
+    if task_of(model) == "translation":
+        shown = shown_languages(Languages(model.config, model.generation_config, tokenizer), tokenizer)
+    if card is None:
+        name = (repo_id or (folder or staged).resolve().as_posix()).rpartition("/")[2]
+        text = str(minimal_card(model, name, shown, repo_id, stock))
+    else:
+        try:
+            text = card.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"share: {card}: byte {error.start + 1} is not UTF-8 text") from error
+        _copy_linked(card, staged, None if card == beside else earlier)
+    text = card_text.for_repository(text, repo_id, license, shown if stock else None, model)
+    if named is not None and card_text.license_of(text) is None:
+        logger.warning("share: the earlier card named the licence %s, and this card names none; see --license", named)
+    (staged / CARD).write_text(text, encoding="utf-8")
+
+
+def _same_weights(staged: Path, earlier: dict[str, list[str]]) -> bool:
+    """Whether an earlier share wrote these weights, too; then its card tells of this model."""
+    return all(sha256_of(file) in earlier.get(file.name, ()) for file in staged.glob("*.safetensors"))
+
+
+def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:
+    """Copy what a card refers to: all of it, or what is `among` some names."""
+    for name in linked(card):
+        if (among is None or name in among) and not (staged / name).exists():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(card.parent / name, staged / name)
+
+
+def linked(card: Path) -> set[str]:
+    """The pictures and small text files beside a card that it refers to, by their path.
+
+    Files that Transformers reads (of tokens, configs, adapters) lie at the top and are no such files.
+    """
+    names: set[str] = set()
+    if not card.is_file():
+        return names
+    for target in re.findall(r"\]\(([^)\s#]+)", card.read_text(encoding="utf-8", errors="replace")):
+        path = Path(os.path.normpath(target))
+        file = card.parent / path
+        readable = len(path.parts) > 1 or path.suffix not in (".json", ".txt") or path.name == "results.json"
+        plain = not path.is_absolute() and not any(part.startswith(".") for part in path.parts) and "\0" not in target
+        if plain and readable and path.suffix in LINKED and _is_file_inside(file, card.parent):
+            names.add(path.as_posix())
+    return names - {CARD}
+
+
+def _is_file_inside(path: Path, folder: Path) -> bool:
+    """True if a path leads to a file in a folder; the system may also refuse it, as too long for a name."""
+    try:
+        return _is_inside(path, folder) and path.is_file()
+    except OSError:
+        return False
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
