@@ -199,3 +199,20 @@ def test_the_shape_of_the_cache_is_told_and_not_saved(tmp_path):
     assert type(config)(**fields).to_dict() == fields
     config.save_pretrained(tmp_path)
     assert not {"num_key_value_heads", "head_dim"} & set(json.loads((tmp_path / "config.json").read_text()))
+
+
+HOOKED = {"mat": "encoder.layers.0.self_attn.q_proj", "multipath": "encoder.layers.0.feed_forward.fc1"}
+
+
+@pytest.mark.parametrize("family", HOOKED)
+def test_hooks_of_a_projection_act_in_training(family):
+    """Spectral norm computes the weight before each call; a hook that looks at activations is called."""
+    model = wide(family).train()
+    projection = model.model.get_submodule(HOOKED[family])
+    torch.nn.utils.spectral_norm(projection)
+    seen = []
+    projection.register_forward_hook(lambda *_: seen.append(True))
+    for _ in range(2):
+        model(**pair()).loss.backward()
+    assert projection.weight_orig.grad.abs().sum() > 0
+    assert len(seen) == 2

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from model_cases import CASES, build, config_of, pair, scramble, source, tokens
+from transformers import modeling_flash_attention_utils as utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_deepwide.models.attention import MultiBranchAttention
@@ -24,7 +25,7 @@ def results(model, seed=0, **inputs):
 
 
 def test_no_other_back_end_runs_here():
-    """Those below are all: flash needs a GPU, and "paged" serves continuous batching of decoders."""
+    """Those below are all: flash has an exact function in its place, and "paged" serves batches of decoders alone."""
     usable = {name for name in ALL_ATTENTION_FUNCTIONS if "flash" not in name and "paged" not in name}
     assert usable == {"sdpa", "flex_attention"}
 
@@ -49,6 +50,61 @@ def test_flex_attention_agrees():
         real = batch["labels"] != -100
         with torch.compiler.set_stance("force_eager"):  # compiling its kernel takes a minute
             torch.testing.assert_close(model(**batch).logits[real], expected[real], rtol=1e-3, atol=1e-3)
+
+
+def naive_flash(query, key, value, softmax_scale, causal):
+    """Exact attention of one sentence, `[T, heads, H]` to `[S, heads, H]`, in the layout of flash attention."""
+    scores = torch.einsum("qhd,khd->hqk", query, key) * softmax_scale
+    if causal:
+        behind = torch.arange(len(key))[None] > torch.arange(len(query))[:, None] + len(key) - len(query)
+        scores = scores.masked_fill(behind, float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """Transformers' way to flash attention, which cuts padding out, with an exact function in place of the kernels."""
+
+    def dense(query, key, value, softmax_scale=None, causal=False, **_):
+        sentences = zip(query, key, value, strict=True)
+        return torch.stack([naive_flash(*each, softmax_scale, causal) for each in sentences])
+
+    def packed(query, key, value, cu_seqlens_q=None, cu_seqlens_k=None, softmax_scale=None, causal=False, **_):
+        spans = zip(pairwise(cu_seqlens_q), pairwise(cu_seqlens_k), strict=True)
+        return torch.cat(
+            [
+                naive_flash(query[q[0] : q[1]], key[k[0] : k[1]], value[k[0] : k[1]], softmax_scale, causal)
+                for q, k in spans
+            ]
+        )
+
+    def arguments(query_length=None, is_causal=False, softmax_scale=None, **_):
+        return {"causal": is_causal and query_length != 1, "softmax_scale": softmax_scale}
+
+    functions = (dense, packed, None, utils._pad_input, utils._unpad_input), (arguments, arguments)
+    monkeypatch.setattr(utils, "lazy_import_flash_attention", lambda *_, **__: functions)
+
+
+@pytest.mark.parametrize("lengths", [(3, 6, 4), (7, 4, 5), (9, 2, 8)], ids=["shorter", "equal", "longer"])
+@pytest.mark.parametrize("case", ["vanilla", "mat-3", "lstm"])
+def test_flash_attention_agrees_on_padded_sentences(case, lengths, flash):
+    model, batch = build(case), pair((7, 4, 5), lengths)
+    real = batch["labels"] != -100
+    with torch.no_grad():
+        expected = model(**batch).logits
+        for part in (model, model.model.encoder, model.model.decoder):
+            part.config._attn_implementation_internal = "flash_attention_2"  # the check of its setter wants a GPU
+        torch.testing.assert_close(model(**batch).logits[real], expected[real], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["mat-2-prenorm", "multipath-2", "vanilla-luna"])
+def test_weights_that_are_asked_for_do_not_overflow_in_half_precision(case):
+    """Each row of them adds up to 1, and float16 ends at 65,504."""
+    model = build(case, attn_implementation="eager", max_position_embeddings=256).half()
+    with torch.no_grad():
+        outputs = model(**pair((140,) * 256, (140,) * 256), output_attentions=True)
+    assert outputs.cross_attentions[0].sum(dtype=torch.float32) > 65_504
+    assert outputs.logits.isfinite().all()
 
 
 COMPILED = ["vanilla", "mat-3", "mat-2-prenorm", "latent-both", "latent-decoder-hard", "lstm", "lstm-two"]

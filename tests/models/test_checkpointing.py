@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import torch
 from model_cases import CASES, build, pair, source
 
 
@@ -33,3 +34,14 @@ def test_generation_in_training_mode_sees_all_tokens(case):
     model.train().gradient_checkpointing_enable()
     assert model.generate(**source(), max_new_tokens=6, num_beams=2).tolist() == expected.tolist()
     assert model.eval().generate(**source(), max_new_tokens=6, num_beams=2).tolist() == expected.tolist()
+
+
+def test_a_cache_that_begins_with_tokens_is_refused_in_training_mode():
+    """Also without gradients: the layers would not see it, and the positions would count it."""
+    model, batch = build("vanilla"), source()
+    tokens = torch.tensor([[2, 5, 6]] * len(batch["input_ids"]))
+    with torch.no_grad():
+        cache = model(**batch, decoder_input_ids=tokens).past_key_values
+        model.train().gradient_checkpointing_enable()
+        with pytest.raises(ValueError, match="turn gradient checkpointing off"):
+            model(**batch, decoder_input_ids=tokens[:, :1], past_key_values=cache)

@@ -53,6 +53,16 @@ def eager_attention(
     return torch.matmul(dropped, value).transpose(1, 2), weights
 
 
+def cross_attention_name(config: Any) -> str:
+    """The back-end of cross-attention, which is `sdpa` in place of flash attention.
+
+    Transformers cuts padding out of the queries of flash attention by the mask of the keys. That is right only where
+    the two are of one sentence.
+    """
+    name = config._attn_implementation
+    return "sdpa" if "flash" in str(name) else name
+
+
 def self_attention_cache(cache: Cache) -> Cache:
     """The part of a cache that self-attention fills: all of it, unless it also holds keys of the source."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
@@ -147,7 +157,7 @@ class MultiBranchAttention(nn.Module):
         """The output and, averaged over the branches where they were asked for, the attention weights."""
         if weights is not None and self.branches > 1 and self._wants_weights(kwargs):
             weights = weights.unflatten(1, (-1, self.num_heads)).mean(1)
-            output = output + 0 * weights.sum()  # the average is only reported; this keeps it in the graph
+            output = output + weights[:0].sum()  # the average is only reported; this 0 keeps it in the graph
         return output, weights
 
     def attend(
@@ -175,7 +185,9 @@ class MultiBranchAttention(nn.Module):
                     f"{self.config._attn_implementation!r} has none; accepted: eager, sdpa"
                 )
             attention_mask = self.relative_keys(query * self.scaling, key.shape[2], past, attention_mask, kept)
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        is_cross = encoder_hidden_states is not None
+        name = cross_attention_name(self.config) if is_cross else self.config._attn_implementation
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         return attention(
             self,
             query,

@@ -79,9 +79,11 @@ def is_own(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     """Whether a module is of one of these kinds, as we made it, so that its weights may be read without calling it.
 
     Otherwise an adapter (LoRA) wraps it, it was quantised (torchao puts a tensor of another kind in its place), or
-    something stands in front of its `forward`: accelerate's hooks, which bring offloaded weights when it is called.
+    something acts when it is called: accelerate's hooks bring offloaded weights, and PyTorch's compute weights
+    (spectral norm, pruning) or look at activations.
     """
-    own = type(module) in kinds and "forward" not in vars(module)
+    hooked = "forward" in vars(module) or module._forward_pre_hooks or module._forward_hooks
+    own = type(module) in kinds and not hooked
     return own and type(module.weight) in (nn.Parameter, torch.Tensor)
 
 

@@ -204,7 +204,7 @@ class LunaAttention(NestedAttention):
         if pack_weights is None:
             return output, None
         weights = weights @ pack_weights
-        return output + 0 * weights.sum(), weights  # they are only reported; this keeps them in the graph
+        return output + weights[:0].sum(), weights  # they are only reported; this 0 keeps them in the graph
 
 
 class CausalLunaAttention(NestedAttention):
@@ -258,7 +258,7 @@ class CausalLunaAttention(NestedAttention):
         if not self.wants_weights(kwargs):
             return output, None
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        return output + 0 * weights.sum(), weights  # they are only reported; this keeps them in the graph
+        return output + weights[:0].sum(), weights  # they are only reported; this 0 keeps them in the graph
 
 
 def shares(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

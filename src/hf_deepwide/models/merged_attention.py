@@ -51,7 +51,7 @@ class MeanOfValues(nn.Module):
         means, weights = attention(self, query, value, value, mask, dropout=0.0, scaling=1.0, **kwargs)
         if weights is not None and weights.shape[1] > self.heads:
             weights = weights[:, : self.heads]
-            means = means + 0 * weights.sum()  # they are only reported; this keeps them in the graph
+            means = means + weights[:0].sum()  # they are only reported; this 0 keeps them in the graph
         return means, weights
 
 

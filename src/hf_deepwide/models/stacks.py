@@ -4,6 +4,7 @@ A family replaces the parts that it changes (a layer class, how layers are joine
 B batch, S source length, T target length, D model width.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention import MultiBranchAttention
+from .attention import MultiBranchAttention, cross_attention_name
 from .branches import no_gradient
 from .cache_name import given_cache, with_cache
 from .configuration_base import DeepWideConfig
@@ -145,7 +146,7 @@ class Decoder(Stack):
             cache: another name of `past_key_values`.
         """
         past_key_values = given_cache(past_key_values, cache)
-        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+        if self.gradient_checkpointing and self.training:  # Transformers' layers drop it without gradients, too
             past_key_values = no_cache(past_key_values)
         inputs_embeds = embed(
             self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds"
@@ -169,8 +170,12 @@ class Decoder(Stack):
             )
         cross_mask = None
         if encoder_hidden_states is not None:
+            config = self.config
+            if (name := cross_attention_name(config)) != config._attn_implementation:
+                config = copy.copy(config)
+                config._attn_implementation = name
             cross_mask = create_bidirectional_mask(
-                config=self.config,
+                config=config,
                 inputs_embeds=hidden_states,
                 attention_mask=encoder_attention_mask,
                 encoder_hidden_states=self.source_states(encoder_hidden_states),

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import PreTrainedConfig
 
 from ..errors import UserError, one_line, quote
@@ -249,20 +250,20 @@ def check_indices(folder: Path, batches: Sequence[tuple[dict, dict]], config: Pr
 
 @contextmanager
 def first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
-    """While it is open, collects the modules whose output is not finite, in the order in which they end."""
+    """While it is open, collects the modules whose output is not finite, in the order in which they end.
+
+    The hook is of no module: with one of their own, projections would be called one by one, and round otherwise.
+    """
     found: list[str] = []
+    names = {module: name for name, module in model.named_modules() if name}
 
-    def watch(name: str) -> Any:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, torch.Tensor) and not first.isfinite().all():
-                found.append(name)
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if module in names and isinstance(first, torch.Tensor) and not first.isfinite().all():
+            found.append(names[module])
 
-        return look
-
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    handle = register_module_forward_hook(look)
     try:
         yield found
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
