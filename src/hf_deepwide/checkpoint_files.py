@@ -117,8 +117,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is damaged.
     """
+    return _fields_in(folder, CONFIG)
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """What a finished run has written of itself, nothing where it is not finished.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    return _fields_in(run, RESULTS)
+
+
+def _fields_in(folder: Path, name: str) -> dict[str, Any]:
     try:
-        return read_fields(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        return read_fields(folder / name) if (folder / name).is_file() else {}
     except OSError as error:
         raise UserError(f"{folder}: {error}") from error
 

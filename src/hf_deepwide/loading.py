@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -192,18 +192,38 @@ def check_weight_names(model: PreTrainedModel) -> None:
     Transformers would save or copy them all the same, and start at random what it does not find.
 
     Raises:
-        ValueError: names some.
+        ValueError: see `check_tensors`.
+    """
+    check_tensors(model.state_dict(), type(model), model.config)
+
+
+def check_tensors(
+    tensors: Mapping[str, torch.Tensor], cls: type[PreTrainedModel], config: PreTrainedConfig, without: str = ""
+) -> None:
+    """Refuse tensors that are not those of a new model, which is built without memory.
+
+    Args:
+        tensors: name to tensor.
+        cls: the model's class.
+        config: its config.
+        without: a name that does not count, such as that of a matrix that is there under other names.
+
+    Raises:
+        ValueError: names some, or one of another shape.
     """
     with torch.device("meta"):
-        expected = type(model)(copy.deepcopy(model.config)).state_dict().keys()
-    have = model.state_dict().keys()
-    if surplus := have - expected:
+        asked = cls(copy.deepcopy(config)).state_dict()
+    asked.pop(without, None)
+    if surplus := tensors.keys() - asked.keys():
         raise ValueError(
             f"it has weights that its config does not ask for: {some(surplus)}; merge adapters "
             "(`merge_and_unload()` of PEFT's PeftModel) and undo quantisation first"
         )
-    if lacking := expected - have:
+    if lacking := asked.keys() - tensors.keys():
         raise ValueError(f"it lacks weights that its config asks for: {some(lacking)}")
+    for key, like in asked.items():
+        if (shape := tensors[key].shape) != like.shape:
+            raise ValueError(f"{key} has the shape {list(shape)}, and its config asks for {list(like.shape)}")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -297,7 +317,12 @@ class _RefusingFaultyFiles:
             reason = one_line(error) or type(error).__name__
             if isinstance(error, INNER):
                 reason = f"Transformers makes no sense of its files ({type(error).__name__}: {reason})"
-            if not Path(self.name).exists() and not isinstance(error, _NoFolder):
+            if "use_safetensors" in reason:  # Transformers advises to read the pickle, too
+                reason = (
+                    "the Hub has its weights as a pickle, which is not read, and gives no safetensors; with the "
+                    "internet, save a copy by `from_pretrained` and `save_pretrained`, and name its folder"
+                )
+            elif not Path(self.name).exists() and not isinstance(error, _NoFolder):
                 reason = f"there is no such folder, and from the Hub: {reason}"
             raise UserError(f"{self.prefix}: {reason}") from error
 

@@ -25,7 +25,7 @@ from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.language_pairs import pairs_of_posterior
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .models.saved_fields import keep_fields
-from .vanilla_form import SHARED, own_fields, tie
+from .vanilla_form import SHARED, Tensors, own_fields, tie
 
 SELECTIONS = ("hard", "soft", "tempered")
 LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")
@@ -51,6 +51,31 @@ def prune(
         UserError: another kind of model, one with an adapter, no such posterior or selection, or a stack that is left
             without layers.
     """
+    _check_model(model)
+    config = model.config
+    selection = selection or config.inference_selection
+    if selection not in SELECTIONS:
+        raise UserError(f"selection is {quote(selection)}; accepted: {', '.join(SELECTIONS)}")
+    posterior = posterior_index(config, language)
+    weights = layer_weights(model, posterior, selection)
+    kept = {stack: [layer for layer, z in enumerate(each) if z > 0] for stack, each in weights.items()}
+    for stack, layers in kept.items():
+        if not layers:
+            raise UserError(
+                f"posterior {posterior} selects no layer of the {stack}, and a plain Transformer needs one; train for "
+                "longer, with a larger target depth, or keep all layers with the selection 'tempered'"
+            )
+    plain = plain_config(config, posterior, kept)
+    tensors = tie(plain_tensors(model, weights, kept), plain)
+    pruned = VanillaTransformerForConditionalGeneration.from_pretrained(
+        None, config=plain, state_dict=tensors, dtype=model.dtype
+    )
+    pruned.generation_config = copy.deepcopy(model.generation_config)
+    return pruned.to(model.device)
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what is no translation model of latent depth, and one with an adapter."""
     if not is_prunable(model):
         raise UserError(
             f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be, loaded by "
@@ -60,33 +85,34 @@ def prune(
         check_weight_names(model)
     except ValueError as error:
         raise UserError(f"cannot prune the {type(model).__name__}: {error}") from error
-    config = model.config
-    selection = selection or config.inference_selection
-    if selection not in SELECTIONS:
-        raise UserError(f"selection is {quote(selection)}; accepted: {', '.join(SELECTIONS)}")
-    posterior = posterior_index(config, language)
-    weights = {
-        name: chosen.evaluation_weights(selection)[posterior].tolist()
-        for name, chosen in model.layer_selections.items()
-    }
-    kept = {}
-    for stack in ("encoder", "decoder"):
-        z = weights.setdefault(stack, [1.0] * getattr(config, f"{stack}_layers"))
-        kept[stack] = [layer for layer, weight in enumerate(z) if weight > 0]
-        if not kept[stack]:
-            raise UserError(
-                f"posterior {posterior} selects no layer of the {stack}, and a plain Transformer needs one; train for "
-                "longer, with a larger target depth, or keep all layers with the selection 'tempered'"
-            )
 
+
+def layer_weights(model: PreTrainedModel, posterior: int, selection: str) -> dict[str, list[float]]:
+    """z of each layer of encoder and decoder in evaluation; 1 in a stack that selects nothing."""
+    config, selections = model.config, model.layer_selections
+    return {
+        stack: selections[stack].evaluation_weights(selection)[posterior].tolist()
+        if stack in selections
+        else [1.0] * getattr(config, f"{stack}_layers")
+        for stack in ("encoder", "decoder")
+    }
+
+
+def plain_config(config: LatentDepthConfig, posterior: int, kept: dict[str, list[int]]) -> VanillaTransformerConfig:
+    """The config of a vanilla model of the layers that are kept, which translates the posterior's language pairs."""
     fields = {name: getattr(config, name) for name in own_fields(DeepWideConfig)}
     depths = {f"{stack}_layers": len(layers) for stack, layers in kept.items()}
     joined: dict[str, Any] = {} if config.layer_norms else {"residual": "rezero", "normalize_before": False}
-    pruned_config = VanillaTransformerConfig(**fields | depths | joined)
-    keep_fields(config, pruned_config)
+    plain = VanillaTransformerConfig(**fields | depths | joined)
+    keep_fields(config, plain)
     if getattr(config, "translation_pairs", None):  # those of other posteriors were copied, too
-        pruned_config.translation_pairs = pairs_of_posterior(config, posterior) or None
-    tensors = {}
+        plain.translation_pairs = pairs_of_posterior(config, posterior) or None
+    return plain
+
+
+def plain_tensors(model: PreTrainedModel, weights: dict[str, list[float]], kept: dict[str, list[int]]) -> Tensors:
+    """The tensors of the layers that are kept, renumbered, with z folded in, or, without LayerNorms, beside them."""
+    has_norms, tensors = model.config.layer_norms, {}
     for name, tensor in model.state_dict().items():
         match = LAYER.match(name)
         if match is None:
@@ -97,15 +123,11 @@ def prune(
         if layer in kept[stack]:
             z = weights[stack][layer]
             place = f"model.{stack}.layers.{kept[stack].index(layer)}."
-            folded = config.layer_norms and ENDS_SUBLAYER.search(name)
+            folded = has_norms and ENDS_SUBLAYER.search(name)
             tensors[place + name[match.end() :]] = tensor.detach() * (z if folded else 1.0)
-            if not config.layer_norms:
+            if not has_norms:
                 tensors[place + "residual_weight"] = torch.tensor([z], dtype=torch.float64)
-    pruned = VanillaTransformerForConditionalGeneration.from_pretrained(
-        None, config=pruned_config, state_dict=tie(tensors, pruned_config), dtype=model.dtype
-    )
-    pruned.generation_config = copy.deepcopy(model.generation_config)
-    return pruned.to(model.device)
+    return tensors
 
 
 def is_prunable(model: Any) -> bool:

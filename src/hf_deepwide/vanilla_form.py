@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from .errors import UserError, quote, some
+from .errors import UserError, quote
 from .families import FAMILIES
-from .loading import load_config, load_model
+from .loading import check_tensors, load_config, load_model
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.embeddings import SinusoidalPositions
@@ -82,14 +82,14 @@ def load_base(base: Any) -> PreTrainedModel:
     """
     if isinstance(base, str | os.PathLike):
         prefix = f"cannot start from {quote(str(base))}"
-        check_config(repr(str(base)), load_config(base, prefix))
+        check_base_config(repr(str(base)), load_config(base, prefix))
         return load_model(AutoModelForSeq2SeqLM, base, prefix, dtype="auto")
     if not isinstance(base, PreTrainedModel):
         raise UserError(
             f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "
             "Transformers (of a wrapper, give what it wraps; merge an adapter first, by its `merge_and_unload()`)"
         )
-    check_config(name_of(base), base.config)
+    check_base_config(name_of(base), base.config)
     body = getattr(base, "model", None)
     if not all(hasattr(*part) for part in ((base, "lm_head"), (body, "encoder"), (body, "decoder"))):
         raise UserError(
@@ -146,9 +146,9 @@ def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensor
     }
     try:
         vanilla = VanillaTransformerConfig(**fields)
+        check_tensors(tensors, VanillaTransformerForConditionalGeneration, vanilla, without=SHARED)
     except ValueError as error:
         raise UserError(f"cannot start from {name}: {error}") from error
-    _check_tensors(name, vanilla, tensors)
     return vanilla, tensors
 
 
@@ -187,7 +187,7 @@ def tie(tensors: Tensors, config: DeepWideConfig) -> Tensors:
     return tied
 
 
-def check_config(name: str, config: PreTrainedConfig) -> None:
+def check_base_config(name: str, config: PreTrainedConfig) -> None:
     """Refuse a base by its config.
 
     Raises:
@@ -219,26 +219,6 @@ def _check_joints(name: str, config: DeepWideConfig) -> None:
             )
 
 
-def _check_tensors(name: str, config: VanillaTransformerConfig, tensors: Tensors) -> None:
-    """Compare names and shapes with those of the vanilla model that the base is said to be."""
-    with torch.device("meta"):
-        model = VanillaTransformerForConditionalGeneration(config)
-    expected = {key: tensor.shape for key, tensor in model.state_dict().items() if key != SHARED}
-    if surplus := tensors.keys() - expected.keys():
-        raise UserError(
-            f"cannot start from {name}: it has weights that a plain Transformer has not: {some(surplus)} (merge "
-            "adapters, and undo quantisation, first)"
-        )
-    if lacking := expected.keys() - tensors.keys():
-        raise UserError(f"cannot start from {name}: it lacks weights of a plain Transformer: {some(lacking)}")
-    for key, shape in expected.items():
-        if tensors[key].shape != shape:
-            raise UserError(
-                f"cannot start from {name}: {key} has the shape {list(tensors[key].shape)}, which its config does "
-                f"not explain; {list(shape)} would be"
-            )
-
-
 def own_fields(config_class: type[DeepWideConfig]) -> list[str]:
     """Names of the fields that a config adds to those every config of Transformers has."""
     everybody = {field.name for field in dataclasses.fields(PreTrainedConfig)}
@@ -248,4 +228,5 @@ def own_fields(config_class: type[DeepWideConfig]) -> list[str]:
 def name_of(model: PreTrainedModel) -> str:
     """A model in a message: its class, and where it was loaded from."""
     where = getattr(model.config, "_name_or_path", "")
-    return f"the {type(model).__name__} {where!r}" if where else f"the {type(model).__name__}"
+    loaded = where not in ("", "None")  # "None": made by `from_pretrained(None, …)`, as `from_base` does
+    return f"the {type(model).__name__} {where!r}" if loaded else f"the {type(model).__name__}"

@@ -111,11 +111,11 @@ def _load(base: Any) -> PreTrainedModel:
                 f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "
                 "Transformers"
             )
-        check_config(name_of(base), base.config)
+        check_encoder_config(name_of(base), base.config)
         return base
     prefix = f"cannot start from {quote(str(base))}"
     config = load_config(base, prefix)
-    check_config(repr(str(base)), config)
+    check_encoder_config(repr(str(base)), config)
     names = getattr(config, "architectures", None) or []
     auto = next((auto for end, auto in HEADS.items() if any(str(name).endswith(end) for name in names)), AutoModel)
     # published models come with a pooler, which no head of theirs reads
@@ -123,7 +123,7 @@ def _load(base: Any) -> PreTrainedModel:
     return load_model(auto, base, prefix, accept_unexpected=lambda _: True, dtype="auto", **plain)
 
 
-def check_config(name: str, config: PreTrainedConfig) -> None:
+def check_encoder_config(name: str, config: PreTrainedConfig) -> None:
     """Refuse another architecture.
 
     Raises:

@@ -102,10 +102,14 @@ def boolean(word: str) -> bool:
 
 def refuse_unused(given: dict[str, Any]) -> None:
     """Refuse options of translating where nothing is translated."""
+    from hf_deepwide.data.arguments import fill_in
     from hf_deepwide.errors import UserError
     from hf_deepwide.evaluation.translate import SEARCH
 
-    translates = "model" in given or "pairs" in given or any(Path(name).is_dir() for name in given.get("compare", ()))
+    systems = [
+        fill_in(name, pair, "--compare") for name in given.get("compare", ()) for pair in given.get("pairs", [""])
+    ]
+    translates = "model" in given or any(Path(name or "").is_dir() for name in systems)
     unused = [name for name in (*SEARCH, "max_tokens", "precision") if name in given]
     if unused and not translates:
         raise UserError(f"--{unused[0]} is about translating, and --hypotheses is translated already; leave it out")

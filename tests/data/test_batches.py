@@ -73,7 +73,7 @@ LENGTHS = [(4, 4), (5, 2), (2, 5), (9, 9), (1, 4)]  # in tokens: one more each
 @pytest.mark.parametrize(
     ("fields", "kept", "logged"),
     [
-        ({}, [0, 1, 2, 3, 4], "5 pairs kept, 0 longer than max_length 256 and 0 beyond max_length_ratio None"),
+        ({}, [0, 1, 2, 3, 4], "5 pairs kept, 0 longer than max_length 256 left out"),
         ({"max_length": 6}, [0, 1, 2, 4], "4 pairs kept, 1 longer than max_length 6"),
         ({"max_length_ratio": 2.0}, [0, 1, 2, 3], "1 beyond max_length_ratio 2.0"),
         ({"max_length": 6, "max_length_ratio": 1.5}, [0], "1 pairs kept, 1 longer than max_length 6 and 3 beyond"),

@@ -99,7 +99,7 @@ def test_a_language_is_asked_for_by_its_code(pair, tmp_path):
     export_ctranslate2(tmp_path / "base", tmp_path / "exported")
     settings = EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=9)
     made = [
-        translate(*load_any_translator(tmp_path / name), ["a b c", "dd a"], settings, None, *pair)
+        translate(*load_any_translator(tmp_path / name), ["a b c", "dd a"], settings, *pair)
         for name in ("base", "exported")
     ]
     assert made[0] == made[1]
@@ -114,7 +114,7 @@ def test_tags_of_several_pairs(tmp_path):
         tokenizer.save_pretrained(tmp_path / side)
         export_ctranslate2(tmp_path / side, tmp_path / f"{side}-exported")
         made = [
-            translate(*load_any_translator(tmp_path / name), TEXTS, SEARCH, None, source_lang, "fr")
+            translate(*load_any_translator(tmp_path / name), TEXTS, SEARCH, source_lang, "fr")
             for name, source_lang in ((side, "en"), (f"{side}-exported", None))
         ]
         assert made[0] == made[1], side
@@ -122,7 +122,7 @@ def test_tags_of_several_pairs(tmp_path):
         for name in (side, f"{side}-exported"):
             for pair in (("fr", "en"), (None, None)):
                 with pytest.raises(UserError) as refused:
-                    translate(*load_any_translator(tmp_path / name), TEXTS, SEARCH, None, *pair)
+                    translate(*load_any_translator(tmp_path / name), TEXTS, SEARCH, *pair)
                 messages.append(str(refused.value))
         assert messages[:2] == messages[2:], side
 
@@ -140,7 +140,7 @@ def test_an_exported_model_of_one_pair_needs_no_language(side, tmp_path):
     assert own == exported
     assert any(own)
     with pytest.raises(UserError, match="not trained on the language pair …-de"):
-        translate(*load_any_translator(tmp_path / "exported"), TEXTS, SEARCH, None, None, "de")
+        translate(*load_any_translator(tmp_path / "exported"), TEXTS, SEARCH, None, "de")
 
 
 def test_a_decoder_that_starts_from_a_language_must_be_given_one(tmp_path):

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import random
+import threading
 from dataclasses import fields, replace
 
 import pytest
@@ -141,6 +142,29 @@ def test_restores_the_model_after_a_failure(model, tokenizer, sources, monkeypat
         translate(model, tokenizer, sources, QUICK)
     assert all(module.training for module in model.modules())
     assert model.generation_config is config
+
+
+def test_threads_take_turns_with_a_model(model, tokenizer, sources, monkeypatch):
+    """While one translates, its search is the model's, and no other thread may take it for the model's own."""
+    own, generate, seen, others = model.generation_config, model.generate, [], []
+
+    def second():
+        translate(model, tokenizer, sources[:1], replace(QUICK, num_beams=1))
+
+    def observed(**inputs):
+        seen.append(model.generation_config.num_beams)
+        if not others:
+            others.append(threading.Thread(target=second))
+            others[0].start()
+            others[0].join(0.3)
+            seen.append(model.generation_config.num_beams)
+        return generate(**inputs)
+
+    monkeypatch.setattr(model, "generate", observed)
+    translate(model, tokenizer, sources[:1], replace(QUICK, num_beams=3))
+    others[0].join()
+    assert seen == [3, 3, 1]
+    assert model.generation_config is own
 
 
 def test_dropout_is_off(model, tokenizer, sources):

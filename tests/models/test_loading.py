@@ -446,6 +446,17 @@ def test_without_the_hub_a_cached_model_is_loaded_soon(checkpoint, pauses, tmp_p
     assert sum(pauses) <= 2
 
 
+def test_a_cached_pickle_is_named(checkpoint, pauses, tmp_path, monkeypatch):
+    """Transformers makes safetensors of it by the Hub alone, and advises to read the pickle."""
+    place = tmp_path / "cache" / "models--some--model"
+    shutil.copytree(checkpoint.folder, place / "snapshots" / "abc")
+    (place / "snapshots" / "abc" / "model.safetensors").rename(place / "snapshots" / "abc" / "pytorch_model.bin")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    refused(lambda: load_model(AutoModelForSeq2SeqLM, "some/model"), "pickle", "save_pretrained")
+
+
 def test_an_unfinished_run_is_no_model(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     for load in (load_config, lambda folder: load_model(AutoModelForSeq2SeqLM, folder)):
@@ -458,11 +469,9 @@ def test_a_model_for_another_task_is_named(tmp_path):
     MATRobertaForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(UserError) as error:
         load_model(AutoModelForSeq2SeqLM, tmp_path)
-    told = (
-        "it is a mat_roberta; what is wanted here is a model that translates. A MATRobertaForSequenceClassification "
-        "is for pipeline('text-classification')"
-    )
-    assert str(error.value) == f"{tmp_path} cannot be loaded: {told}"
+    told = str(error.value)
+    assert all(word in told for word in (str(tmp_path), "mat_roberta", "pipeline('text-classification')"))
+    assert "\n" not in told
 
 
 def test_threads_load_at_the_same_time(tmp_path):

@@ -128,6 +128,21 @@ def test_logits_are_those_of_the_equations(branches):
         torch.testing.assert_close(ours[classifier][row], expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("given", ["input_ids", "inputs_embeds"])
+def test_a_classifier_reads_the_first_token_behind_padding(given):
+    model, lengths = new(MATRobertaForSequenceClassification, num_labels=3), (4, 2)
+    inputs = batch(lengths)
+    left = {
+        name: torch.stack([row.roll(4 - length) for row, length in zip(rows, lengths, strict=True)])
+        for name, rows in inputs.items()
+    }
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        if given == "inputs_embeds":
+            left["inputs_embeds"] = model.get_input_embeddings()(left.pop("input_ids"))
+        torch.testing.assert_close(model(**left).logits, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_positions_of_the_callers_are_refused():
     model, inputs = new(MATRobertaModel), batch((4, 3))
     with pytest.raises(ValueError, match="`position_ids` are not accepted"):

@@ -93,7 +93,7 @@ def test_sharing_takes_the_pairs_along(tmp_path, used_in_a_fork):
 @pytest.mark.parametrize(
     ("languages", "message"),
     [
-        ({}, "say the target language; known: en-de, en-fr"),
+        ({}, r"say the target language .*tgt_lang\); known: en-de, en-fr"),
         ({"src_lang": "en"}, "say the target language"),
         ({"tgt_lang": "cs"}, "not trained on the language pair …-cs; known: en-de, en-fr"),
         ({"src_lang": "de", "tgt_lang": "en"}, "not trained on the language pair de-en"),

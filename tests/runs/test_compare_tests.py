@@ -216,6 +216,21 @@ def test_runs_need_one_test_set(runs, with_recipes):
         compare_runs(systems(runs))
 
 
+def test_a_run_without_a_test_set_is_named(runs, with_recipes):
+    for name, losses in LOSSES.items():
+        for seed in range(1, 1 + len(losses)):
+            with_recipes(f"{name}-{seed}", data__test=None)
+    for chosen in (None, "test"):
+        with pytest.raises(UserError, match=r"the test set of .*plain-. cannot be read: data\.test is not set"):
+            compare_runs(systems(runs), metrics=["bleu"], test_set=chosen)
+
+
+def test_damaged_results_are_named(runs, with_recipes):
+    (runs / "plain-1" / "results.json").write_text('{"digests": ')
+    with pytest.raises(UserError, match=r"plain-1: results\.json is damaged"):
+        compare_runs(systems(runs), metrics=["bleu"])
+
+
 def test_a_test_set_that_is_not_here_names_its_run_and_a_way_out(runs, with_recipes):
     """As in another folder than that of the training."""
     for language in ("de", "en"):

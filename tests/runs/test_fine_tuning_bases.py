@@ -6,6 +6,7 @@ import pytest
 import torch
 from coded_languages import KINDS
 from coded_languages import SIZES as CODED_SIZES
+from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sentence_pieces import train_pieces, write_vocabulary
 from tiny_run import tiny_values
@@ -21,6 +22,7 @@ from transformers import (
     pipeline,
 )
 
+from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import check_tokenizer
@@ -28,7 +30,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.loading import load_model
 from hf_deepwide.models.language_pairs import Languages
-from hf_deepwide.models.plain_text import encode_sources
+from hf_deepwide.models.plain_text import TextEncoder, encode_sources
 from hf_deepwide.runs.recipe import check_recipe, load_recipe
 from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.translation import Translation
@@ -71,6 +73,7 @@ def bart(folder):
     return BartForConditionalGeneration(config), tokenizer
 
 
+TAGS = (">>deu<<", ">>fra<<")
 BASES = {"bart": bart, "marian": lambda f: marian(f, False), "marian separate": lambda f: marian(f, True)}
 
 
@@ -179,7 +182,23 @@ def test_a_target_vocabulary_of_its_own_is_compared_with_the_decoders(tmp_path):
         check_tokenizer(tokenizer, model.config)
 
 
-TAGS = (">>deu<<", ">>fra<<")
+@pytest.mark.parametrize("tags", [(), TAGS])
+def test_targets_are_cut_by_their_own_vocabulary(tags, tmp_path):
+    """A target's piece may have the id that a tag or the padding has among the sources."""
+    _, tokenizer = marian(tmp_path, True, tags)
+    own = {tokenizer.encoder[token] for token in ("<pad>", *tags)}
+    expected = tokenizer(text_target=TARGETS)["input_ids"]
+    assert any(own & {*row} for row in expected) is bool(tags)
+    encoder = TextEncoder(tokenizer, target=True)
+    assert encoder(TARGETS) == expected
+    dataset = Dataset.from_dict({"source": SOURCES, "target": TARGETS})
+    assert encode(dataset, tokenizer, DataArguments(), filter=False)["labels"][:] == expected
+    assert encoder.never == {0, 12}  # the ends of sentences and the padding
+    spelt = encoder._spelt([5, 12, 6])  # a text that has a control token among its pieces
+    letters = [tokenizer.target_encoder.get(letter, 1) for letter in "<pad>"]
+    assert spelt == [5, *letters, 6]
+
+
 MARKS = {
     "tag": ({"source_lang": "eng", "target_lang": "deu", "source_field": "x", "target_field": "y"}, {}),
     "prefix": (

@@ -32,7 +32,14 @@ PAIRS = ["de-en", "en-de"]
 LATENT = {"decoder_layers": 2, "latent_encoder": False, "layer_selection_init": 0.5, "inference_selection": "soft"}
 
 
-def recipe(run: Path, family: str = "latent_depth", model: dict | None = None, data: dict | None = None, **training):
+def recipe(
+    run: Path,
+    family: str = "latent_depth",
+    model: dict | None = None,
+    data: dict | None = None,
+    base: Path | None = None,
+    **training,
+):
     """A tiny recipe of two language pairs, by default of latent depth with a posterior for each target."""
     latent = LATENT if family == "latent_depth" else {}
     training = {"max_steps": 8, "predict_with_generate": True, "bf16": False} | training
@@ -41,6 +48,8 @@ def recipe(run: Path, family: str = "latent_depth", model: dict | None = None, d
         "format": "phrases", "pairs": PAIRS, "train_size": 200, "max_length": 128, "language_tag": "decoder",
         "posteriors": "target" if latent else "none", **(data or {}),
     }  # fmt: skip
+    if base is not None:
+        values["model"]["init_from"], values["tokenizer"] = str(base), {"path": str(base)}
     return check_recipe(values, "tiny", "tiny.yaml")
 
 
@@ -270,3 +279,31 @@ def test_the_model_follows_the_data(finished, tmp_path):
     plain = recipe(tmp_path, family="vanilla_transformer", data={"posteriors": "target"})
     with pytest.raises(UserError, match=r"in a recipe: `data\.posteriors`.*`language_aware=True`"):
         build_model(plain, tokenizer, plain.training_arguments())
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"pairs": PAIRS[::-1]}, "posteriors of the recipe are de, en, and those of the base are en, de"),
+        ({"pairs": ["de-en", "en-fr"]}, "posteriors of the recipe are en, fr, and those of the base are en, de"),
+        ({"posteriors": "none"}, r"the base has 2 posteriors \(en, de\).*set data\.posteriors"),
+        (
+            {"language_tag": "source"},
+            r"data\.language_tag is 'source'.* decoder's first; .*language_tag: decoder",
+        ),
+    ],
+)
+def test_a_base_keeps_its_posteriors_and_tags(data, told, finished, tmp_path):
+    """Another order would give each language the layers of another one."""
+    run, _ = finished
+    with pytest.raises(UserError, match=told):
+        run_recipe(recipe(tmp_path / "tuned", data=data, base=run))
+
+
+def test_a_base_is_trained_on_in_its_own_way(finished, tmp_path):
+    run, _ = finished
+    asked = recipe(tmp_path / "tuned", base=run)
+    model = build_model(asked, AutoTokenizer.from_pretrained(run), asked.training_arguments())
+    base = AutoModelForSeq2SeqLM.from_pretrained(run)
+    assert model.config.posterior_names == base.config.posterior_names == ["en", "de"]
+    assert model.config.translation_pairs == base.config.translation_pairs

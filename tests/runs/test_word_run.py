@@ -115,14 +115,37 @@ def test_engines_and_classes_of_transformers_are_refused(trained, tmp_path):
             {"model": {"decoder_vocab_size": 5, "share_encoder_decoder_embeddings": False}},
             ["decoder_vocab_size: 5", "contradicts the tokenizer"],
         ),
-        ({"data": {"source_lang": None, "target_lang": None, "pairs": ["nl-py"]}}, ["tokenizer.words", "data.pairs"]),
+        (
+            {"data": {"source_lang": None, "target_lang": None, "pairs": ["nl-py"]}},
+            ["data.pairs", "vocabularies of words"],
+        ),
         ({"data": {"synthetic": "made", "synthetic_tag": "<bt>"}}, ["data.synthetic_tag", "take no tag"]),
     ],
 )
-def test_contradicting_recipes_are_refused(tmp_path, sections, told):
-    with pytest.raises(UserError) as error:
-        run_recipe(recipe_of(tmp_path, **sections))
-    assert all(word in str(error.value) for word in told)
+def test_contradicting_recipes_are_refused(trained, tmp_path, sections, told):
+    """Whether the words are counted, or come with the tokenizer of an earlier run."""
+    saved = {"words": False, "path": str(trained[0])}
+    for suffix in ("nl", "py"):
+        (tmp_path / f"made.{suffix}").write_text("x = 1\n")
+    for tokenizer in ({}, saved):
+        with pytest.raises(UserError) as error:
+            run_recipe(recipe_of(tmp_path, tokenizer=tokenizer, **sections))
+        assert all(word in str(error.value) for word in told)
+
+
+def test_a_run_goes_on_from_a_run_with_its_words(trained, tmp_path, caplog):
+    """Of the target vocabulary, too, each word keeps its id."""
+    run, _ = trained
+    saved = {"words": False, "normalization": "nfkc", "path": str(run)}
+    run_recipe(recipe_of(tmp_path, tokenizer=saved, model={"init_from": str(run)}))
+    assert "lacks letters" not in caplog.text
+    other = shutil.copytree(run, tmp_path / "other")
+    file = other / "vocab_target.json"
+    words = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(words[::-1]), encoding="utf-8")
+    recipe = recipe_of(tmp_path, tokenizer={**saved, "path": str(other)}, model={"init_from": str(run)})
+    with pytest.raises(UserError, match="is not the tokenizer of the base"):
+        run_recipe(recipe, overwrite=True)
 
 
 def test_family_with_one_vocabulary_is_refused(tmp_path):

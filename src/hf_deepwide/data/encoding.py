@@ -12,7 +12,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import Choice, Languages, added_codes, language_codes, speaking, targets_of_pairs
+from ..models.language_pairs import Choice, Languages, added_codes, language_ids, speaking, targets_of_pairs
 from ..models.plain_text import TextEncoder, positions
 from ..progress import bars_where_shown
 from .arguments import DataArguments
@@ -125,7 +125,7 @@ class PairEncoder:
         self.mark = None if languages is None or args.pairs is not None else source_mark(languages, args)
         pairs: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
         self.languages: list[tuple[str | None, str | None]] = [(None, None)]  # the tokenizer has been told already
-        if args.pairs is not None and language_codes(tokenizer) is not None:
+        if args.pairs is not None and language_ids(tokenizer):
             pairs, self.languages = targets_of_pairs(tokenizer, args.language_pairs), [*args.language_pairs]
         elif args.source_lang in added_codes(tokenizer):  # which a tokenizer cannot be told for good
             self.languages = [(args.source_lang, None)]
@@ -233,10 +233,10 @@ class LengthFilter:
         self.ratio = 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.kept} pairs kept, {self.too_long} longer than max_length {self.max_length} and "
-            f"{self.ratio} beyond max_length_ratio {self.max_length_ratio} left out"
-        )
+        left_out = f"{self.too_long} longer than max_length {self.max_length}"
+        if self.max_length_ratio is not None:
+            left_out += f" and {self.ratio} beyond max_length_ratio {self.max_length_ratio}"
+        return f"{self.kept} pairs kept, {left_out} left out"
 
     def accepts(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Whether pairs of these lengths stay, one number for each pair; counts them either way."""

@@ -16,7 +16,14 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..models.language_pairs import control_ids, language_codes, language_tags, set_languages, targets_of_pairs
+from ..models.language_pairs import (
+    control_ids,
+    language_ids,
+    language_tags,
+    set_languages,
+    target_vocabulary,
+    targets_of_pairs,
+)
 from .arguments import DataArguments
 
 
@@ -35,7 +42,7 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
     Raises:
         UserError: the tag of synthetic pairs has another meaning for the tokenizer.
     """
-    tagged = args.pairs is not None and args.language_tag != "none" and language_codes(tokenizer) is None
+    tagged = args.pairs is not None and args.language_tag != "none" and not language_ids(tokenizer)
     tags = dict.fromkeys(tag_of(target, tokenizer) for _, target in args.language_pairs) if tagged else {}
     vocabulary = tokenizer.get_vocab()
     if args.synthetic_tag is not None:
@@ -79,7 +86,7 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
     Raises:
         UserError: a language is none of its codes, or a field asks for another way to name languages.
     """
-    if language_codes(tokenizer) is None:
+    if not language_ids(tokenizer):
         return {}
     if getattr(tokenizer, "legacy_behaviour", False):
         raise UserError(
@@ -124,7 +131,7 @@ def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -
     Raises:
         UserError: the tokenizer lacks a tag.
     """
-    if args.pairs is None or language_codes(tokenizer) is not None:
+    if args.pairs is None or language_ids(tokenizer):
         return {}
     names = args.posterior_names
     settings = {}
@@ -132,6 +139,11 @@ def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -
         tag, pair_settings = tag_of(target_lang, tokenizer), {}
         if args.language_tag != "none" and tag not in tokenizer.get_vocab():
             raise UserError(f"data.language_tag: the tokenizer has no token {tag} for the pair {pair}")
+        if args.language_tag == "decoder" and target_vocabulary(tokenizer) is not None:
+            raise UserError(
+                f"data.language_tag is decoder, and the token {tag} is in the vocabulary of sources. The decoder has "
+                "another vocabulary; accepted: source"
+            )
         if args.language_tag == "source":
             pair_settings["tag"] = tag
         elif args.language_tag == "decoder":

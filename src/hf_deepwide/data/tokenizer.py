@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTo
 from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..loading import load_tokenizer
+from ..models.language_pairs import target_vocabulary
 from ..models.word_tokenizer import WordTokenizer, text_steps
 from ..progress import shows_bars
 from ..reading import folder_or_hub_id
@@ -255,11 +256,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
         "vocab_size": config.vocab_size,
         "decoder_vocab_size": getattr(config, "decoder_vocab_size", None),
     }
-    # Marian's tokenizer can have a vocabulary of its own for targets.
-    target_vocabulary = getattr(tokenizer, "target_encoder", None)
-    entries = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(target_vocabulary or tokenizer)}
+    entries = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(target_vocabulary(tokenizer) or tokenizer)}
     if isinstance(tokenizer, WordTokenizer):
-        entries["decoder_vocab_size"] = tokenizer.target_vocab_size
         # A config without the field has one matrix for both sides.
         sizes["decoder_vocab_size"] = sizes["decoder_vocab_size"] or config.vocab_size
     for field, size in sizes.items():

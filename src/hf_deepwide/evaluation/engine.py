@@ -1,6 +1,5 @@
 """A folder that was exported to CTranslate2, as something that translates."""
 
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from ..checkpoint_files import CTRANSLATE2
+from ..checkpoint_files import CONFIG, CTRANSLATE2, read_fields
 from ..errors import UserError, need, one_line
 from ..exporting.ctranslate2_folder import engine_options
 from ..generation_fields import check_generation_fields
@@ -49,7 +48,7 @@ class Engine:
         device = device or torch.device("cuda" if ctranslate2.get_cuda_device_count() else "cpu")
         try:
             self.translator = ctranslate2.Translator(os.fspath(folder), device.type, device_index=device.index or 0)
-            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            config = read_fields(self.folder / CONFIG)
             self.generation_config = self._generation_config()
             model = SimpleNamespace(**{name: getattr(self.generation_config, name) for name in FIELDS})
             self.languages = Languages(model, self.generation_config, self.tokenizer)
@@ -61,7 +60,7 @@ class Engine:
         """How the model searched that was exported; its search ends as the engine's."""
         path, fields = self.folder / GENERATION_CONFIG_NAME, {}
         if path.is_file():
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = read_fields(path)
             check_generation_fields(fields)
         settings = GenerationConfig.from_dict(fields)
         settings.early_stopping = True

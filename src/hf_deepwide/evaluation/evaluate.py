@@ -373,13 +373,14 @@ def translate_with(
     own = own_search(model)
     evaluation = replace(evaluation, **{name: getattr(own, name) for name in request.own_search})
     if isinstance(model, Engine):
-        device, known = None, model.languages
+        known = model.languages
     else:
-        device, known = device_of(request.device), Languages(model.config, model.generation_config, tokenizer)
+        model.to(device_of(request.device))
+        known = Languages(model.config, model.generation_config, tokenizer)
     # of a model of one pair, `--target_lang` alone is for sacreBLEU's tokenizer
     languages = (request.source_lang, request.target_lang) if known.several or request.source_lang else (None, None)
     start = time.perf_counter()
-    translations = translate(model, tokenizer, sources, evaluation, device, *languages)
+    translations = translate(model, tokenizer, sources, evaluation, *languages)
     seconds = time.perf_counter() - start
     return translations, seconds, {name: getattr(evaluation, name) for name in SEARCH}
 

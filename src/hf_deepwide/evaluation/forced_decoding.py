@@ -13,7 +13,7 @@ from ..models.language_pairs import Languages, speaking
 from ..models.plain_text import TextEncoder, encode_sources, positions, sorted_batches, source_limit
 from ..progress import shows_bars
 from .metrics import check_parallel
-from .translate import EvaluationArguments, autocast, evaluating
+from .translate import EvaluationArguments, autocast, evaluating, padded
 
 
 class TargetScore(NamedTuple):
@@ -78,10 +78,10 @@ def score_targets(
         tqdm(total=len(labels), desc="scoring", unit="pair", leave=False, disable=not shows_bars()) as progress,
     ):
         for batch in sorted_batches(lengths, args.max_tokens):
-            target = _padded([labels[i] for i in batch], tokenizer.pad_token_id)  # [batch, target]
+            target = padded([labels[i] for i in batch], tokenizer.pad_token_id)  # [batch, target]
             inputs = {
-                "input_ids": _padded([encoded[i].ids for i in batch], tokenizer.pad_token_id),
-                "attention_mask": _padded([[1] * len(encoded[i].ids) for i in batch], 0),
+                "input_ids": padded([encoded[i].ids for i in batch], tokenizer.pad_token_id),
+                "attention_mask": padded([[1] * len(encoded[i].ids) for i in batch], 0),
                 "decoder_input_ids": torch.cat([torch.full((len(batch), 1), start), target[:, :-1]], dim=1),
             }
             if choice.posterior is not None:
@@ -101,7 +101,3 @@ def score_targets(
 def _up_to_end(ids: list[int], end: int) -> list[int]:
     """A target as the model generates it: mBART's tokenizer puts the language behind the end."""
     return ids[: ids.index(end) + 1] if end in ids else ids
-
-
-def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)

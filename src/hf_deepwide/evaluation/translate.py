@@ -4,7 +4,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -163,7 +163,6 @@ def translate(
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
-    device: torch.device | str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     sampling: SamplingArguments | None = None,
@@ -182,7 +181,6 @@ def translate(
         tokenizer: its tokenizer.
         sources: the sentences.
         args: beam search and batching.
-        device: where to move the model first; None leaves it where it is.
         source_lang, target_lang: the language pair, as the model's config or its tokenizer calls the languages. A
             language that follows from the other, or was saved with the tokenizer, need not be given; see
             `models/language_pairs.py`.
@@ -194,7 +192,7 @@ def translate(
             beams and sampling together.
     """
     translations = []
-    for ids in generate_ids(model, tokenizer, sources, args, device, source_lang, target_lang, sampling, first_line):
+    for ids in generate_ids(model, tokenizer, sources, args, source_lang, target_lang, sampling, first_line):
         translations.append(as_line(tokenizer, ids))
     return translations
 
@@ -213,14 +211,13 @@ def generate_ids(
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
-    device: torch.device | str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     sampling: SamplingArguments | None = None,
     first_line: int = 1,
 ) -> list[list[int]]:
     """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
-    search = (model, tokenizer, sources, args, device, source_lang, target_lang)
+    search = (model, tokenizer, sources, args, source_lang, target_lang)
     searched = _search(*search, sampling=sampling, first_line=first_line)
     return [hypotheses[0].ids if hypotheses else [] for hypotheses in searched]
 
@@ -230,13 +227,12 @@ def generate_beams(
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
-    device: torch.device | str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     first_line: int = 1,
 ) -> list[list[Hypothesis]]:
     """As `translate`, but the `num_beams` best hypotheses of each source, best first; none of an empty source."""
-    search = (model, tokenizer, sources, args, device, source_lang, target_lang)
+    search = (model, tokenizer, sources, args, source_lang, target_lang)
     return _search(*search, count=args.num_beams, first_line=first_line)
 
 
@@ -245,7 +241,6 @@ def _search(
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     args: EvaluationArguments,
-    device: torch.device | str | None,
     source_lang: str | None,
     target_lang: str | None,
     count: int = 1,
@@ -260,59 +255,80 @@ def _search(
         if sampling is not None:
             raise UserError(f"{model.folder}: CTranslate2 draws in its own way; sample with the exported model itself")
         return _search_by_engine(model, sources, args, source_lang, target_lang, count, first_line)
-    if device is not None:
-        model.to(device)
     try:
         languages = Languages(model.config, model.generation_config, tokenizer)
         choice = languages.choose(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None
     encoded = _encode(languages, choice, sources, source_limit(model.config, tokenizer), first_line)
-    pad_id = tokenizer.pad_token_id
-    if pad_id is None:
+    if tokenizer.pad_token_id is None:
         raise UserError("the tokenizer has no padding token, so sentences cannot be batched: set tokenizer.pad_token")
-    outputs: list[list[Hypothesis]] = [[] for _ in sources]
-    full = [i for i, source in enumerate(encoded) if not source.is_empty]
-    lengths = [len(encoded[i].ids) for i in full]
-    limits = [length_limit(model.config, length, args) for length in lengths]
-    bars, start = shows_bars(), time.perf_counter()
+    begun = time.perf_counter()
     with (
         _TURN,
         evaluating(model),
         _generation_settings(model, args, choice, count) as settings,
         torch.no_grad(),
         autocast(model.device, args.precision),
-        tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not bars) as progress,
     ):
-        for batch in sorted_batches(lengths, args.max_tokens, limits=limits):
-            settings.max_new_tokens = limits[batch[0]]
-            rows = [torch.tensor(encoded[full[place]].ids) for place in batch]
-            input_ids = torch.nn.utils.rnn.pad_sequence(
-                rows, batch_first=True, padding_value=pad_id
-            )  # [batch, source]
-            ends = torch.tensor([len(row) for row in rows])[:, None]
-            attention_mask = (torch.arange(input_ids.shape[1]) < ends).long()  # [batch, source]
-            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+
+        def generate(batch: list[int], longest: int) -> list[list[Hypothesis]]:
+            settings.max_new_tokens = longest
+            rows = [encoded[number].ids for number in batch]
+            inputs = {
+                "input_ids": padded(rows, tokenizer.pad_token_id),  # [batch, source]
+                "attention_mask": padded([[1] * len(row) for row in rows], 0),  # [batch, source]
+            }
             if choice.posterior is not None:
                 inputs["posteriors"] = torch.full((len(batch),), choice.posterior)
             drawing = {}
             if sampling is not None:
-                texts = [sources[full[place]] for place in batch]
-                drawing = {"logits_processor": [SamplingLogitsProcessor(texts, limits[batch[0]], sampling)]}
-            generated = model.generate(
-                **{name: tensor.to(model.device) for name, tensor in inputs.items()}, **drawing
-            )  # [batch * count, 1 + target], or that with scores
-            ids, scores = (generated, None) if count == 1 else (generated.sequences, generated.sequences_scores)
-            ids = padded_behind_end(ids, settings.eos_token_id, pad_id)
-            found = [Hypothesis(_strip_padding(row, pad_id), None) for row in ids[:, 1:].tolist()]
-            if scores is not None:
-                found = [Hypothesis(ids, score) for (ids, _), score in zip(found, scores.tolist(), strict=True)]
-            for number, place in enumerate(batch):
-                outputs[full[place]] = found[number * count : (number + 1) * count]
-            progress.update(len(batch))
-    if not bars:
-        logger.info("translated %s in %.0f s", number_of(len(encoded), "sentence"), time.perf_counter() - start)
+                texts = [sources[number] for number in batch]
+                drawing = {"logits_processor": [SamplingLogitsProcessor(texts, longest, sampling)]}
+            generated = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, **drawing)
+            return _hypotheses(generated, count, settings.eos_token_id, tokenizer.pad_token_id)
+
+        outputs = _in_batches(encoded, args, model.config, generate)
+    if not shows_bars():
+        logger.info("translated %s in %.0f s", number_of(len(encoded), "sentence"), time.perf_counter() - begun)
     return outputs
+
+
+def _in_batches(
+    encoded: Sequence[Source], args: EvaluationArguments, config: Any, search: Callable[[list[int], int], list]
+) -> list[list[Hypothesis]]:
+    """The hypotheses of each source; none of an empty one.
+
+    Args:
+        encoded: the sources.
+        args: the size of a batch, and how long translations may be.
+        config: the model's; None: it has no limit of its own.
+        search: makes hypotheses of some sources, given by their numbers, and is told the most tokens of one.
+    """
+    outputs: list[list[Hypothesis]] = [[] for _ in encoded]
+    full = [number for number, source in enumerate(encoded) if not source.is_empty]
+    lengths = [len(encoded[number].ids) for number in full]
+    limits = [length_limit(config, length, args) for length in lengths]
+    with tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not shows_bars()) as progress:
+        for places in sorted_batches(lengths, args.max_tokens, limits=limits):
+            batch = [full[place] for place in places]
+            for number, found in zip(batch, search(batch, limits[places[0]]), strict=True):
+                outputs[number] = found
+            progress.update(len(batch))
+    return outputs
+
+
+def _hypotheses(generated: Any, count: int, ends: Any, pad_id: int) -> list[list[Hypothesis]]:
+    """What `generate` gives for a batch, `[batch * count, 1 + target]` or that with scores, source by source."""
+    ids, scores = (generated, None) if count == 1 else (generated.sequences, generated.sequences_scores)
+    rows = [_strip_padding(row, pad_id) for row in padded_behind_end(ids, ends, pad_id)[:, 1:].tolist()]
+    found = list(map(Hypothesis, rows, [None] * len(rows) if scores is None else scores.tolist()))
+    return [found[start : start + count] for start in range(0, len(found), count)]
+
+
+def padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    """Rows as one tensor `[rows, longest]`, with a value behind the shorter ones."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def _search_by_engine(
@@ -337,27 +353,26 @@ def _search_by_engine(
     except ValueError as error:
         raise UserError(str(error)) from None
     encoded = _encode(engine.languages, choice, sources, engine.limit, first_line)
-    outputs: list[list[Hypothesis]] = [[] for _ in sources]
-    full = [i for i, source in enumerate(encoded) if not source.is_empty]
-    lengths = [len(encoded[i].ids) for i in full]
-    limits = [length_limit(None, length, args) for length in lengths]
-    with tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not shows_bars()) as progress:
-        for batch in sorted_batches(lengths, args.max_tokens, limits=limits):
-            results = engine.search(
-                choice,
-                [encoded[full[place]].ids for place in batch],
-                beams=args.num_beams,
-                length_penalty=args.length_penalty,
-                longest=limits[batch[0]],
-                num_hypotheses=count,
-            )
-            for place, result in zip(batch, results, strict=True):
-                found = zip(result.hypotheses, result.scores if count > 1 else [None], strict=True)
-                outputs[full[place]] = [
-                    Hypothesis(engine.tokenizer.convert_tokens_to_ids(words), score) for words, score in found
-                ]
-            progress.update(len(batch))
-    return outputs
+
+    def search(batch: list[int], longest: int) -> list[list[Hypothesis]]:
+        results = engine.search(
+            choice,
+            [encoded[number].ids for number in batch],
+            beams=args.num_beams,
+            length_penalty=args.length_penalty,
+            longest=longest,
+            num_hypotheses=count,
+        )
+        ids = engine.tokenizer.convert_tokens_to_ids
+        return [
+            [
+                Hypothesis(ids(words), score)
+                for words, score in zip(each.hypotheses, each.scores if count > 1 else [None], strict=True)
+            ]
+            for each in results
+        ]
+
+    return _in_batches(encoded, args, None, search)
 
 
 def _checked(sources: Iterable[str], first_line: int) -> list[str]:

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.bpe_codes import SPECIAL_TOKENS
 from ..data.fairseq_dictionary import read_dictionary, tokenizer_of_dictionary
-from ..errors import UserError, prefixed, some
+from ..errors import UserError, prefixed
 from ..families import FAMILIES
-from ..loading import check_finite
+from ..loading import check_finite, check_tensors
 from ..models.configuration_base import DeepWideConfig
 from ..vanilla_form import DECODER, ENCODER, HEAD, SHARED, Tensors, tie
 from .fields import LOGITS, check_tying, config_of
@@ -67,7 +67,10 @@ def from_fairseq(
         settings = _select_posteriors(tensors, pairs)
         config = config_of(arguments, tensors)
         check_tying(config, tensors)
-        _check_places(config, tensors)
+        try:  # each weight has its place, and each place its weight
+            check_tensors(tensors, FAMILIES[config.model_type].lm, config, without=SHARED)
+        except ValueError as error:
+            raise UserError(f"by its arguments, {error}") from error
         tokenizer = None
         if dictionary is not None:
             files = [dictionary] if isinstance(dictionary, str | os.PathLike) else list(dictionary)
@@ -120,20 +123,6 @@ def _select_posteriors(tensors: Tensors, pairs: list[str]) -> dict[str, dict[str
         if pairs:
             tensors[key] = tensors[key][rows]
     return {pair: {"posterior": row} if latent else {} for row, pair in enumerate(pairs)}
-
-
-def _check_places(config: DeepWideConfig, tensors: Tensors) -> None:
-    """Compare names and shapes with those of the model that the config describes."""
-    with torch.device("meta"):
-        model = FAMILIES[config.model_type].lm(config)
-    expected = {key: tensor.shape for key, tensor in model.state_dict().items() if key != SHARED}
-    if surplus := tensors.keys() - expected.keys():
-        raise UserError(f"by its arguments it has no {some(surplus)}, and its weights are there")
-    if lacking := expected.keys() - tensors.keys():
-        raise UserError(f"by its arguments it has {some(lacking)}, and has no such weights")
-    for key, shape in expected.items():
-        if tensors[key].shape != shape:
-            raise UserError(f"{key} has the shape {list(tensors[key].shape)}; by its arguments it has {list(shape)}")
 
 
 def _languages(arguments: dict[str, Any]) -> tuple[str | None, str | None]:

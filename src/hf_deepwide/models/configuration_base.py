@@ -336,6 +336,22 @@ def check_used(config: PreTrainedConfig, used_with: dict[str, tuple[str, tuple[A
             )
 
 
+def check_posterior_fields(config: PreTrainedConfig, what: str) -> None:
+    """Refuse a number of posteriors below 1, and names that are not one for each; messages call them `what`.
+
+    Raises:
+        ValueError: names the field, its value, and what is accepted.
+    """
+    check_bounds(config, 1, WEIGHT, "num_posteriors")
+    names, count = config.posterior_names, config.num_posteriors
+    if names is not None and len(names) != count:
+        raise ValueError(
+            f"`posterior_names` must name each of the {count} {what} (`num_posteriors`), got {quote(names)}"
+        )
+    if names is not None and len({*names}) < count:
+        raise ValueError(f"`posterior_names` must give each of the {what} another name, got {quote(names)}")
+
+
 def check_rates(config: PreTrainedConfig, *names: str) -> None:
     """Refuse fields that are no rate, which is 0 or more and less than 1; None is accepted."""
     for name in names:

@@ -2,7 +2,17 @@
 
 from typing import Any, Literal
 
-from .configuration_base import LAYERS, STEPS, WEIGHT, DeepWideConfig, check_bounds, check_rates, check_used, validated
+from .configuration_base import (
+    LAYERS,
+    STEPS,
+    WEIGHT,
+    DeepWideConfig,
+    check_bounds,
+    check_posterior_fields,
+    check_rates,
+    check_used,
+    validated,
+)
 from .quoting import quote
 
 
@@ -182,7 +192,7 @@ class LatentDepthConfig(DeepWideConfig):
                 f"`temperature_anneal_steps` is {self.temperature_anneal_steps}, and without `final_temperature` the "
                 "temperature stays; set `final_temperature`, or `temperature_anneal_steps=0`"
             )
-        check_bounds(self, 1, WEIGHT, "num_posteriors")
+        check_posterior_fields(self, "posteriors")
         if self.target_encoder_layers is self.target_decoder_layers is None:
             depth = (f"target_depth_{what}" for what in ("weight", "anneal_steps", "norm"))
             for name in (*depth, "layer_sharing_weight"):
@@ -192,15 +202,6 @@ class LatentDepthConfig(DeepWideConfig):
                         f"`{name}` is {quote(value)}, and has no effect without a target depth; set "
                         f"`target_encoder_layers` or `target_decoder_layers`, or `{name}={default!r}`"
                     )
-        if self.posterior_names is not None and len(self.posterior_names) != self.num_posteriors:
-            raise ValueError(
-                f"`posterior_names` must name each of the {self.num_posteriors} posteriors (`num_posteriors`), got "
-                f"{quote(self.posterior_names)}"
-            )
-        if self.posterior_names is not None and len({*self.posterior_names}) < self.num_posteriors:
-            raise ValueError(
-                f"`posterior_names` must give each posterior another name, got {quote(self.posterior_names)}"
-            )
 
 
 def ramp(step: int, start: int, length: int) -> float:

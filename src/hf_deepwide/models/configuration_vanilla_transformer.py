@@ -5,10 +5,10 @@ from typing import Literal
 from .configuration_base import (
     ENTRIES,
     LAYERS,
-    WEIGHT,
     WIDTH,
     DeepWideConfig,
     check_bounds,
+    check_posterior_fields,
     check_rates,
     check_used,
     validated,
@@ -93,7 +93,7 @@ class VanillaTransformerConfig(DeepWideConfig):
         num_posteriors: N, the languages of such a model; with several, `forward` and `generate` take the index of each
             sentence's, `posteriors`. The name is that of latent depth.
         posterior_names: a name for each language, e.g. `["de", "fr", "cs"]`.
-        initialization: `"xavier"`, the papers' first weights; or `"lipschitz"` (Xu et al. 2020): uniform within
+        initialization: `"xavier"`, the papers' initial weights; or `"lipschitz"` (Xu et al. 2020): uniform within
             sqrt(1 / inputs) for projections, and within sqrt(2 / (D + V)) for embeddings; or `"depth_scaled"` (Zhang
             et al. 2019): the projections of layer l start l^(-1/2) times as large.
 
@@ -195,7 +195,7 @@ class VanillaTransformerConfig(DeepWideConfig):
             )
         if self.initialization == "depth_scaled" and self.residual in ("deepnorm", "b2t"):
             raise ValueError(
-                f"`initialization='depth_scaled'` and `residual={self.residual!r}` both scale first weights by depth; "
+                f"`initialization='depth_scaled'` and `residual={self.residual!r}` both scale weights by depth; "
                 "choose one of them"
             )
         self._validate_routing()
@@ -238,15 +238,9 @@ class VanillaTransformerConfig(DeepWideConfig):
 
     def _validate_languages(self) -> None:
         """Only a language-aware model has languages, and it is otherwise a plain post-norm Transformer."""
-        check_bounds(self, 1, WEIGHT, "num_posteriors")
-        names = self.posterior_names
-        if names is not None and len(names) != self.num_posteriors:
-            raise ValueError(
-                f"`posterior_names` must name each of the {self.num_posteriors} languages (`num_posteriors`), got "
-                f"{quote(names)}"
-            )
+        check_posterior_fields(self, "languages")
         if not self.language_aware:
-            if self.num_posteriors > 1 or names is not None:
+            if self.num_posteriors > 1 or self.posterior_names is not None:
                 raise ValueError(
                     "`num_posteriors` and `posterior_names` (in a recipe: `data.posteriors`) need a model whose "
                     "languages have parts of their own; set `language_aware=True`, or leave them out"

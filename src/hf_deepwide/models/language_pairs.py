@@ -164,7 +164,7 @@ class Languages:
             if language is None:
                 pairs = map("-".join, self.trained_pairs)
                 known = f"trained on: {_listing(pairs)}" if self.trained_pairs else f"known: {_listing(self.codes)}"
-                raise ValueError(f"the tokenizer knows several languages: say the {side} language; {known}")
+                raise ValueError(f"the tokenizer knows several languages: say the {_by_name([side])}; {known}")
         with speaking(self.tokenizer, source, target):
             settings = target_settings(self.tokenizer)
         return Choice(settings, source, target)
@@ -239,11 +239,6 @@ def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]
     }
 
 
-def language_codes(tokenizer: PreTrainedTokenizerBase) -> set[str] | None:
-    """The codes of a tokenizer that marks languages itself, without underscores around them; else None."""
-    return set(language_ids(tokenizer)) or None
-
-
 def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """`{code: id}` of a tokenizer that marks languages itself (NLLB, mBART, M2M100); {} of any other."""
     if not hasattr(tokenizer, "_build_translation_inputs"):
@@ -278,11 +273,20 @@ def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {match[1] or match[2]: token_id for match, token_id in found if match}
 
 
-def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def target_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, int] | None:
+    """`{token: id}` of targets, of a tokenizer with two vocabularies, of words or perhaps Marian's; else None."""
+    return getattr(tokenizer, "target_encoder", None)
+
+
+def control_ids(tokenizer: PreTrainedTokenizerBase, target: bool = False) -> set[int]:
     """The ids that no text may become: special tokens, codes and tags.
 
-    The unknown token is none of them: a character that the vocabulary lacks becomes it.
+    The unknown token is none of them: a character that the vocabulary lacks becomes it. A vocabulary of targets alone
+    has special tokens, and neither codes nor tags.
     """
+    if target and (vocabulary := target_vocabulary(tokenizer)) is not None:
+        special = (token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token)
+        return {vocabulary[token] for token in special if token in vocabulary}
     ids = {*tokenizer.all_special_ids, *language_ids(tokenizer).values(), *language_tags(tokenizer).values()}
     return ids - {tokenizer.unk_token_id}
 
@@ -416,6 +420,13 @@ def _fitting(
     raise ValueError(f"{unknown} {asked}; {meant}known: {_listing(map('-'.join, pairs))}")
 
 
+def _by_name(sides: list[str]) -> str:
+    """The languages of some sides, and how they are given to a command, and to a pipeline."""
+    options = " ".join(f"--{side}_lang" for side in sides)
+    arguments = ", ".join({"source": "src_lang", "target": "tgt_lang"}[side] for side in sides)
+    return f"{' and the '.join(sides)} language ({options}; in a pipeline {arguments})"
+
+
 def _only(
     pairs: dict[tuple[str, ...], dict[str, Any]], source_lang: str | None, target_lang: str | None, unknown: str
 ) -> dict[str, Any]:
@@ -426,7 +437,7 @@ def _only(
         sides = zip(SIDES, zip(*fitting, strict=True), strict=True)
         wanting = [side for side, languages in sides if len(set(languages)) > 1]
         raise ValueError(
-            f"the model knows several language pairs: say the {' and the '.join(wanting)} language; known: "
+            f"the model knows several language pairs: say the {_by_name(wanting)}; known: "
             f"{_listing(map('-'.join, pairs))}"
         )
     return first

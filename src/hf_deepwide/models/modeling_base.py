@@ -320,3 +320,19 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+
+class WithPosteriors(DeepWideForConditionalGeneration):
+    """A mixin for families in which a sentence's language can choose parts of its own."""
+
+    def forward(self, *args: Any, posteriors: torch.LongTensor | None = None, **kwargs: Any) -> Seq2SeqLMOutput:
+        """As the parent's.
+
+        Args:
+            posteriors: index of each sentence's language, or of its posterior, `[B]`, where `num_posteriors` is more
+                than 1. `generate` and the model's call take it alike.
+        """
+        return super().forward(*args, posteriors=posteriors, **kwargs)
+
+    # `generate` and `Trainer` read in the signature which inputs the model takes.
+    forward.__signature__ = with_posteriors(DeepWideForConditionalGeneration.forward, forward)

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import logging
 
 from .attention import self_attention_cache
@@ -34,7 +33,7 @@ from .configuration_latent_depth import LatentDepthConfig
 from .layer_selection import LayerSelection, sharing_error, target_depth_error
 from .layers import remove_norms
 from .loss import token_count
-from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_posteriors
+from .modeling_base import DeepWideModel, WithPosteriors
 from .pretrained_model import DeepWidePreTrainedModel
 from .running_means import RunningMeans
 from .stacks import Decoder, Encoder, Stack
@@ -56,20 +55,14 @@ class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
         found = {name: getattr(stack, "layer_selection", None) for name, stack in stacks.items()}
         return {name: selection for name, selection in found.items() if selection is not None}
 
-    @property
-    def training_step(self) -> int:
-        """Optimizer steps made so far, on which temperature, hard selection and annealing depend.
+    def begin_step(self, step: int) -> None:
+        """Tell the posteriors the step, on which temperature, hard selection and annealing depend.
 
-        The model does not count them: of a batch it cannot tell whether it ends a step. The trainers of this package
+        The model does not count steps: of a batch it cannot tell whether it ends a step. The trainers of this package
         set the number, and so does `LatentDepthCallback` in any other Trainer. The number is not saved with the model,
         because a checkpoint of the Trainer has it (`global_step`). A run that is resumed goes on at its step; a loaded
         model that is trained anew begins at 0. Without the callback the number stays at 0, and a warning says so.
         """
-        return getattr(self, "_training_step", 0)
-
-    @training_step.setter
-    def training_step(self, step: int) -> None:
-        self._training_step = step
         for selection in self.layer_selections.values():
             selection.training_step = step
 
@@ -238,19 +231,7 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
         return self.means.take() | depths
 
 
-class LatentDepthForConditionalGeneration(LatentDepthLoss, DeepWideForConditionalGeneration, GenerationMixin):
-    """The translation model."""
+class LatentDepthForConditionalGeneration(LatentDepthLoss, WithPosteriors, GenerationMixin):
+    """The translation model; its loss in training is that of Eq. 8."""
 
     model_class = LatentDepthModel
-
-    def forward(self, *args: Any, posteriors: torch.LongTensor | None = None, **kwargs: Any) -> Seq2SeqLMOutput:
-        """As the parent's, with the loss of Eq. 8 in training.
-
-        Args:
-            posteriors: index of each sentence's posterior `[B]`, where `num_posteriors` is more than 1. `generate` and
-                the model's call take it alike.
-        """
-        return super().forward(*args, posteriors=posteriors, **kwargs)
-
-    # `generate` and `Trainer` read in the signature which inputs the model takes.
-    forward.__signature__ = with_posteriors(DeepWideForConditionalGeneration.forward, forward)

@@ -5,7 +5,6 @@ The encoder and its posteriors are those of `modeling_latent_depth`; the head is
 """
 
 import torch
-from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
@@ -29,14 +28,6 @@ class LatentDepthForMaskedLM(MaskedLMHead, WithoutDecoder, LatentDepthLoss):
         self.encoder = LatentEncoder(config)
         self.add_head(config, "encoder.embed_tokens.weight")
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embedding."""
-        self.encoder.embed_tokens = value
 
     @can_return_tuple
     def forward(

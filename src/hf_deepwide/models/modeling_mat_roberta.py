@@ -62,14 +62,6 @@ class MATRobertaModel(MATRobertaPreTrainedModel):
         self.encoder = Encoder(config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embedding."""
-        self.encoder.embed_tokens = value
-
     @can_return_tuple
     def forward(
         self,
@@ -183,7 +175,12 @@ class MATRobertaForSequenceClassification(MATRobertaPreTrainedModel):
         outputs = self.model(
             input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
         )
-        logits = self.classifier(outputs.last_hidden_state[:, 0])
+        states = outputs.last_hidden_state
+        if attention_mask is None:
+            first = states[:, 0]
+        else:  # padding may stand on the left
+            first = states[torch.arange(len(states), device=states.device), attention_mask.int().argmax(1)]
+        logits = self.classifier(first)
         loss = None if labels is None else self.loss_function(labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

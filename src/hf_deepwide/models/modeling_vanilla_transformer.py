@@ -15,8 +15,8 @@ its own, and each equation is in the file of its classes:
                           cells with convolutions: the Evolved Transformer                       `evolved_layers`
     `language_aware`      norms and a matrix of each language: LALN, LALT                        `language_layers`
     `layer_drop`          LayerDrop (Fan, Grave and Joulin 2020, arXiv 1909.11556)               here
-    `initialization`      Lipschitz-constrained first weights (Xu et al. 2020, arXiv 1911.03179) here
-                          depth-scaled first weights (Zhang et al. 2019, arXiv 1908.11365)       here
+    `initialization`      Lipschitz-constrained initial weights (Xu et al. 2020, 1911.03179)     here
+                          depth-scaled initial weights (Zhang et al. 2019, 1908.11365)           here
 
 LayerDrop, with x_l the input of layer l and y_l its output: y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training.
 
@@ -32,7 +32,7 @@ import torch
 from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -69,7 +69,7 @@ from .luna import (
     split_memory,
 )
 from .merged_attention import MeanOfValues, MergedAttentionDecoderLayer
-from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel, with_posteriors
+from .modeling_base import DeepWideModel, WithPosteriors
 from .pretrained_model import DeepWidePreTrainedModel
 from .residuals import (
     BottomToTopDecoderLayer,
@@ -147,7 +147,7 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
             self._constrain(module)
 
     def _constrain(self, module: nn.Module) -> None:
-        """Draw first weights so that a sub-layer hardly shrinks what a residual connection adds to it.
+        """Draw initial weights so that a sub-layer hardly shrinks what a residual connection adds to it.
 
         Projections are uniform within sqrt(1 / inputs), each branch by its own inputs. Embeddings are uniform within
         sqrt(2 / (D + V)), and a projection to the vocabulary of its own is a projection.
@@ -179,20 +179,14 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         self.post_init()
 
     def post_init(self) -> None:
-        """As the parent's, which draws first weights; depth-scaled weights must know their layer before."""
+        """As the parent's, which draws initial weights; depth-scaled weights must know their layer before."""
         if self.config.initialization == "depth_scaled":
             for number, layer in enumerate(self.layers, start=1):
                 scale_initial_weights(layer, PROJECTIONS, number**-0.5)
         super().post_init()
 
-    @property
-    def training_step(self) -> int:
-        """Optimizer steps made so far, as a trainer says; each time, weights on a simplex are moved to it."""
-        return getattr(self, "_training_step", 0)
-
-    @training_step.setter
-    def training_step(self, step: int) -> None:
-        self._training_step = step
+    def begin_step(self, step: int) -> None:
+        """Move weights on a simplex to it."""
         if self.config.layer_form == "weighted":
             for module in self.modules():
                 if isinstance(module, SimplexWeights):
@@ -414,24 +408,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel, DeepWideModel):
     decoder_class = VanillaTransformerDecoder
 
 
-class VanillaTransformerForConditionalGeneration(
-    VanillaTransformerPreTrainedModel, DeepWideForConditionalGeneration, GenerationMixin
-):
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, WithPosteriors, GenerationMixin):
     """The baseline translation model."""
 
     model_class = VanillaTransformerModel
-
-    def forward(self, *args: Any, posteriors: torch.LongTensor | None = None, **kwargs: Any) -> Seq2SeqLMOutput:
-        """As the parent's.
-
-        Args:
-            posteriors: index of each sentence's language `[B]`, where `num_posteriors` is more than 1. `generate` and
-                the model's call take it alike.
-        """
-        return super().forward(*args, posteriors=posteriors, **kwargs)
-
-    # `generate` and `Trainer` read in the signature which inputs the model takes.
-    forward.__signature__ = with_posteriors(DeepWideForConditionalGeneration.forward, forward)
 
     @torch.no_grad()
     def training_logs(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .language_pairs import Choice, Languages, control_ids, speaking
+from .language_pairs import Choice, Languages, control_ids, speaking, target_vocabulary
 from .quoting import quote
 
 MOST_CHARACTERS = 100_000  # of one text that is translated: encoding takes a tenth of a second
@@ -34,7 +34,7 @@ class TextEncoder:
     Args:
         tokenizer: any tokenizer of Transformers, fast or slow.
         target: encode targets instead of sources.
-        never: the ids that no text may become; None: see `control_ids`.
+        never: what `control_ids` gives for the sources, where it is known already.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class TextEncoder:
     ) -> None:
         self.tokenizer = tokenizer
         self.side = "text_target" if target else "text"
-        self.never = control_ids(tokenizer) if never is None else never
+        self.vocabulary = target_vocabulary(tokenizer) if target else None
+        known = never is not None and self.vocabulary is None
+        self.never = never if known else control_ids(tokenizer, target)
         # A slow tokenizer that splits special tokens splits the words that a user has added, too.
         self.splits = tokenizer.is_fast or all(token.special for token in tokenizer.added_tokens_decoder.values())
         self.is_plain = isinstance(tokenizer, PreTrainedTokenizerFast) and all(
@@ -88,11 +90,15 @@ class TextEncoder:
     def _spelt(self, body: list[int]) -> list[int]:
         """Letters in place of control tokens, which some vocabularies (Unigram, SentencePiece) find in a text."""
         spelt: list[int] = []
+        vocabulary = self.tokenizer.get_vocab() if self.vocabulary is None else self.vocabulary
+        names = {token_id: token for token, token_id in vocabulary.items() if token_id in self.never}
+        unknown = vocabulary.get(str(self.tokenizer.unk_token))
         for token_id in body:
             if token_id in self.never:
-                name = self.tokenizer.convert_ids_to_tokens(token_id)
-                letters = self.tokenizer.convert_tokens_to_ids(list(name))
-                spelt += [letter for letter in letters if letter not in self.never]
+                # M2M100's codes need not be in its vocabulary, and Marian names ids of its target vocabulary alone
+                name = names.get(token_id) or self.tokenizer.convert_ids_to_tokens(token_id)
+                letters = [vocabulary.get(letter, unknown) for letter in name]
+                spelt += [letter for letter in letters if letter is not None and letter not in self.never]
             else:
                 spelt.append(token_id)
         return spelt

@@ -29,9 +29,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _can_compile_fullgraph = True
     no_weight_decay: tuple[str, ...] = ()  # last parts of parameters' names, of scales that decay would distort
-    # Set by a trainer, not saved:
-    training_step: int = 0  # optimizer steps made so far, for schedules in the loss
-    label_smoothing: float = 0.0  # where the model's call names none
+    label_smoothing: float = 0.0  # where the model's call names none; set by a trainer, not saved
 
     def __init__(self, config: DeepWideConfig, *args: Any, **kwargs: Any) -> None:
         # Fields may have been set since the config was made: `from_pretrained(folder, field=value)` does so.
@@ -46,6 +44,19 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         super().post_init()
         present = {type(module).__name__ for module in self.modules()}
         self._no_split_modules = set(self._no_split_modules) & present
+
+    @property
+    def training_step(self) -> int:
+        """Optimizer steps made so far, for schedules in the loss; set by a trainer, not saved."""
+        return getattr(self, "_training_step", 0)
+
+    @training_step.setter
+    def training_step(self, step: int) -> None:
+        self._training_step = step
+        self.begin_step(step)
+
+    def begin_step(self, step: int) -> None:
+        """What the model does once `step` optimizer steps were made; a family overrides this hook."""
 
     def training_logs(self) -> dict[str, float]:
         """Return numbers by name that a family logs beside the loss."""
@@ -109,7 +120,15 @@ class DeepWidePreTrainedModel(PreTrainedModel):
 
 
 class WithoutDecoder:
-    """A mixin for models that are an encoder: there is one vocabulary to resize."""
+    """A mixin for models that are an encoder: there is one vocabulary, with one table of embeddings."""
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        return self.base_model.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embedding."""
+        self.base_model.encoder.embed_tokens = value
 
     def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         embeddings = PreTrainedModel._resize_token_embeddings(self, *args, **kwargs)

@@ -61,7 +61,7 @@ class ReZeroDecoderLayer(ReZero, DecoderLayer):
 class DeepNorm:
     """Post-norm with a weighed input, LN(alpha * x + dropout(sublayer(x))). Alpha grows with the depth of the model.
 
-    The first weights of the projections `v_proj`, `out_proj`, `fc1` and `fc2` are multiplied by beta. Each stack has
+    The initial weights of the projections `v_proj`, `out_proj`, `fc1` and `fc2` are multiplied by beta. Each stack has
     its own two constants, with N encoder layers and M decoder layers:
 
         encoder   alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16)

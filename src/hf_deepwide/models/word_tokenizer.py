@@ -71,6 +71,11 @@ class WordTokenizer(PreTrainedTokenizerFast):
         return len(SPECIAL) + len(self.target_words)
 
     @property
+    def target_encoder(self) -> dict[str, int]:
+        """The target vocabulary, `{entry: id}`, under the name that Marian's tokenizer has for it."""
+        return self._target_backend.get_vocab()
+
+    @property
     def target_backend(self) -> Tokenizer:
         """What encodes targets; `backend_tokenizer` encodes sources."""
         return self._target_backend

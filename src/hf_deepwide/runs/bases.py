@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..data.arguments import DataArguments
 from ..errors import UserError, quote
 from ..families import family_of
 from ..vanilla_form import JOINTS
@@ -49,6 +50,50 @@ def check_base_fields(prefix: str, base: PreTrainedConfig, fields: dict[str, Any
             raise UserError(
                 f"{prefix}: model.{field} cannot be {quote(value)}: the base has {quote(have)}, and its weights were "
                 "trained with that; leave it out"
+            )
+
+
+def check_posteriors(prefix: str, base: PreTrainedConfig, names: list[str]) -> None:
+    """Refuse names of posteriors (or of languages with parts of their own) with which weights would be another's.
+
+    Args:
+        prefix: how messages begin.
+        base: the base's config.
+        names: what the recipe's posteriors are of, in the order of their indices; [] for none.
+
+    Raises:
+        UserError: the base has several posteriors, and the recipe names none, or other ones, or in another order.
+    """
+    theirs, count = getattr(base, "posterior_names", None), getattr(base, "num_posteriors", 1)
+    if count > 1 and not names:
+        raise UserError(
+            f"{prefix}: the base has {count} posteriors ({', '.join(theirs or ['without names'])}), and nothing tells "
+            "which of them a sentence uses; set data.posteriors, and data.pairs of a translation model. To go on with "
+            "one posterior of a latent-depth model, start from the result of `hf-deepwide prune`"
+        )
+    if theirs and names and names != list(theirs):
+        raise UserError(
+            f"{prefix}: data.posteriors: the posteriors of the recipe are {', '.join(names)}, and those of the base "
+            f"are {', '.join(theirs)}, in this order. The weights of each would go to another; name the same "
+            "languages, in the order of the base"
+        )
+
+
+def check_tags(prefix: str, base: PreTrainedConfig, data: DataArguments) -> None:
+    """Refuse to tell a base its target language in another way than it was trained with.
+
+    Raises:
+        UserError: the base begins its sources or its decoder with a tag, and the recipe does not.
+    """
+    pairs = getattr(base, "translation_pairs", None) or {}
+    told = {key: value for settings in pairs.values() for key, value in settings.items()}
+    asked = data.language_tag if data.pairs is not None else "source"  # a single pair gets the tag that is there
+    ways = (("source", "tag", "before the source"), ("decoder", "decoder_start_token_id", "as the decoder's first"))
+    for tag, key, place in ways:
+        if key in told and asked != tag:
+            raise UserError(
+                f"{prefix}: data.language_tag is {quote(asked)}, and the base was trained with the tag of the target "
+                f"language {place}; set data.pairs, of one pair or more, and data.language_tag: {tag}"
             )
 
 

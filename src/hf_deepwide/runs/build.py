@@ -24,13 +24,13 @@ from ..errors import UserError, one_line, prefixed, quote
 from ..families import family_of
 from ..loading import load_config, load_model, load_tokenizer
 from ..models.configuration_base import DeepWideConfig
-from ..models.language_pairs import language_ids
+from ..models.language_pairs import language_ids, target_vocabulary
 from ..models.plain_text import positions
 from ..models.saved_fields import LIMITS
 from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
-from ..vanilla_form import check_config
-from .bases import adds_weights, check_base_fields
+from ..vanilla_form import check_base_config
+from .bases import adds_weights, check_base_fields, check_posteriors, check_tags
 from .recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,9 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
 
 
 def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-    """See that a tokenizer gives the base's tokens the ids that they have there; it may have others beside them.
+    """See that a tokenizer gives the base's tokens the ids that they have there, on both sides.
+
+    It may have others beside them.
 
     Raises:
         UserError: it does not, so that each would get the embedding of another one.
@@ -244,14 +246,19 @@ def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Non
     base, path = str(recipe.init_from), str(recipe.tokenizer.path)
     if base == path or not (Path(base) / "tokenizer_config.json").is_file():
         return
-    ours = tokenizer.get_vocab()
-    for token, number in load_tokenizer(base).get_vocab().items():
-        if ours.get(token) != number:
-            raise UserError(
-                f"{recipe.source}: tokenizer.path {quote(path)} is not the tokenizer of the base, model.init_from "
-                f"{quote(base)}: there the token {quote(token)} has the id {number}, and here {ours.get(token)}. Set "
-                f"tokenizer.path to {quote(base)}"
-            )
+    sides = (
+        (vocabulary, target_vocabulary(each) or vocabulary)
+        for each in (tokenizer, load_tokenizer(base))
+        for vocabulary in [each.get_vocab()]
+    )
+    for ours, theirs in zip(*sides, strict=True):
+        for token, number in theirs.items():
+            if ours.get(token) != number:
+                raise UserError(
+                    f"{recipe.source}: tokenizer.path {quote(path)} is not the tokenizer of the base, model.init_from "
+                    f"{quote(base)}: there the token {quote(token)} has the id {number}, and here {ours.get(token)}. "
+                    f"Set tokenizer.path to {quote(base)}"
+                )
 
 
 def new_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -296,11 +303,13 @@ def check_base(recipe: Recipe) -> PreTrainedConfig:
     base = str(recipe.init_from)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = load_config(base, prefix)
+    check_posteriors(prefix, theirs, recipe.data.posterior_names)
+    check_tags(prefix, theirs, recipe.data)
     if theirs.model_type == recipe.family:
         check_base_fields(prefix, theirs, recipe.model_fields)
     elif not hasattr(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[CONFIG_MAPPING[recipe.family]], "from_base"):
         raise UserError(f"{prefix}: a {theirs.model_type} model cannot be made into a {recipe.family} model")
     else:
         with prefixed(f"{prefix}: "):
-            check_config(repr(base), theirs)
+            check_base_config(repr(base), theirs)
     return theirs

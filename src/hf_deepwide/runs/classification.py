@@ -31,7 +31,7 @@ from transformers import (
 from transformers.trainer_utils import EvalPrediction
 
 from ..analysis.learning_curves import plot_runs
-from ..checkpoint_files import RESULTS
+from ..checkpoint_files import RESULTS, read_results
 from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
 from ..data.digest import data_digest
 from ..data.tokenizer import TokenizerArguments, load_or_train
@@ -245,7 +245,7 @@ def _train(
 ) -> dict[str, Any]:
     """Train with one seed, or go on, or read what it came to."""
     if (folder / RESULTS).is_file():
-        return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        return read_results(folder)
     own = cast(ClassificationTrainingArguments, recipe.training_arguments())
     own.output_dir, own.seed = str(folder), seed
     if process.is_main_process:

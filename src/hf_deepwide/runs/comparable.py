@@ -1,6 +1,5 @@
 """What can be compared: one test set scored in one way, and losses on one validation set."""
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset
 
+from ..checkpoint_files import read_results
 from ..data.arguments import DataArguments, Split
 from ..data.corpora import load_whole, local_files
 from ..data.digest import text_digest
@@ -264,17 +264,11 @@ def _check_unchanged(path: Path, data: DataArguments, loaded: Dataset) -> None:
         UserError: it does not, and the run's translations would stand beside other references.
     """
     digest = text_digest(loaded)
-    if _results(path).get("digests", {}).get("test", digest) != digest:
+    if read_results(path).get("digests", {}).get("test", digest) != digest:
         raise UserError(
             f"{path} was tested on other sentences than data.test {quote(data.test)} holds now; bring the old ones "
             "back, or name a file with the old references: --reference FILE"
         )
-
-
-def _results(path: Path) -> dict[str, Any]:
-    """What a run's folder says of it; {} of an unfinished run."""
-    file = path / RESULTS
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _compared(path: Path, data: DataArguments, test_set: str | None) -> DataArguments:
@@ -283,6 +277,8 @@ def _compared(path: Path, data: DataArguments, test_set: str | None) -> DataArgu
         return data
     if data.format == "phrases":
         raise UserError(f"--test_set {test_set}: {path} was tested on phrases, which are one test set; leave it out")
+    with _reading_tests(path):
+        data.location("test")
     sets = _test_sets(data)
     if test_set not in sets:
         raise UserError(f"--test_set {test_set}: {path} was tested on {', '.join(sets)}")
@@ -336,7 +332,7 @@ def validation_losses(
     if not first_one or any(each != first_one for each in other_ones):
         logger.warning("validation losses are left out: the runs have different tokenizers, or none")
         return {}
-    results = {path: _results(path) for path in folders}
+    results = {path: read_results(path) for path in folders}
     losses = {path: _losses(results[path]) for path in folders}
     if not all(losses.values()):
         logger.warning("validation losses are left out: not every run has measured one")

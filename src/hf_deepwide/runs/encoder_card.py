@@ -1,21 +1,20 @@
 """The model card (README.md) of a masked language model or a classifier."""
 
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 
 from .. import card_text
 from ..durable import write_whole
 from ..families import all_families
-from .model_card import is_on_hub, iso, portable
-from .recipe import Recipe, used_values
-from .yaml_values import to_yaml
+from .model_card import filled_template, is_on_hub, iso, portable
+from .recipe import Recipe
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews' correlation"}
 ON_HUB = {"matthews": "matthews_correlation"}  # the Hub's name, where it is another
 PERPLEXITY = "perplexity"
+TASKS = {"fill-mask": "masked-lm", "text-classification": "classification"}  # pipeline to subcommand of `train`
 
 
 def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) -> None:
@@ -33,7 +32,6 @@ def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) 
         folder,
         recipe,
         results,
-        task="masked-lm",
         pipeline="fill-mask",
         kind=f"A masked language model ({', '.join(map(card_text.text, data.languages))})",
         languages=[code for code in map(iso, data.languages) if code],
@@ -67,7 +65,6 @@ def write_classifier_card(folder: Path, recipe: Recipe, results: dict[str, Any])
         folder,
         recipe,
         results,
-        task="classification",
         pipeline="text-classification",
         kind=f"A classifier of {'sentences' if data.sentence2 is None else 'pairs of sentences'}",
         languages=[],
@@ -104,7 +101,6 @@ def _write(
     recipe: Recipe,
     results: dict[str, Any],
     *,
-    task: str,
     pipeline: str,
     languages: list[str],
     metrics: list[str],
@@ -112,7 +108,7 @@ def _write(
     then: str = "",
     **shown: Any,
 ) -> None:
-    data, family = recipe.data, all_families().get(recipe.family)
+    data = recipe.data
     place = getattr(data, "name", None)
     card_data = ModelCardData(
         language=languages or None,
@@ -137,23 +133,9 @@ def _write(
         or None,
     )
     use = card_text.use_of_folder(folder.as_posix(), pipeline) + then
-    if family is None:  # a class of Transformers
+    if recipe.family not in all_families():  # a class of Transformers
         use = use.partition("\n")[2]
-    with as_file(files("hf_deepwide") / "encoder_card_template.md") as path:
-        card = ModelCard.from_template(
-            card_data,
-            template_path=str(path),
-            name=recipe.name,
-            task=task,
-            use=use,
-            family=recipe.family,
-            paper=getattr(family, "paper", None),
-            init_from=portable(recipe.init_from),
-            results=results,
-            recipe=to_yaml(portable(used_values(recipe.values))).strip(),
-            text=card_text.text,
-            code=card_text.code,
-            block=card_text.block,
-            **shown,
-        )
+    card = filled_template(
+        "encoder_card_template.md", card_data, recipe, task=TASKS[pipeline], use=use, results=results, **shown
+    )
     write_whole(folder / card_text.CARD, str(card))

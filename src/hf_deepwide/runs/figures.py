@@ -1,6 +1,5 @@
 """Figures of runs that are there already: learning curves, layer utilisation, joints of layers, path weights."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from ..analysis.layer_utilization import (
 )
 from ..analysis.learning_curves import plot_runs
 from ..analysis.path_weights import path_weights, plot_path_weights, spread
+from ..checkpoint_files import read_results
 from ..durable import check_output
 from ..errors import UserError, one_line
 from ..loading import auto_class, load_model
@@ -79,11 +79,11 @@ def seed_histories(results: dict[str, Any]) -> dict[str, list[dict]]:
 
 def _seed_histories(run: Path) -> dict[str, list[dict]]:
     """`seed_histories` of a folder; {} where there are no results."""
-    file = run / RESULTS
+    results = read_results(run)
     try:
-        return seed_histories(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+        return seed_histories(results)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is damaged, or not what a run writes: {one_line(error)}") from error
+        raise UserError(f"{run / RESULTS} is not what a run writes: {one_line(error)}") from error
 
 
 def plot_layers(

@@ -25,8 +25,8 @@ from ..loading import load_config, load_model
 from ..training.arguments import REFUSED
 from ..training.lora import LoraArguments
 from ..training.masked_lm import MaskedLMTrainer, MaskedLMTrainingArguments
-from ..warm_start_roberta import check_config
-from .bases import check_base_fields
+from ..warm_start_roberta import check_encoder_config
+from .bases import check_base_fields, check_posteriors
 from .build import check_memory, check_same_tokens, posterior_fields
 from .encoder_card import write_masked_lm_card
 from .recipe import Recipe
@@ -200,9 +200,10 @@ def check_base(recipe: Recipe) -> None:
     base = str(recipe.init_from)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = load_config(base, prefix)
+    check_posteriors(prefix, theirs, getattr(recipe.data, "posterior_names", []))
     if recipe.family in ENCODERS:
         with prefixed(f"{prefix}: "):
-            check_config(repr(base), theirs)
+            check_encoder_config(repr(base), theirs)
     elif theirs.model_type != recipe.family:
         raise UserError(f"{prefix} is a {theirs.model_type}; model.family says {recipe.family}")
     else:

@@ -3,7 +3,7 @@
 import copy
 import re
 from collections.abc import Sequence
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from .. import card_text
 from ..data.arguments import DataArguments, fill_in, split_pair
 from ..durable import write_whole
 from ..errors import UserError
-from ..families import FAMILIES
+from ..families import all_families
 from .recipe import Recipe, check_recipe, used_values
 from .yaml_values import to_yaml
 
@@ -71,7 +71,7 @@ def _fill(
     recipe: Recipe, results: dict[str, Any], folder: Path, samples: Sequence[tuple[str, str, str]] | None = None
 ) -> ModelCard:
     """The template with what it asks for; without `samples` neither these nor the curves that lie in the folder."""
-    data, family = recipe.data, FAMILIES.get(recipe.family)
+    data = recipe.data
     pairs = data.language_pairs
     sources, targets = (list(dict.fromkeys(languages)) for languages in zip(*pairs, strict=True))
     metrics = _metrics(results)
@@ -90,31 +90,40 @@ def _fill(
         metrics=[ON_HUB.get(metric, metric) for metric in metrics] or None,
         eval_results=_eval_results(recipe, results) or None,
     )
-    template = files("hf_deepwide") / "model_card_template.md"
-    with as_file(template) as path:
-        return ModelCard.from_template(
-            card_data,
-            template_path=str(path),
-            name=recipe.name,
-            use=card_text.use_of_folder(folder.as_posix()),
-            family=recipe.family,
-            paper=family and family.paper,
-            data=data,
-            sources=[card_text.text(language) for language in sources],
-            targets=[card_text.text(language) for language in targets],
-            test_names=[card_text.code(name) for name in _test_names(data)],
-            init_from=portable(recipe.init_from),
-            evaluation=recipe.evaluation,
-            results=results,
-            metrics={metric: NAMES.get(metric, metric) for metric in metrics},
-            samples=samples,
-            sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
-            recipe=to_yaml(portable(used_values(recipe.values))).strip(),
-            text=card_text.text,
-            code=card_text.code,
-            block=card_text.block,
-            literal=card_text.literal,
-        )
+    return filled_template(
+        "model_card_template.md",
+        card_data,
+        recipe,
+        use=card_text.use_of_folder(folder.as_posix()),
+        data=data,
+        sources=[card_text.text(language) for language in sources],
+        targets=[card_text.text(language) for language in targets],
+        test_names=[card_text.code(name) for name in _test_names(data)],
+        evaluation=recipe.evaluation,
+        results=results,
+        metrics={metric: NAMES.get(metric, metric) for metric in metrics},
+        samples=samples,
+        sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
+    )
+
+
+def filled_template(template: str, card_data: ModelCardData, recipe: Recipe, **shown: Any) -> ModelCard:
+    """A card from a template of this package: what all cards tell of a recipe, and what is `shown` on this one."""
+    family = all_families().get(recipe.family)
+    return ModelCard.from_template(
+        card_data,
+        template_str=(files("hf_deepwide") / template).read_text(encoding="utf-8"),
+        name=recipe.name,
+        family=recipe.family,
+        paper=family and family.paper,
+        init_from=portable(recipe.init_from),
+        recipe=to_yaml(portable(used_values(recipe.values))).strip(),
+        text=card_text.text,
+        code=card_text.code,
+        block=card_text.block,
+        literal=card_text.literal,
+        **shown,
+    )
 
 
 def _metrics(results: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from ..analysis.layer_joints import layer_weights, plot_layer_weights, plot_solv
 from ..analysis.learning_curves import plot_learning_curves
 from ..analysis.path_weights import path_weights, plot_path_weights
 from ..card_text import CARD
+from ..checkpoint_files import read_results
 from ..data.encoding import check_lengths
 from ..durable import saving, sha256_of, whole_files, write_whole
 from ..loading import load_model, load_tokenizer, refusing_pickles
@@ -252,11 +253,8 @@ def finish(
 
 def keep_edited_card(run: Path) -> None:
     """Put the card of a run that is scored again aside if somebody has changed it, a licence written into it, say."""
-    card, results = run / CARD, run / RESULTS
-    if not (card.is_file() and results.is_file()):
-        return
-    written = json.loads(results.read_text(encoding="utf-8")).get("card")  # older versions did not note it
-    if written is not None and sha256_of(card) != written:
+    card, written = run / CARD, read_results(run).get("card")  # older versions did not note it
+    if card.is_file() and written is not None and sha256_of(card) != written:
         places = (run / f"README.edited-{number}.md" for number in itertools.count(1))
         kept = next(place for place in places if not place.exists())
         card.replace(kept)

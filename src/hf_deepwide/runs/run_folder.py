@@ -33,7 +33,7 @@ from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
 from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
 from ..analysis.path_weights import PLOT as PATH_WEIGHTS
 from ..card_text import CARD
-from ..checkpoint_files import MARK, RESULTS
+from ..checkpoint_files import MARK, RESULTS, read_results
 from ..durable import STAGING, Writing, discard, draft_of, is_same, remove, write_whole
 from ..errors import UserError
 from ..lock import LOCK, locked
@@ -140,7 +140,7 @@ class RunFolder:
             args.output_dir = str(run / NEW)
             return Start(run_id=read_id(run / NEW))
         if (run / RESULTS).is_file():
-            return Start(ended=True, results=json.loads((run / RESULTS).read_text(encoding="utf-8")))
+            return Start(ended=True, results=read_results(run))
         if process.is_main_process:
             last_checkpoint(run, read_id(run))  # sets damaged ones aside before the other processes look
         process.wait_for_everyone()
@@ -215,11 +215,11 @@ class RunFolder:
         """
         run, apart_from = self.path, NO_DIFFERENCE | RESOLVED
         try:
-            earlier = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+            earlier = read_results(run)
             # where scoring it again was interrupted, the file of the recipe is ahead of the results
             known = [earlier["recipe"], self.earlier_recipe()] if "train" in earlier else []
             changes = next(filter(None, (differences(each, recipe.values, apart_from) for each in known)), [])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not what a run writes
+        except (UserError, ValueError, KeyError, TypeError, AttributeError):  # not what a run writes
             changes = []
         if changes and all(change.startswith("evaluation.") for change in changes):
             logger.info("%s is scored again, as the recipe has changed: %s", run, some_of(changes))

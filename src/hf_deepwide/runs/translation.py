@@ -20,11 +20,13 @@ from ..durable import write_whole
 from ..errors import UserError, prefixed
 from ..evaluation.scoring import by_pair, score_sets, translate_and_score
 from ..models.language_pairs import Languages
+from ..models.word_tokenizer import WordTokenizer
 from ..training.arguments import TranslationTrainingArguments
 from ..training.translation import TranslationTrainer
 from .build import build_model, check_base, new_rows, set_search
 from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
+from .recipe import Recipe
 from .run_folder import TRANSLATIONS, translations_file
 from .task import Task, warn_of_few
 
@@ -50,16 +52,8 @@ class Translation(Task):
                 f"{recipe.source}: data.streaming: a stream has no length, so set training.max_steps, and "
                 "eval_strategy and save_strategy to steps"
             )
-        if recipe.tokenizer.words and recipe.data.pairs is not None:
-            raise UserError(
-                f"{recipe.source}: tokenizer.words: its vocabularies are of one language pair; name it by "
-                "data.source_lang and data.target_lang, and leave data.pairs out"
-            )
-        if recipe.tokenizer.words and recipe.data.synthetic_tag is not None:
-            raise UserError(
-                f"{recipe.source}: data.synthetic_tag: vocabularies of words (tokenizer.words) take no tag; leave it "
-                "out"
-            )
+        if recipe.tokenizer.words:
+            check_words(recipe)
         cuts = "bpe_dropout" if recipe.tokenizer.bpe_dropout else "unigram_alpha"
         if getattr(recipe.tokenizer, cuts) and args.dataloader_persistent_workers:
             raise UserError(
@@ -107,6 +101,8 @@ class Translation(Task):
             if unused := new.keys() - languages:
                 raise UserError(f"tokenizer.new_languages: {min(unused)!r} is no language of the section data")
             add_codes(tokenizer, new)
+        if isinstance(tokenizer, WordTokenizer):
+            check_words(self.recipe)
         set_codes(tokenizer, data)
         add_tags(tokenizer, data)
         return tokenizer
@@ -121,7 +117,7 @@ class Translation(Task):
             for split in ("train", "validation")
             if split in texts
         }
-        if isinstance(encoded.get("train"), Dataset) and not self.recipe.tokenizer.words:
+        if isinstance(encoded.get("train"), Dataset) and not isinstance(tokenizer, WordTokenizer):
             warn_of_unknown_tokens(texts["train"], encoded["train"], tokenizer)
         return encoded
 
@@ -211,3 +207,18 @@ def translation_files(data: DataArguments) -> dict[str, str]:
     if data.pairs is None:
         return {f"{data.source_lang}-{data.target_lang}": TRANSLATIONS}
     return {pair: translations_file(pair) for pair in data.evaluated_pairs}
+
+
+def check_words(recipe: Recipe) -> None:
+    """Refuse what vocabularies of words cannot do, those of `tokenizer.words` or of `tokenizer.path`.
+
+    Raises:
+        UserError: several language pairs, or a tag.
+    """
+    if recipe.data.pairs is not None:
+        raise UserError(
+            f"{recipe.source}: data.pairs: vocabularies of words are of one language pair; name it by "
+            "data.source_lang and data.target_lang, and leave data.pairs out"
+        )
+    if recipe.data.synthetic_tag is not None:
+        raise UserError(f"{recipe.source}: data.synthetic_tag: vocabularies of words take no tag; leave it out")

@@ -101,14 +101,8 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
     ) -> list[str]:
         """Translate on all processes, each a share; each gets all translations, in order."""
         rank, world = self.args.process_index, self.args.world_size
-        share = translate(
-            self.model,
-            self.processing_class,
-            sources[rank::world],
-            evaluation,
-            source_lang=source_lang,
-            target_lang=target_lang,
-        )
+        mine = sources[rank::world]
+        share = translate(self.model, self.processing_class, mine, evaluation, source_lang, target_lang)
         if world == 1:
             return share
         shares = gather_object([share])
