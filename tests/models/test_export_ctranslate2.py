@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 from model_cases import build, needs_transformers, source, tokens
 from peft import LoraConfig, get_peft_model
 from readme_code import printed_by, python_block
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 import hf_deepwide
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.engine import Engine
+from hf_deepwide.evaluation.translate import EvaluationArguments, translate
 from hf_deepwide.exporting import ctranslate2_folder, ctranslate2_spec
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 from hf_deepwide.exporting.opening import Opened
@@ -356,3 +359,31 @@ def test_an_export_does_not_search_in_another_way_unsaid(tokenizer, tmp_path, ca
         setattr(model.generation_config, field, value)
         with pytest.raises(UserError, match=rf"{field} is 2 in its config and .*5.* in its generation config"):
             hf_deepwide.export_ctranslate2(model, tmp_path / "other", tokenizer=tokenizer)
+
+
+RULES = {"no_repeat_ngram_size": 2, "suppress_tokens": [4, 6, 9, 12, 15, 20]}
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_that_rank_beams_in_another_way_are_told(rule, renormalize, tokenizer, tmp_path, caplog):
+    """And only these: with normalised scores the engine's translations are those of `generate`."""
+    model = build("mat-3")
+    model.generation_config.update(
+        num_beams=4, early_stopping=True, max_length=12, renormalize_logits=renormalize, **{rule: RULES[rule]}
+    )
+    hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
+    assert (f"than `generate`, by {rule}" in caplog.text) is not renormalize
+    assert (rule in (tmp_path / "out" / "README.md").read_text().rpartition("```")[2]) is not renormalize
+    settings = EvaluationArguments(num_beams=4, early_stopping=True, max_length_factor=0, max_length_offset=11)
+    words = ["two", "dogs", "run", "a", "red", "tree"]
+    texts = [" ".join(random.Random(seed).choices(words, k=6)) for seed in range(30)]
+    own, engine = (translate(each, tokenizer, texts, settings) for each in (model.eval(), Engine(tmp_path / "out")))
+    assert (own == engine) is renormalize
+
+
+def test_a_penalty_of_repetition_ranks_in_another_way_always():
+    for renormalize in (False, True):
+        settings = GenerationConfig(num_beams=2, repetition_penalty=1.5, renormalize_logits=renormalize)
+        assert "repetition_penalty" in ctranslate2_folder.other_ranking(settings)
+    assert not ctranslate2_folder.other_ranking(GenerationConfig(num_beams=1, repetition_penalty=1.5))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from model_cases import build, source
 from readme_code import printed_by, python_block
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 import hf_deepwide
 import hf_deepwide_cli
@@ -148,3 +148,20 @@ def test_a_missing_package_is_one_line(tokenizer, tmp_path, monkeypatch):
         with pytest.raises(UserError, match=rf"Python 3.11 .* needs {package}: .*hf_deepwide\[onnx\]"):
             hf_deepwide.export_onnx(build("vanilla"), tmp_path / "out", tokenizer=tokenizer)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ({"min_new_tokens": 1}, "min_new_tokens 1"),  # as `convert` writes it
+        ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size 1"),
+        ({"forced_eos_token_id": 0}, "forced_eos_token_id 0"),
+        ({"bad_words_ids": [[5], [6, 7]]}, "bad_words_ids [[6, 7]]"),
+        ({"min_length": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": [[5]]}, None),
+    ],
+)
+def test_rules_that_are_left_out_are_told(rule, told, caplog):
+    settings = GenerationConfig(**rule)
+    onnx_folder.warn_of_lost_rules(settings)
+    assert (told or "") in caplog.text
+    assert bool(caplog.text) is (told is not None)

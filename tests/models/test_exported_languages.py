@@ -40,7 +40,7 @@ def made(kind, folder):
             rows[[row for row in range(size) if row not in range(4, 9)]] *= 0.3  # so that translations are text
         model = hf_deepwide.MATForConditionalGeneration.from_base(base, attention_branches=2, drop_branch=0.0)
         model.generation_config.update(max_length=13, num_beams=1, forced_eos_token_id=None)
-        there, back = (translate(model, tokenizer, [TEXT], SEARCH, None, *pair) for pair in both(source, target))
+        there, back = (translate(model, tokenizer, [TEXT], SEARCH, *pair) for pair in both(source, target))
         if there != back and "" not in (*there, *back):
             return model, tokenizer
     raise AssertionError("no model minds the languages")

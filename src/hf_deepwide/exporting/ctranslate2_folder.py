@@ -81,6 +81,8 @@ def export_ctranslate2(
     opened = open_model(model, tokenizer, language)
     opened = opened._replace(model=copy.deepcopy(opened.model).cpu().float().eval())  # as the engine computes
     warn_of_rules(opened.model.generation_config, UNKNOWN_RULES, "CTranslate2")
+    if told := other_ranking(opened.model.generation_config):
+        logger.warning(told)
     with saving(target), whole_folder(target) as draft:
         if quantization == EXACT:
             _write_engine(opened.model, opened.tokenizer, draft, EXACT)
@@ -139,6 +141,7 @@ def readme(opened: Opened) -> str:
     listed = ", ".join(given) if is_short else "".join(f"\n    {option}," for option in given) + "\n"
     before = shown.tag or shown.source_token
     tag, rest = f"[{literal(before)}] + " if before else "", "[1:]" if shown.source_token else ""
+    ranking = f"\n{told}\n" if (told := other_ranking(settings)) else ""
     others = "\nPut the code of another target language into `target_prefix`.\n" if languages.codes else ""
     code = f"""import ctranslate2
 from transformers import AutoTokenizer
@@ -157,8 +160,23 @@ for result in translator.translate_batch(sources, **options):
         "# A translation model for CTranslate2\n\n"
         f"A model of the type `{model_type}`, exported by hf_deepwide. It needs "
         f"`pip install {packages('ctranslate2', tokenizer)}`.\n\n"
-        f"```python\n{code}```\n{shown.note}{others}"
+        f"```python\n{code}```\n{shown.note}{others}{ranking}"
     )
+
+
+def other_ranking(settings: GenerationConfig) -> str:
+    """What to know where the engine's beams rank translations in another way than `generate`; "" where they do not.
+
+    The engine applies rules on tokens before it normalises scores to log-probabilities, and `generate` after it.
+    """
+    rules = ["no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"]
+    found = [] if settings.renormalize_logits else [name for name in rules if getattr(settings, name)]
+    remedy = "; with `renormalize_logits: true` in the generation config both are alike" if found else ""
+    if settings.repetition_penalty not in (None, 1):
+        found, remedy = [*found, "repetition_penalty"], ""
+    if not found or (settings.num_beams or 1) == 1:
+        return ""
+    return f"With beams, CTranslate2 ranks translations in another way than `generate`, by {', '.join(found)}{remedy}."
 
 
 def engine_options(settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -127,7 +127,7 @@ def export_onnx(
     target = Path(folder)
     check_output(target, inputs=[Path(model)] if isinstance(model, str | os.PathLike) else [])
     opened = open_model(model, tokenizer, language)
-    warn_of_rules(opened.model.generation_config, UNKNOWN_RULES, "the program in the folder's README")
+    warn_of_lost_rules(opened.model.generation_config)
     check_cache(opened.model)
     plain = copy.deepcopy(opened.model).to("cpu", torch.float32).eval()
     plain.set_attn_implementation("sdpa")
@@ -138,6 +138,12 @@ def export_onnx(
         (draft / CARD).write_text(readme(opened), encoding="utf-8")
     logger.info("%s: its logits differ from the model's by up to %.2g", target, difference)
     return str(target)
+
+
+def warn_of_lost_rules(settings: GenerationConfig) -> None:
+    """Log which rules of a generation config the program in the README leaves out."""
+    phrases = [ids for ids in settings.bad_words_ids or [] if len(ids) > 1]
+    warn_of_rules(settings, UNKNOWN_RULES, "the program in the folder's README", bad_words_ids=phrases)
 
 
 def check_cache(model: PreTrainedModel) -> None:

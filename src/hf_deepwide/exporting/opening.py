@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,6 +19,15 @@ from ..prune import is_prunable, prune
 from ..vanilla_form import FOREIGN
 
 logger = logging.getLogger(__name__)
+
+NEUTRAL: dict[str, tuple[float, ...]] = {  # rules to their values that change nothing
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_new_tokens": (0,),
+    "min_length": (0, 1),  # the decoder's first token counts
+}
 
 
 class Opened(NamedTuple):
@@ -116,10 +125,19 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
     return set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
 
 
-def warn_of_rules(settings: GenerationConfig, names: Sequence[str], what: str) -> None:
-    """Log which rules of a generation config an export leaves out."""
+def warn_of_rules(settings: GenerationConfig, names: Sequence[str], what: str, **parts: Any) -> None:
+    """Log which rules of a generation config an export leaves out.
+
+    Args:
+        settings: the generation config.
+        names: the rules that are left out.
+        what: what leaves them out.
+        parts: what is left out of other rules, by their names.
+    """
     rules = [
-        f"{name} {quote(value)}" for name in names if (value := getattr(settings, name, None)) not in (None, 0, [], 1)
+        f"{name} {quote(value)}"
+        for name, value in {**{name: getattr(settings, name, None) for name in names}, **parts}.items()
+        if value is not None and value != [] and value not in NEUTRAL.get(name, ())
     ]
     if rules:
         logger.warning(
