@@ -12,6 +12,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from hf_deepwide.checkpoint_files import read_results
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import train_tokenizer, training_texts
@@ -40,8 +41,8 @@ def train(recipe: dict[str, Any], *task: str, threads: int | None = None) -> Non
         UserError: the training failed, or the folder holds a finished run of another recipe.
     """
     run = Path(recipe["training"]["output_dir"])
-    if (run / "results.json").is_file():
-        earlier = json.loads((run / "results.json").read_text(encoding="utf-8"))["recipe"]
+    if results := read_results(run):
+        earlier = results["recipe"]
         given = {  # results also hold defaults of keys that the recipe does not name
             section: {key: value for key, value in earlier[section].items() if key in keys}
             for section, keys in recipe.items()

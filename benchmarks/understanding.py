@@ -10,7 +10,6 @@ run is not made again, and an interrupted run goes on: give the same command.
 """
 
 import argparse
-import json
 import os
 import statistics
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from reports import markdown_table, write_report
 from trainings import train
 
 from hf_deepwide.analysis.figures import new_figure, save
+from hf_deepwide.checkpoint_files import read_results
 from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
@@ -141,9 +141,7 @@ def gather(runs: Path, tasks: list[str], data: Path) -> dict[str, Any]:
     for task in tasks:
         rows = {}
         for system in SYSTEMS:
-            results = Path(fine_tuning(runs, task, system)["training"]["output_dir"]) / "results.json"
-            if results.is_file():
-                read = json.loads(results.read_text(encoding="utf-8"))
+            if read := read_results(Path(fine_tuning(runs, task, system)["training"]["output_dir"])):
                 rows[system] = {
                     "parameters": read["parameters"],
                     **{

@@ -1,18 +1,19 @@
-"""The figures of a study: learning curves of all runs, and gradient norms by layer where they are in the records."""
+"""The figures of a study: curves and final losses of all runs, and gradient norms by layer where records have them."""
 
 import itertools
-import math
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from definition import Study
+from matplotlib.axes import Axes
 from records import GRADIENT_NORMS, PRUNED, Record
-from selection import Rows
+from selection import Rows, validation_loss
 
 from hf_deepwide.analysis.figures import new_figure, save
+from hf_deepwide.evaluation.seeds import standard_error
 
-LAST_THIRD = 100 * 2 / 3  # from this percentage of a run's updates on
-CLOSE = 0.3  # nats above the best loss that the enlarged part of a figure shows
+CLOSE = 0.3  # nats above the best mean loss up to which systems have points
 
 
 def curve_of(record: Record) -> list[list[float]]:
@@ -26,52 +27,65 @@ def looks() -> Iterator[tuple[str, str]]:
 
 
 def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
-    """Validation loss against updates, a line a run; a system has a colour, and beyond ten of them a style of line.
+    """Validation loss against updates, a line a run, and beside it the loss of the final models.
 
-    The line of a run that starts from another run begins where the other one ends. The second panel shows the last
-    third of each run up to `CLOSE` above the best loss, where systems that end near each other can be told apart. The
-    line of a run that diverged ends in a cross.
+    A system has a colour; beyond ten systems lines are dashed and points hollow. The line of a run that starts from
+    another run begins where the other one ends. The line of a run that diverged ends in a cross. In the second panel a
+    point is a run, and a cross is the mean of a system with its standard error over seeds. Systems whose mean is more
+    than `CLOSE` above the best one are named there with their mean.
     """
     figure, axes = new_figure(1, 2, (5.2, 4.5))
-    whole, end = axes[0]
-    styles = looks()
-    for name, by_seed in rows.items():
-        if name.startswith(PRUNED):
-            continue
-        (style, colour), label = next(styles), study.system(name).title
+    curves, ends = axes[0]
+    shown = [name for name in rows if not name.startswith(PRUNED)]
+    for name, (style, colour) in zip(shown, looks(), strict=False):
         starts = rows.get(study.system(name).start or "", {})
-        for seed, record in by_seed.items():
+        for seed, record in rows[name].items():
             if curve := curve_of(record):
                 updates, losses = zip(*curve, strict=True)
                 before = starts[seed]["train"]["steps"] if seed in starts else 0
                 look = {"color": colour, "linestyle": style, "linewidth": 1}
-                whole.plot([before + update for update in updates], losses, label=label, **look)
-                end.plot([100 * update / updates[-1] for update in updates], losses, **look)
-                label = None
-    labels = set()
+                curves.plot([before + update for update in updates], losses, **look)
+    told: set[str] = set()
     for record in lost:
         if curve := curve_of(record):
-            label = f"{study.system(record['system']).title}: diverged"
-            shown = None if label in labels else label
-            whole.plot(*zip(*curve, strict=True), color="0.5", linewidth=1, marker="x", markevery=[-1], label=shown)
-            labels.add(label)
-    points = [point for line in end.lines for point in line.get_xydata() if math.isfinite(point[1])]
-    if points:
-        best = min(loss for _, loss in points)
-        shown = [loss for share, loss in points if share >= LAST_THIRD and loss <= best + CLOSE]
-        end.set_xlim(LAST_THIRD, 100)
-        end.set_ylim(best - 0.05 * CLOSE, max(shown, default=best) + 0.05 * CLOSE)
-    end.set_visible(bool(points))
-    whole.set_ylabel("validation loss, nats a token")
-    end.set_title("the last third of each run, enlarged", fontsize="small")
-    whole.set_xlabel("updates")
-    end.set_xlabel("updates, % of the run's own")
-    for axis in (whole, end):
+            title = f"{study.system(record['system']).title}: diverged"
+            look = {"color": "0.5", "linewidth": 1, "marker": "x", "markevery": [-1]}
+            curves.plot(*zip(*curve, strict=True), label=None if title in told else title, **look)
+            told.add(title)
+    if told:
+        curves.legend(frameon=False, fontsize="x-small")
+    if shown:
+        plot_ends(study, {name: rows[name] for name in shown}, ends)
+    ends.set_visible(bool(shown))
+    curves.set_ylabel("validation loss, nats a token")
+    curves.set_xlabel("updates")
+    for axis in (curves, ends):
         axis.locator_params(axis="x", nbins=6)
         axis.grid(alpha=0.3)
-    handles, labels = whole.get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize="x-small", loc="outside right center")
     save(figure, path)
+
+
+def plot_ends(study: Study, rows: Rows, axis: Axes) -> None:
+    """The final validation loss of each run and the mean of each system, a line a system; see `plot_curves`."""
+    losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
+    means = {name: statistics.mean(each) for name, each in losses.items()}
+    far = min(means.values()) + CLOSE
+    near = [loss for name, each in losses.items() for loss in each if means[name] <= far]
+    margin = 0.08 * (max(near) - min(near)) or 0.01
+    axis.set_xlim(min(near) - margin, max(near) + margin)
+    for place, ((name, each), (style, colour)) in enumerate(zip(losses.items(), looks(), strict=False)):
+        fill = "full" if style == "-" else "none"
+        if means[name] <= far:
+            axis.plot(each, [place] * len(each), "o", color=colour, fillstyle=fill, markersize=4, alpha=0.6)
+            axis.errorbar(means[name], place, xerr=standard_error(each), fmt="x", color=colour, capsize=4)
+        else:
+            beyond = f"{means[name]:.2f} \N{RIGHTWARDS ARROW} "
+            axis.text(max(near) + margin, place, beyond, color=colour, ha="right", va="center")
+    axis.set_yticks(range(len(losses)), [study.system(name).title for name in losses], fontsize="x-small")
+    axis.set_ylim(len(losses) - 0.5, -0.5)
+    axis.yaxis.tick_right()
+    axis.set_title("the final model of each run, and means \N{PLUS-MINUS SIGN} standard error", fontsize="small")
+    axis.set_xlabel("validation loss, nats a token")
 
 
 def plot_gradient_norms(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:

@@ -1,14 +1,11 @@
-"""The table, the paired tests and the figures of a study, made from its records alone."""
+"""The tables and the figures of a study, made from its records alone."""
 
-import hashlib
-import itertools
-import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from definition import Study, recipe_of
+from comparison import baseline_of, compare, load_comparison, paired_runs
+from definition import Study
 from drawings import curve_of, plot_curves, plot_gradient_norms
 from records import (
     CHOSEN_LAYERS,
@@ -17,20 +14,17 @@ from records import (
     Record,
     parts_of,
     read_records,
-    read_translations,
     scores_of,
 )
-from reports import markdown
-from selection import Rows, chosen_rows, key_of, lost_seeds, validation_loss
+from reports import filled_in, markdown
+from selection import Rows, chosen_rows, has_pairs, key_of, lost_seeds, validation_loss
 
-from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.durable import write_whole
-from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.seeds import equivalence, holm, paired_t, standard_error, welch
-from hf_deepwide.evaluation.significance import compare_systems, p_value, signed
+from hf_deepwide.evaluation.significance import p_value, signed
 from hf_deepwide.runs.model_card import NAMES as TITLES
 
-COMPARISON, TABLE, SEARCH = "comparison.json", "table.md", "search.md"
+TABLE, SEARCH = "table.md", "search.md"
 
 
 def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
@@ -147,81 +141,12 @@ def layers_table(study: Study, rows: Rows) -> str:
 
 
 def with_tables(page: str, study: Study, texts: dict[str, str]) -> str:
-    """The page with a study's tables between their markers, where it has them.
-
-    Raises:
-        UserError: a marker's end is missing.
-    """
+    """The page with a study's tables between their markers, where it has them."""
     for kind, generated in texts.items():
         begin, end = f"<!-- {kind}: {study.name} -->\n", f"<!-- /{kind}: {study.name} -->"
-        before, found, rest = page.partition(begin)
-        _, ended, after = rest.partition(end)
-        if found and not ended:
-            raise UserError(f"the page has no {end}")
-        if found:
-            page = before + begin + generated + end + after
+        if begin in page:
+            page = filled_in(page, begin, generated, end)
     return page
-
-
-def compare(study: Study, rows: Rows, results: Path) -> None:
-    """Test each system against the baseline, over the sentences, on the seeds that both have.
-
-    A test whose translations have not changed is kept, and so is one whose translations are not here. There is no
-    test of several language pairs, whose score is a mean: `hf-deepwide compare` tests each pair's translations.
-    """
-    if has_pairs(rows):
-        return
-    kept, translations = load_comparison(results), read_translations(results)
-    comparison = {}
-    for name in rows:
-        pair = paired_runs(study, rows, name)
-        if not pair["seeds"]:
-            continue
-        known = pair.items() <= kept.get(name, {}).items()
-        if not all(run in translations for run in itertools.chain(*pair["runs"])):
-            comparison |= {name: kept[name]} if known else {}
-            continue
-        pair["digest"] = digest_of(translations[run] for run in itertools.chain(*pair["runs"]))
-        if known and kept[name].get("digest") == pair["digest"]:
-            comparison[name] = kept[name]
-        else:
-            recipe = recipe_of(study, study.systems[0], study.search[-1], {}, study.seeds[0], Path("runs"))
-            ours, theirs = ([line for run in runs for line in translations[run]] for runs in pair["runs"])
-            tests = compare_systems(
-                theirs,
-                ours,
-                load_parallel(recipe.data, "test")["target"][:],
-                lowercase=recipe.evaluation.lowercase,
-                target_lang=recipe.data.target_lang,
-                metrics=[study.metric, study.beside],
-                runs=len(pair["seeds"]),
-            )
-            comparison[name] = {**pair, **tests}
-    if comparison:
-        write_whole(results / COMPARISON, json.dumps(comparison, indent=1) + "\n")
-
-
-def digest_of(texts: Iterable[list[str]]) -> str:
-    """A short digest of texts, each a list of lines."""
-    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()[:16]
-
-
-def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
-    """The paired tests that were made so far."""
-    file = results / COMPARISON
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def baseline_of(study: Study, name: str) -> str | None:
-    """What a row is compared with; a pruned model has the baseline of its system."""
-    return study.baseline_of(study.system(name.removeprefix(PRUNED)))
-
-
-def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
-    """The seeds that a system and its baseline share, and the names of their runs, the system's first."""
-    theirs = rows.get(baseline_of(study, name) or "", {})
-    seeds = sorted(rows[name].keys() & theirs.keys())
-    return {"seeds": seeds, "runs": [[runs[seed]["run"] for seed in seeds] for runs in (rows[name], theirs)]}
 
 
 def about(study: Study, rows: Rows) -> str:
@@ -310,11 +235,6 @@ def score_title(rows: Rows, metric: str) -> str:
     """A score's title in a table; where runs have several test sets, it is of all their sentences together."""
     several = any("sets" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())
     return TITLES[metric] + ", all sets" * several
-
-
-def has_pairs(rows: Rows) -> bool:
-    """True if the runs translate several language pairs."""
-    return any("pairs" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())
 
 
 def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:

@@ -144,3 +144,8 @@ def lost_seeds(study: Study, system: System, records: Sequence[Record]) -> int:
     seeds = [*study.seeds, *study.close_seeds]
     runs = [tried(records, system, stage, seed).get(key_of(setting or {}), {}) for seed in seeds]
     return 0 if setting is None else sum("diverged" in run for run in runs)
+
+
+def has_pairs(rows: Rows) -> bool:
+    """True if the runs translate several language pairs."""
+    return any("pairs" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())

@@ -15,7 +15,6 @@ the repository (`git worktree add ../study`), which nobody edits: all trainings 
 
 import argparse
 import concurrent.futures
-import json
 import math
 import threading
 import time
@@ -43,6 +42,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide import prune
 from hf_deepwide.analysis.layer_utilization import posterior_names
+from hf_deepwide.checkpoint_files import read_results
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError, run_script
@@ -51,6 +51,7 @@ from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_model, load_tokenizer
 from hf_deepwide.models.configuration_latent_depth import LatentDepthConfig
 from hf_deepwide.prune import kept_layers
+from hf_deepwide.reading import read_json
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation, translation_files
@@ -212,7 +213,7 @@ class Workshop:
         except NonFiniteError as error:
             self._keep(diverged(run, recipe, str(error)), {})
             return
-        results = json.loads((recipe.output_dir / "results.json").read_text(encoding="utf-8"))
+        results = read_json(recipe.output_dir / "results.json")
         if not math.isfinite(loss := validation_loss(results)):
             self._keep(diverged(run, recipe, f"the validation loss is {loss}"), {})
             return
@@ -233,9 +234,9 @@ class Workshop:
         Raises:
             UserError: it is no finished run, or it was trained by another recipe.
         """
-        if not (folder / "results.json").is_file():
+        earlier = read_results(folder)
+        if not earlier:
             raise UserError(f"{folder} is no finished run: it has no results.json")
-        earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         seed, (system, *_) = earlier["recipe"]["training"]["seed"], self.study.systems
         run = Run(system, self.study.stages(system)[-1], {}, seed)
         recipe = recipe_of(self.study, system, run.stage, run.setting, seed, folder.parent)
@@ -302,7 +303,7 @@ def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:
     small = prune(load_model(AutoModelForSeq2SeqLM, recipe.output_dir))
     texts, tokenizer = load_parallel(recipe.data, "test"), load_tokenizer(recipe.output_dir)
     test, by_pair = translate_and_score(
-        lambda sources, settings, *languages: translate(small, tokenizer, sources, settings, None, *languages),
+        lambda sources, settings, *languages: translate(small, tokenizer, sources, settings, *languages),
         texts,
         recipe.data,
         recipe.evaluation,

@@ -3,6 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import comparison
 import definition
 import pages
 import pytest
@@ -81,4 +82,4 @@ def test_study_runs_from_corpus_to_table(tmp_path, monkeypatch):
     head = (results / pages.TABLE).read_text(encoding="utf-8").splitlines()[0]
     assert "sentence BLEU-4 | valid lines of Python, % |" in head
     assert "p (sentences)" in head
-    assert set(pages.load_comparison(results)["mat"]) >= {"sentence_bleu4", "valid_python_line"}
+    assert set(comparison.load_comparison(results)["mat"]) >= {"sentence_bleu4", "valid_python_line"}

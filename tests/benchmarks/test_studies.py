@@ -15,6 +15,7 @@ from pathlib import Path
 
 import again
 import cards
+import comparison
 import definition
 import drawings
 import pages
@@ -531,17 +532,17 @@ def test_sentences_are_tested_again_where_translations_have_changed(small, tmp_p
     """A run that is made again has its name; without translations, as in a part of a clone, the test stays."""
     calls, translations = [], {}
     monkeypatch.setattr(
-        pages, "compare_systems", lambda *args, **_: calls.append(args) or {"bleu": {"calls": len(calls)}}
+        comparison, "compare_systems", lambda *args, **_: calls.append(args) or {"bleu": {"calls": len(calls)}}
     )
-    monkeypatch.setattr(pages, "load_parallel", lambda *_: {"target": ["x"]})
-    monkeypatch.setattr(pages, "read_translations", lambda _: translations)
+    monkeypatch.setattr(comparison, "load_parallel", lambda *_: {"target": ["x"]})
+    monkeypatch.setattr(comparison, "read_translations", lambda _: translations)
     rows = {"plain": {1: {"run": "plain-1"}}, "wide": {1: {"run": "wide-1"}}}
     for lines, made in ((["a"], 1), (["a"], 1), (["b"], 2), (None, 2)):
         translations.clear()
         translations.update({} if lines is None else {"plain-1": ["r"], "wide-1": lines})
-        pages.compare(small, rows, tmp_path)
+        comparison.compare(small, rows, tmp_path)
         assert len(calls) == made
-        assert pages.load_comparison(tmp_path)["wide"]["bleu"] == {"calls": made}
+        assert comparison.load_comparison(tmp_path)["wide"]["bleu"] == {"calls": made}
 
 
 DIVERGES = """
@@ -679,9 +680,9 @@ def test_what_continues_a_run_is_drawn_and_counted_after_it(small, tmp_path, mon
     figures = []
     monkeypatch.setattr(drawings, "save", lambda figure, path: figures.append(figure))
     drawings.plot_curves(study, rows, tmp_path / "curves.png")
-    whole, end = figures[0].axes
-    assert [line.get_xdata().tolist() for line in whole.lines] == [[20, 40], [60, 80]]
-    assert [line.get_xdata().tolist() for line in end.lines] == [[50, 100], [50, 100]], "per cent of the run's own"
+    curves, ends = figures[0].axes
+    assert [line.get_xdata().tolist() for line in curves.lines] == [[20, 40], [60, 80]]
+    assert [label.get_text() for label in ends.get_yticklabels()] == [each.title for each in study.systems]
     assert [pages.updates_since_start(study, rows, name) for name in rows] == ["40", "40 + 40"]
 
 
