@@ -112,6 +112,22 @@ def test_gradient_norms_are_those_of_all_parameters_of_a_layer_before_clipping(f
         assert norms[stack] == pytest.approx([math.sqrt(square) for square in squares], rel=1e-4)
 
 
+def test_a_scaled_loss_has_the_norms_of_the_loss_itself_from_the_first_step(corpus, tmp_path):
+    """As fp16 scales it."""
+    norms = []
+    for scale in (None, 16.0):
+        options = {"gradient_norms": True, "max_grad_norm": 0, "logging_steps": 4, "logging_first_step": True}
+        trainer = build_trainer(
+            corpus, tmp_path / str(scale), family="vanilla_transformer", model={"dropout": 0.0}, **options
+        )
+        if scale is not None:
+            trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        trainer.train()
+        norms.append(trainer.state.log_history[0]["gradient_norms"])
+    for stack in norms[0]:
+        assert norms[1][stack] == pytest.approx(norms[0][stack], rel=1e-5)
+
+
 def test_measures_no_gradient_norms_unless_asked(corpus, tmp_path):
     trainer = build_trainer(corpus, tmp_path, family="vanilla_transformer", model=None)
     trainer.train()

@@ -24,6 +24,7 @@ from hf_deepwide.runs.masked_lm import MaskedLMRecipe
 from hf_deepwide.runs.recipe import PACKAGED, Recipe, differences, load_recipe, packaged_recipes, read_values
 from hf_deepwide.runs.yaml_values import parse_yaml
 from hf_deepwide_cli import packaged
+from hf_deepwide_cli.packaged import header, whole
 
 MAIN = ("-c", "from hf_deepwide_cli import main; main()")
 LINES = ["drei", "", "eins zwei", "vier", "fünf\u2028sechs"]
@@ -136,6 +137,10 @@ def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):
     call(monkeypatch, "recipes", "multi30k_en_de_vanilla", "--fit", *map(str, files), "--copy", str(copied))
     assert "2,000 pairs" in capsys.readouterr().err
     fitted, packaged = load_recipe(copied), load_recipe("multi30k_en_de_vanilla")
+    said = {line.partition(" # ")[2] for line in whole(PACKAGED / "multi30k_en_de_vanilla.yaml").splitlines()}
+    kept = {line.partition(" # ")[2] for line in copied.read_text(encoding="utf-8").splitlines()}
+    assert kept < said, "comments stay, but for that on the number of epochs"
+    assert len(said - kept) == 1
     assert fitted.values["model"] == packaged.values["model"]
     training = fitted.values["training"]
     assert training["learning_rate"] == packaged.values["training"]["learning_rate"]
@@ -176,7 +181,7 @@ def test_a_fitted_recipe_trains_for_its_epochs(name, learns, monkeypatch, capsys
     assert (training.eval_strategy, training.save_strategy) == ("epoch", "epoch")
     assert "eval_steps" not in fitted.values["training"]
     assert (fitted.values["tokenizer"] != packaged.values["tokenizer"]) is learns
-    assert ("vocab_size" in copied.read_text(encoding="utf-8").partition("# Fitted to")[2].splitlines()[0]) is learns
+    assert ("vocab_size" in header(copied.read_text(encoding="utf-8"))) is learns
     assert ("what to expect" in capsys.readouterr().err) is (packaged.init_from is None)
 
 

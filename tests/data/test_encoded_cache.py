@@ -243,3 +243,11 @@ def test_pairs_are_encoded_again_by_another_version_of_the_tokenizers(encodings,
     monkeypatch.setattr(encoded_cache.tokenizers, "__version__", "another")
     encoded()
     assert encodings
+
+
+def test_keep_nothing_that_needs_more_than_a_tenth_of_the_room(kept, monkeypatch, caplog):
+    monkeypatch.setattr(encoded_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    with caplog.at_level("INFO"):
+        encoded()
+    assert not kept.exists()
+    assert "room" in caplog.text

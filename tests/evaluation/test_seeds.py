@@ -1,5 +1,7 @@
 """Tests over seeds, against textbook numbers and naive computations."""
 
+import functools
+import itertools
 import math
 import random
 import statistics
@@ -105,31 +107,35 @@ def texts():
 
 
 @pytest.mark.parametrize("metric", ["multi_bleu", "chrf"])
-def test_the_clustered_bootstrap_is_the_naive_one(texts, metric):
-    count = 20  # the naive way takes its time
-    references = texts.references[:count]
-    systems = [[run[:count] for run in runs] for runs in (texts.ours, texts.theirs)]
-    found = clustered_bootstrap(*systems, references, metric=metric, samples=4000)
-    draw = random.Random(3)
+def test_the_clustered_bootstrap_is_that_of_all_resamples(texts, metric):
+    """Of three sentences, three trainings and two, all 27 * 27 * 4 resamples are equally likely."""
+    references = texts.references[:3]
+    systems = [[run[:3] for run in runs] for runs in (texts.ours, texts.theirs)]
 
-    def corpus(translations, rows):
-        pair = [translations[row] for row in rows], [references[row] for row in rows]
+    @functools.cache
+    def corpus(side, run, rows):
+        pair = [[lines[row] for row in rows] for lines in (systems[side][run], references)]
         return score(*pair, metrics=[metric])[metric]
 
-    everything = range(count)
-    means = [statistics.mean(corpus(run, everything) for run in runs) for runs in systems]
+    def means(side, rows):
+        runs = range(len(systems[side]))
+        return [
+            statistics.mean(corpus(side, run, rows) for run in drawn)
+            for drawn in itertools.product(runs, repeat=len(runs))
+        ]
+
     differences = []
-    for _ in range(250):
-        rows = draw.choices(everything, k=count)
-        sides = [draw.choices(runs, k=len(runs)) for runs in systems]
-        one, other = (statistics.mean(corpus(run, rows) for run in runs) for runs in sides)
-        differences.append(one - other)
-    differences.sort()
-    assert found.difference == pytest.approx(means[0] - means[1])
-    error = statistics.stdev(differences)
-    assert found.standard_error == pytest.approx(error, rel=0.15)  # more than 3 standard errors of it
-    assert found.low == pytest.approx(differences[6], abs=0.6 * error)
-    assert found.high == pytest.approx(differences[-7], abs=0.6 * error)
+    for rows in itertools.product(range(3), repeat=3):
+        one, other = (means(side, tuple(sorted(rows))) for side in (0, 1))
+        differences += [ours - theirs for ours in one for theirs in other]
+    found = clustered_bootstrap(*systems, references, metric=metric, samples=20_000)
+    observed = [statistics.mean(corpus(side, run, (0, 1, 2)) for run in range(len(systems[side]))) for side in (0, 1)]
+    assert found.difference == pytest.approx(observed[0] - observed[1])
+    assert found.standard_error == pytest.approx(statistics.pstdev(differences), rel=0.02)
+    for bound, share in ((found.low, 0.025), (found.high, 0.975)):
+        below = sum(each < bound - 1e-9 for each in differences) / len(differences)
+        up_to = sum(each <= bound + 1e-9 for each in differences) / len(differences)
+        assert below - 0.006 <= share <= up_to + 0.006  # 5 standard errors of a share of 20,000 samples
 
 
 def test_sentences_are_the_same_for_both_sides(texts):

@@ -8,6 +8,8 @@ import torch
 from model_cases import build, pair, source
 from transformers import PreTrainedModel
 
+WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # of gradient checkpointing
+
 
 def check_equations(
     model: PreTrainedModel,
@@ -42,20 +44,25 @@ def check_equations(
         )
 
 
-def check_checkpointing(make: Callable[[], PreTrainedModel], *options: dict[str, Any] | None) -> None:
-    """With gradient checkpointing, by each of `options`, the gradients of a model in training stay the same."""
+def check_checkpointing(make: Callable[[], PreTrainedModel], *options: dict[str, Any] | None, **inputs: Any) -> None:
+    """With gradient checkpointing, by each of `options`, the loss and the gradients in training stay the same.
 
-    def gradients(model: PreTrainedModel) -> list[torch.Tensor]:
+    The backward pass runs layers again with the same random numbers: dropout, and which branches or layers are left
+    out. `inputs` are those of the model beside a pair of texts.
+    """
+
+    def trained(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
         torch.manual_seed(3)
-        model(**pair()).loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
+        loss = model(**pair(), **inputs).loss
+        loss.backward()
+        return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
-    plain = gradients(make().train())
+    plain = trained(make().train())
     for each in options:
         model = make().train()
         model.gradient_checkpointing_enable(each)
-        for expected, got in zip(plain, gradients(model), strict=True):
-            torch.testing.assert_close(got, expected)
+        assert model.is_gradient_checkpointing
+        torch.testing.assert_close(trained(model), plain)
 
 
 def check_learning(model: PreTrainedModel, after_backward: Callable[[], None] = lambda: None) -> None:

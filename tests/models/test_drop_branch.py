@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from model_cases import build, config_of, pair, scramble
+from model_checks import WAYS, check_checkpointing
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,30 +35,39 @@ def inputs(seed=0, shape=(3, 5, 8)):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def test_a_draw_keeps_each_branch_at_its_rate():
+    torch.manual_seed(0)
+    draws = 20_000
+    counts = Counter(tuple(branches.draw_branches(2, 0.3)) for _ in range(draws))
+    for kept, probability in {(): 0.09, (0,): 0.21, (1,): 0.21, (0, 1): 0.49}.items():
+        assert counts[kept] / draws == pytest.approx(probability, abs=0.012)  # 3 standard errors
+
+
 @pytest.mark.parametrize("merge", MERGES)
-def test_two_constant_branches_have_four_outcomes_in_the_right_proportions(merge):
-    """Branches that always give 1 and 2, N = 2, rho = .3: {0, 1, 2, 3} / .7 / N, or N^2, with the mean undropped."""
+def test_two_constant_branches_have_four_outcomes(merge, monkeypatch):
+    """Branches that always give 1 and 2, N = 2, rho = .3: {0, 1, 2, 3} / .7 / N, or N^2."""
     layer = attention_layer(attention_branches=2, drop_branch=0.3, branch_merge=merge)
     with torch.no_grad():
         layer.out_proj.weight.zero_()
         layer.out_proj.bias[:8], layer.out_proj.bias[8:] = 1, 2
-    divisor = 2 ** MERGES[merge]
-    x, draws, counts, total = inputs(), 2_500, Counter(), 0.0
+    for kept, total in (([], 0), ([0], 1), ([1], 2), ([0, 1], 3)):
+        keeping(monkeypatch, kept)
+        # one draw for all sentences and positions
+        torch.testing.assert_close(layer(inputs())[0], torch.full((3, 5, 8), total / 0.7 / 2 ** MERGES[merge]))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_dropout_drops_weights_and_keeps_their_mean(attention):
+    layer = attention_layer(attention_branches=1, attention_dropout=0.5, attn_implementation=attention)
+    x, draws = inputs(shape=(1, 4, 8)), 4_000
     torch.manual_seed(0)
     with torch.no_grad():
-        for _ in range(draws):
-            output, _ = layer(x)
-            value = output[0, 0, 0]
-            assert (output == value).all()  # one draw for all sentences and positions
-            counts[round(float(value), 4)] += 1
-            total += float(value)
-    outcomes = {round(k / 0.7 / divisor, 4): p for k, p in enumerate((0.09, 0.21, 0.21, 0.49))}
-    assert set(counts) == set(outcomes)
-    if merge == "double_mean":
-        assert set(outcomes) == {0, 0.3571, 0.7143, 1.0714}
-    for value, probability in outcomes.items():
-        assert counts[value] / draws == pytest.approx(probability, abs=0.03)  # 3 standard errors
-    assert total / draws == pytest.approx(3 / divisor, abs=0.08 / divisor)
+        samples = layer(x.expand(draws, -1, -1))[0]
+        expected = layer.eval()(x)[0][0]
+        assert torch.equal(layer(x)[0][0], expected)
+    spread = samples.std(0)
+    assert spread.min() > 0.01
+    assert ((samples.mean(0) - expected) / (spread / draws**0.5)).abs().max() < 4
 
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])
@@ -317,21 +327,9 @@ def test_evaluation_and_rate_zero_draw_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing_drops_the_same_branches_again(use_reentrant, granularity):
-    """Recomputation replays the random numbers: the same loss and gradients as without it, dropout and all."""
-    results = []
-    for checkpoint in (False, True):
-        dropout = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
-        model = build("mat-3", drop_branch=0.4, drop_granularity=granularity, ffn_branches=2, **dropout).train()
-        if checkpoint:
-            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-            assert model.model.encoder.layers[0].gradient_checkpointing
-        torch.manual_seed(3)
-        loss = model(**pair()).loss
-        loss.backward()
-        results.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
-    torch.testing.assert_close(results[0], results[1])
+def test_gradient_checkpointing_drops_the_same_branches_again(granularity):
+    rates = {"drop_branch": 0.4, "dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
+    check_checkpointing(lambda: build("mat-3", drop_granularity=granularity, ffn_branches=2, **rates), *WAYS)
 
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hand_made_layers import W, encode, hand_made, position
 from model_cases import SIZES, build, leaves, pair, sentences, source
-from model_checks import check_checkpointing, check_equations, check_learning
+from model_checks import WAYS, check_checkpointing, check_equations, check_learning
 from naive_transformer import logits as naive_logits
 from torch import nn
 from transformers import M2M100Config, M2M100ForConditionalGeneration
@@ -28,7 +28,6 @@ KINDS = {
     "mhc": {"residual": "mhc"},
 }
 EVERY = pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
-WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # of gradient checkpointing
 
 
 def new(**fields):

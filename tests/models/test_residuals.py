@@ -10,7 +10,7 @@ import pytest
 import torch
 from hand_made_layers import decode, encode, hand_made
 from model_cases import build, new_vanilla
-from model_checks import check_checkpointing, check_learning
+from model_checks import WAYS, check_checkpointing, check_learning
 
 from hf_deepwide import VanillaTransformerForConditionalGeneration
 from hf_deepwide.errors import UserError
@@ -20,7 +20,6 @@ OWN = {
     "deepnorm": ("v_proj", "out_proj", "fc1", "fc2"),
     "b2t": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
 }
-WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # of gradient checkpointing
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ That logits, generation, saving and back-ends are right is tested with all other
 import pytest
 import torch
 from model_cases import build, leaves, pair, sentences
-from model_checks import check_equations, check_learning
+from model_checks import check_checkpointing, check_equations, check_learning
 from naive_transformer import logits as naive_logits
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
@@ -106,17 +106,8 @@ def test_a_decoder_skips_layers_in_training_without_labels_too():
 
 
 def test_layer_drop_takes_checkpointing():
-    """Layers that run again in the backward pass are those that ran: gradients are the same."""
-    gradients = []
-    for checkpointing in (False, True):
-        model = build("vanilla-prenorm", layer_drop=0.5).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        torch.manual_seed(3)
-        model(**pair()).loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(again, plain)
+    """Layers that run again in the backward pass are those that ran."""
+    check_checkpointing(lambda: build("vanilla-prenorm", layer_drop=0.5), None)
 
 
 # ReZero

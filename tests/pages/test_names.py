@@ -3,12 +3,14 @@
 import builtins
 import importlib
 import re
+from importlib.metadata import requires
 from pathlib import Path
 
 import families_picture
 import pytest
 import recipe_page
 import transformers
+from packaging.requirements import Requirement
 from printed import PAGES, ROOT, anchors, blocks, commands, links
 
 from hf_deepwide.families import FAMILIES
@@ -152,6 +154,15 @@ def test_readme_lists_every_family_and_every_page():
     assert re.findall(r"^\| `(\w+)` \| \[", text, flags=re.MULTILINE) == list(FAMILIES)
     assert {f"docs/{page.name}" for page in PAGES[1:]} <= set(links(PAGES[0]))
     assert len(text.splitlines()) <= 150
+
+
+def test_the_oldest_versions_are_those_that_are_accepted():
+    """Where a model is shared, nobody sees what the package asks for."""
+    page = (ROOT / "docs" / "sharing.md").read_text(encoding="utf-8")
+    needed = [Requirement(line) for line in requires("hf_deepwide") or () if "extra ==" not in line]
+    oldest = {each.name: next(iter(each.specifier)).version for each in needed if each.specifier}
+    assert f"Transformers {oldest['transformers']} or newer" in page
+    assert f"PyTorch {oldest['torch']} or newer" in page
 
 
 def test_the_picture_is_up_to_date():

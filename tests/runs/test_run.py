@@ -267,7 +267,7 @@ def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog
         run_recipe(recipe)
     shutil.rmtree(best)
     assert run_recipe(recipe)["train"]["weights"] == "the last checkpoint, of step 20"
-    assert "the best checkpoint is not there any more; the last one takes its place" in caplog.text
+    assert "the last one takes its place" in caplog.text
     assert_equal(run, run / "checkpoint-20")
 
 

@@ -235,7 +235,9 @@ def test_a_replay_says_what_is_missing(tmp_path, make, capsys):
         run_script_here(SCRIPT.with_name("replay_fault.py"), str(tmp_path))
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: {tmp_path} holds no fault.json; give a folder faults/step-… of a run"
+    assert line.startswith("error: ")
+    assert str(tmp_path) in line
+    assert "fault.json" in line
     saved = folder / "rank-0.safetensors"
     saved.write_bytes(saved.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"rank-0\.safetensors is damaged"):

@@ -209,3 +209,10 @@ def test_a_fault_holds_a_model_that_loads(corpus, tmp_path):
     folder = tmp_path / "faults" / "step-2"
     assert json.loads((folder / "fault.json").read_text())["step"] == 2
     assert isinstance(load_model(AutoModelForSeq2SeqLM, folder), nn.Module)
+
+
+def test_scale_and_dropout_reach_the_adapter(corpus, tmp_path):
+    """Without a scale it is twice the rank."""
+    trainer, _ = trained(corpus, tmp_path, lora_dropout=0.1)
+    config = trainer.model.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (2, 4, 0.1)

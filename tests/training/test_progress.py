@@ -15,6 +15,7 @@ from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.evaluation.translate import EvaluationArguments
+from hf_deepwide.training import callbacks
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +84,24 @@ def test_encoding_and_translating_draw_no_bar_into_a_file(corpus, tmp_path, caps
     assert [record.message for record in caplog.records if "translated 2 sentences" in record.message]
     trainer.translate(["Ja."], EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=2))
     assert [record.message for record in caplog.records if "translated 1 sentence in" in record.message]
+
+
+def test_only_steps_count_and_totals_survive_an_interruption(monkeypatch):
+    """Seconds are those of steps; minutes are of all."""
+    now = 0.0
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
+    counter = callbacks.Throughput()
+    counter.on_train_begin(None, None, None)
+    for event, seconds in (("step_end", 5), ("evaluate", 20), ("step_end", 3), ("save", 12), ("step_end", 1)):
+        now += seconds
+        getattr(counter, f"on_{event}")(None, None, None)
+    counter.count(90)
+    totals = counter.state()["args"]
+    assert (totals["seconds"], totals["target_tokens"], totals["minutes"]) == (9, 90, pytest.approx(41 / 60))
+    resumed = callbacks.Throughput(**totals)
+    resumed.on_train_begin(None, None, None)
+    now += 60
+    resumed.on_step_end(None, None, None)
+    resumed.count(10)
+    totals = resumed.state()["args"]
+    assert (totals["seconds"], totals["target_tokens"], totals["minutes"]) == (69, 100, pytest.approx(101 / 60))

@@ -1,5 +1,6 @@
 """What a run refuses to go on from, or sets aside: other data, flipped bits, states and files from elsewhere."""
 
+import errno
 import gzip
 import json
 import logging
@@ -547,3 +548,21 @@ def test_another_number_of_processes_draws_numbers_that_were_not_drawn_before(tm
     set_seed(1)
     at_start = tuple(torch.rand(3).tolist())
     assert len({at_start, drawn(2, 0), drawn(2, 1), drawn(4, 0)}) == 4
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_disk_that_cannot_read_the_last_checkpoint(number, two, monkeypatch):
+    """Damage sets the checkpoint aside. A file that may not be read is no damage, so nothing is renamed."""
+
+    def first_difference(checkpoint, digests):
+        if checkpoint.name == "checkpoint-2":
+            raise OSError(number, os.strerror(number), str(checkpoint / "model.safetensors"))
+
+    monkeypatch.setattr("hf_deepwide.training.checkpoints.first_difference", first_difference)
+    if number == errno.EIO:
+        assert last_checkpoint(two) == two / "checkpoint-1"
+        assert (two / "damaged-checkpoint-2").is_dir()
+    else:
+        with pytest.raises(PermissionError):
+            last_checkpoint(two)
+        assert (two / "checkpoint-2").is_dir()

@@ -627,3 +627,21 @@ def test_a_checkpoint_uses_its_cache_though_training_does_not(make, tmp_path):
     make("mat", max_steps=1, save_steps=1).train()
     config = AutoConfig.from_pretrained(tmp_path / "run" / "checkpoint-1")
     assert config.use_cache is True
+
+
+def test_validation_translates_at_every_second_evaluation(make):
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 4, "warmup_steps": 1}
+    trainer = make(predict_with_generate=True, generation_every=2, **steps)
+    trainer.train()
+    for name, expected in (("eval_loss", [1, 2, 3, 4]), ("eval_bleu", [2, 4])):
+        assert [entry["step"] for entry in trainer.state.log_history if name in entry] == expected
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "eval_strategy": "steps"}
+    with pytest.raises(UserError, match="generation_every"):
+        make(predict_with_generate=True, generation_every=2, **options)
+
+
+def test_the_order_of_batches_follows_from_its_own_seed(make):
+    def order(**seeds):
+        return list(make(**seeds).get_train_dataloader().batch_sampler)
+
+    assert order(seed=3, data_seed=5) == order(seed=4, data_seed=5) != order(seed=3, data_seed=6)
