@@ -33,7 +33,7 @@ COMMANDS = {
     "share": "write a folder for the Hugging Face Hub, or upload it",
     "demo": "show a page that translates with models side by side",
     "export": "write a model for CTranslate2 or ONNX",
-    "plot": "draw learning curves, layer utilisation or path weights",
+    "plot": "draw learning curves, layers in use, joints or path weights",
     "replay": "repeat a training step whose loss or gradient was NaN or infinite",
     "recipes": "list, show or copy the packaged recipes",
     "schema": "print the JSON schema of a recipe, for editors",

@@ -5,8 +5,8 @@
     hf-deepwide export runs/multi30k-lstm --to onnx --output exported-onnx
 
 The model is a folder or a Hub id. CTranslate2 translates without PyTorch. In int8, with one thread of a CPU, it was
-1.5 to 6 times as fast; with two threads it often was not faster. CTranslate2 takes most families, and refuses the
-others. ONNX takes nearly all models, as an encoder and a decoder with cache.
+1.5 to 6 times as fast as `generate` in float32; with two threads it often was not faster. CTranslate2 takes most
+families, and refuses the others. ONNX takes nearly all models, as an encoder and a decoder with cache.
 
 The folder holds the model, its tokenizer, and a README whose lines translate, without this package. The result
 computes what the model computes: scores in float32 are compared before the folder is written.

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     parent = _parent(text)
     sections = _sections(path.parent / parent) if parent else {}
+    for name, keys in _keys(text).items():
+        sections[name] = sections.get(name, {}) | keys
+    if "family" in sections["model"]:
+        sections["model"] = {"family": "", **sections["model"]}
+    return sections
+
+
+def _keys(text: str) -> dict[str, dict[str, str]]:
+    """Section to key to its lines, of a text alone."""
+    sections: dict[str, dict[str, str]] = {}
     keys: dict[str, str] = {}
     key = ""
     for line in text.removeprefix(header(text)).splitlines(keepends=True):
@@ -69,9 +80,18 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
             keys[key] += line
         elif line.strip() and not line.startswith("extends:"):
             keys = sections.setdefault(line.partition(":")[0], {})
-    if "family" in sections["model"]:
-        sections["model"] = {"family": "", **sections["model"]}
     return sections
+
+
+def with_comments(text: str, other: str, without: Collection[str] = ()) -> str:
+    """A recipe's text with the comments that another text has behind the same keys, but for the keys `without`."""
+    sections, theirs = _keys(text), _keys(other)
+    for name, keys in sections.items():
+        for key, lines in keys.items():
+            found = _COMMENT.fullmatch(theirs.get(name, {}).get(key, "").rstrip("\n"))
+            if found and key not in without:
+                keys[key] = f"{lines.rstrip()} {found[2]}\n"
+    return "\n".join(f"{name}:\n{_aligned(keys)}" for name, keys in sections.items())
 
 
 def _aligned(keys: dict[str, str]) -> str:

@@ -178,5 +178,9 @@ def fitted(path: Path, source: Path, target: Path) -> str:
     if suggested.expectation and recipe.init_from is None:
         print(f"what to expect of {len(sources):,} pairs: {suggested.expectation}", file=sys.stderr)
     settings = ", ".join(["vocab_size"] * learns + [*fits])
-    header = f"# Fitted to {len(sources):,} sentence pairs, for about {suggested.updates:,} updates: {settings}.\n"
-    return f"{packaged.header(path.read_text(encoding='utf-8-sig'))}{header}\n{_sections(values)}"
+    header = (
+        f"# {path.stem}, fitted to {len(sources):,} sentence pairs, for about {suggested.updates:,} updates:\n"
+        f"# {settings}. A recipe that extends this one names your data.\n"
+    )
+    numbered = [*by_steps, "num_train_epochs"]  # what is said of these keys names numbers of the other corpus
+    return f"{header}\n{packaged.with_comments(_sections(values), whole(path), numbered)}"

@@ -13,8 +13,8 @@ check which model made these lines.
 With `--n_best N` a line of the output is JSON: a list of the N best translations. Each has its `text` and its `score`,
 the log-probability divided by length**length_penalty. The list of an empty line is empty.
 
-`--sample` draws each word at random from the model's distribution, as back-translation wants it. What is drawn follows
-from the seed and the line. Equal lines get equal translations, also in another run, and after `--resume`.
+`--sample` draws each token at random from the model's distribution, as back-translation wants it. What is drawn
+follows from the seed and the line. Equal lines get equal translations, also in another run, and after `--resume`.
 """
 
 import argparse
@@ -36,8 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--n_best", type=int, help="write this many translations of each line, with scores, as JSON")
     parser.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
-    parser.add_argument("--temperature", type=float, help="--sample: a lower value prefers likely words (default: 1)")
-    parser.add_argument("--top_k", type=int, help="--sample: draw from this many likely words; 0 (default): from all")
+    parser.add_argument("--temperature", type=float, help="--sample: a lower value prefers likely tokens (default: 1)")
+    parser.add_argument("--top_k", type=int, help="--sample: draw from this many likely tokens; 0 (default): from all")
     parser.add_argument("--seed", type=int, help="--sample: another seed draws other translations (default: 1)")
     parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens in a batch (default: 4096)")
     parser.add_argument("--precision", default="float32", help="float32 (default), bfloat16 or float16")
