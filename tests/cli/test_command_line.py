@@ -118,6 +118,7 @@ def test_a_folder_does_not_hide_a_packaged_recipe(tmp_path, monkeypatch, capsys)
         ("--trainig.max_steps", "unknown section 'trainig'; the nearest is 'training'"),
         ("--seed", "here --data.seed or --training.seed"),
         ("--training.lr", "the nearest is 'learning_rate'"),
+        ("--model.attention_heads", "the nearest is 'encoder_attention_heads' or 'decoder_attention_heads'"),
         ("--training.freeze_encoder", "`hf-deepwide recipes reference` shows all"),
         ("--model.residual", "model.residual is no key of mat; families with this key: vanilla_transformer"),
     ],

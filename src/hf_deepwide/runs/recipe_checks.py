@@ -166,9 +166,10 @@ def check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
     if name in known:
         return
     given = one_line(name, QUOTED)
-    near = difflib.get_close_matches(ALSO_CALLED.get(given, given), known, n=1)
+    sides = [each for each in known if each.endswith(f"_{given}")]  # of attention_heads: the encoder's, the decoder's
+    near = sides[:2] or difflib.get_close_matches(ALSO_CALLED.get(given, given), known, n=1)
     all_of_them = "`hf-deepwide recipes reference` shows all" if kind == "key" else f"accepted: {', '.join(known)}"
-    hint = f"the nearest is {near[0]!r}" if near else one_line(all_of_them, 300)
+    hint = f"the nearest is {' or '.join(map(repr, near))}" if near else one_line(all_of_them, 300)
     raise UserError(f"{where}: unknown {kind} {quote(name)}; {hint}")
 
 
