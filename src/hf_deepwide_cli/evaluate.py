@@ -106,10 +106,10 @@ def refuse_unused(given: dict[str, Any]) -> None:
     from hf_deepwide.errors import UserError
     from hf_deepwide.evaluation.translate import SEARCH
 
-    systems = [
-        fill_in(name, pair, "--compare") for name in given.get("compare", ()) for pair in given.get("pairs", [""])
-    ]
-    translates = "model" in given or any(Path(name or "").is_dir() for name in systems)
+    systems, pairs = given.get("compare", ()), given.get("pairs", ())
+    if pairs:
+        systems = [str(fill_in(name, pair, "--compare")) for name in systems for pair in pairs]
+    translates = "model" in given or any(Path(name).is_dir() for name in systems)
     unused = [name for name in (*SEARCH, "max_tokens", "precision") if name in given]
     if unused and not translates:
         raise UserError(f"--{unused[0]} is about translating, and --hypotheses is translated already; leave it out")

@@ -247,6 +247,7 @@ def test_a_p_is_never_printed_as_0(capsys):
         (["--hypotheses", "better.txt", "--translations", "t.txt"], "--translations is for what --model translates"),
         (["--hypotheses", "better.txt", "--num_beams", "0"], "error: --num_beams is 0"),
         (["--hypotheses", "better.txt", "--num_beams", "7"], "--num_beams is about translating"),
+        (["--hypotheses", "better.txt", "--compare", "no{x}.txt"], "there is no file no{x}.txt"),
         (["--hypotheses", "better.txt", "--num_beams", "7", "--pairs", "de-en"], "--num_beams is about translating"),
         (["--model", "checkpoint", "--source", "short.txt"], "short.txt: 11 lines"),
         (["--model", "empty", "--source", "sources.txt"], "empty cannot be loaded: "),

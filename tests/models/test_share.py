@@ -593,6 +593,14 @@ def test_a_card_of_another_model_is_not_kept(name, runs, tokenizer, tmp_path, ca
     assert "the earlier card named the licence mit, and this card names none; see --license" in caplog.text
 
 
+def test_a_card_of_another_class_with_the_same_weights_is_not_kept(tokenizer, tmp_path):
+    """A MAT with one branch has the weights of a vanilla model."""
+    base = new_model(FAMILIES["vanilla_transformer"], tokenizer)
+    for model in (base, hf_deepwide.MATForConditionalGeneration.from_base(base, attention_branches=1)):
+        share(model, tmp_path / "out", tokenizer=tokenizer, overwrite=True, verify=False)
+        assert f"`{model.config.model_type}`" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
     """Nothing that a source's files say of code from elsewhere comes into the shared folder, nor do its links."""
     run, evil = shutil.copytree(runs / "mat", tmp_path / "run"), "you/evil--evil.Evil"

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import card_text
 from ..card_text import CARD
+from ..checkpoint_files import read_config
 from ..durable import sha256_of
-from ..errors import UserError
+from ..errors import UserError, prefixed
 from ..exporting.shown_languages import Shown, shown_languages
 from ..families import all_families
 from ..models.language_pairs import Languages
@@ -69,7 +70,7 @@ class Transfer(NamedTuple):
 def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, transfer: Transfer) -> None:
     """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder.
 
-    A card that is there is of an earlier share; it stays if that was of the same weights.
+    A card that is there is of an earlier share; it stays if that was of the same weights and the same class.
     """
     source, folder, earlier, repo_id, license = transfer
     beside = None
@@ -89,7 +90,7 @@ def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
         _copy_linked(there, staged, earlier)
         return
     named = None if there is None else card_text.license_of(there.read_text(encoding="utf-8"))
-    if there is not None and not _same_weights(staged, earlier):
+    if there is not None and not _is_same_model(staged, there.parent, earlier):
         there = None
     card, stock = beside or there, model.config.model_type not in all_families()
     shown = Shown({})
@@ -110,9 +111,15 @@ def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     (staged / CARD).write_text(text, encoding="utf-8")
 
 
-def _same_weights(staged: Path, earlier: dict[str, list[str]]) -> bool:
-    """Whether an earlier share wrote these weights, too; then its card tells of this model."""
-    return all(sha256_of(file) in earlier.get(file.name, ()) for file in staged.glob("*.safetensors"))
+def _is_same_model(staged: Path, folder: Path, earlier: dict[str, list[str]]) -> bool:
+    """Whether an earlier share wrote these weights for this class, too; then its card tells of this model.
+
+    A MAT with one branch has the weights of a vanilla model.
+    """
+    with prefixed("share: "):
+        ours, theirs = (read_config(place).get("architectures") for place in (staged, folder))
+    weights = staged.glob("*.safetensors")
+    return ours == theirs and all(sha256_of(file) in earlier.get(file.name, ()) for file in weights)
 
 
 def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:
