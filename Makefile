@@ -28,7 +28,7 @@ setup: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
-	$(RUN) -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib src || true
+	$(RUN) -m compileall -qq -j 0 -x '/(tests?|transformers/models|pip|setuptools|statsmodels|networkx|pygments|fontTools)/' $(VENV)/lib src || true
 	touch $@
 
 quickstart: setup

@@ -56,8 +56,8 @@ DROPPING = {
     "depthwise_lstm": {},
 }
 TRAINING = {
-    "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "max_tokens": 1024, "max_steps": 10,
-    "save_strategy": "steps", "save_steps": 100, "logging_steps": 5,
+    "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "max_tokens": 1024, "max_steps": 6,
+    "save_strategy": "steps", "save_steps": 100, "logging_steps": 3,
 }  # fmt: skip
 SENTENCES = 41  # of the validation set: an odd number, and prime
 STREAMED = 149  # pairs in the file that is streamed: an odd number
@@ -78,7 +78,7 @@ def without_dropping(family: str) -> dict[str, Any]:
 
 
 def train_without_dropping(corpus: SimpleNamespace, folder: Path, family: str, **training: Any):
-    """Ten steps, more than an epoch, with smoothed labels, all terms of the loss, Adam and clipping; the trainer."""
+    """Six steps, more than an epoch, with smoothed labels, all terms of the loss, Adam and clipping; the trainer."""
     training |= {"max_grad_norm": 0.5, "gradient_norms": True}
     if family == "latent_depth":
         training["inner_steps"] = 2

@@ -114,7 +114,7 @@ JOINED += ["vanilla-attention-blocks", "vanilla-hyper", "vanilla-mhc"]
 
 @pytest.mark.parametrize("case", COMPILED)
 def test_the_forward_pass_compiles_as_one_graph(case):
-    model = build(case, encoder_layers=1, decoder_layers=2)
+    model = build(case, encoder_layers=1, decoder_layers=1)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
@@ -122,10 +122,10 @@ def test_the_forward_pass_compiles_as_one_graph(case):
             torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["vanilla", "vanilla-luna", "mat-3", "lstm"])
+@pytest.mark.parametrize("case", ["vanilla", "vanilla-luna", "lstm"])
 def test_the_forward_pass_with_a_cache_of_its_own_compiles_as_one_graph(case):
     """Without labels a model makes its cache, whose shape the config gives."""
-    model, batch = build(case, encoder_layers=1, decoder_layers=2), pair()
+    model, batch = build(case, encoder_layers=1, decoder_layers=1), pair()
     batch["decoder_input_ids"] = batch.pop("labels").clamp(min=1)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -137,7 +137,7 @@ def test_the_forward_pass_with_a_cache_of_its_own_compiles_as_one_graph(case):
 def test_training_compiles_as_one_graph(case):
     """Forward and backward; nothing is drawn at random here."""
     more = {"layer_aggregation": "denseformer"} if case == "vanilla-deepnorm" else {}
-    model = build(case, encoder_layers=2, decoder_layers=2, **more).train()
+    model = build(case, encoder_layers=2, decoder_layers=1, **more).train()
     expected = results(model, 0, **pair())
     model.zero_grad()
     torch.compiler.reset()

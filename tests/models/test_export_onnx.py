@@ -39,7 +39,7 @@ CASES = {
     ),
     "luna": ("vanilla-luna", SMALL),
     "merged attention": ("vanilla-merged", SMALL),
-    "hyper-connections": ("vanilla-mhc", {**SMALL, "residual_streams": 2, "sinkhorn_iterations": 2}),
+    "hyper-connections": ("vanilla-mhc", SMALL | {"residual_streams": 2, "sinkhorn_iterations": 1, "ffn_branches": 1}),
 }
 
 

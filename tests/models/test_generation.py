@@ -358,7 +358,7 @@ def test_shapes_of_what_generate_returns(case, beams, use_cache):
 
 
 @pytest.mark.parametrize(
-    "case", ["mat-1", "mat-3", "latent-decoder-hard", "lstm-two", "vanilla-attention", "vanilla-mhc"]
+    "case", ["mat-3", "latent-decoder-hard", "lstm-two", "vanilla-attention", "vanilla-mhc"]
 )
 def test_generation_compiles_without_a_graph_break_or_a_recompilation(case):
     """The decoding step with a static cache, for two batches of one shape, as `generate` does on accelerators."""

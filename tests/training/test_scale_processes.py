@@ -84,7 +84,7 @@ def flat(value) -> list[float]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_equal_one_that_accumulates(family, together, corpus, tmp_path):
-    """After ten steps of Adam, clipped, with smoothed labels and all terms of the loss; replicated and sharded."""
+    """After six steps of Adam, clipped, with smoothed labels and all terms of the loss; replicated and sharded."""
     trainer = scale_worker.train_without_dropping(corpus, tmp_path, family, gradient_accumulation_steps=2)
     start = scale_worker.make_trainer(corpus, tmp_path, family, scale_worker.without_dropping(family))
     before, alone = (dict(each.model.named_parameters()) for each in (start, trainer))
