@@ -1,4 +1,4 @@
-"""Our families for CTranslate2's own converter, `ct2-transformers-converter`.
+"""Our families for CTranslate2's own converter, `TransformersConverter`.
 
 The converter looks up a loader by the name of the config's class. `import hf_deepwide` must neither need nor load
 ctranslate2, so that the loaders are registered when the converter's module is imported, whichever comes first.
