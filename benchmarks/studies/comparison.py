@@ -46,10 +46,8 @@ def compare(study: Study, rows: Rows, results: Path) -> None:
                 theirs,
                 ours,
                 load_parallel(recipe.data, "test")["target"][:],
-                lowercase=recipe.evaluation.lowercase,
-                target_lang=recipe.data.target_lang,
-                metrics=[study.metric, study.beside],
                 runs=len(pair["seeds"]),
+                **recipe.evaluation.scoring(recipe.data.target_lang) | {"metrics": [study.metric, study.beside]},
             )
             comparison[name] = {**pair, **tests}
     if comparison:

@@ -89,7 +89,7 @@ def plot_ends(study: Study, rows: Rows, axis: Axes) -> None:
 
 
 def plot_gradient_norms(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
-    """The gradient norm of each encoder layer at the first update and at the last, a line a system.
+    """The gradient norm of each encoder layer at the first update that was logged and at the last, a line a system.
 
     A row's first seed stands for it; a system without a row has a run that diverged, as far as that was logged.
     """
@@ -100,13 +100,16 @@ def plot_gradient_norms(study: Study, rows: Rows, path: Path, lost: Sequence[Rec
     if not runs:
         return
     figure, axes = new_figure(1, 2, (5.2, 4.5), sharey=True)
-    for axis, moment, title in zip(axes[0], (0, -1), ("the first update", "the last update"), strict=True):
+    for axis, moment in zip(axes[0], (0, -1), strict=True):
+        steps = sorted({record[GRADIENT_NORMS][moment]["step"] for record in runs.values()})
         for (name, record), (style, colour) in zip(runs.items(), looks(), strict=False):
             norms = record[GRADIENT_NORMS][moment]["encoder"]
             label = study.system(name).title + (": diverged" if "diverged" in record else "")
             axis.plot(range(1, len(norms) + 1), norms, color=colour, linestyle=style, linewidth=1, label=label)
         axis.set_yscale("log")
-        axis.set_title(title, fontsize="small")
+        axis.set_title(
+            f"update {' to '.join(f'{step:,}' for step in dict.fromkeys([steps[0], steps[-1]]))}", fontsize="small"
+        )
         axis.set_xlabel("encoder layer")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("gradient norm")

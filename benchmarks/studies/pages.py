@@ -1,7 +1,7 @@
 """The tables and the figures of a study, made from its records alone."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from comparison import baseline_of, compare, load_comparison, paired_runs
@@ -158,10 +158,16 @@ def about(study: Study, rows: Rows) -> str:
         else ""
     )
     started = (
-        "Some runs start from runs of the baseline, so they depend on them. "
-        if any(system.start == study.baseline and system.name in rows for system in study.systems)
+        "If runs of a system start from the same trained models as runs of the baseline, the difference and the tests "
+        "pair runs of one seed: p comes from a paired t-test. "
+        if any(
+            study.are_paired(system.name, baseline)
+            for system in study.systems
+            if system.name in rows and (baseline := study.baseline_of(system)) in rows
+        )
         else ""
     )
+    more_seeds = "A system close to the baseline gets more seeds. " if study.close_seeds else ""
     of_scores = (
         "A score that names no language pair is the mean over the pairs."
         if has_pairs(rows)
@@ -171,8 +177,8 @@ def about(study: Study, rows: Rows) -> str:
     return (
         "Validation loss is in nats a token, of the final model, with label smoothing as in training, and without. "
         "± is a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p "
-        f"(Holm) corrects it for the number of systems. {equal}These p-values do not allow for all facts: Seed 1 also "
-        f"chose the setting. A system close to the baseline gets more seeds. {started}{of_scores}"
+        f"(Holm) corrects it for the number of systems in the study. {started}{equal}These p-values do not allow for "
+        f"all facts: Seed 1 also chose the setting. {more_seeds}{of_scores}"
     )
 
 
@@ -243,11 +249,16 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
     cells: dict[str, dict[str, str]] = {}
     p_columns = ["p (seeds)", "p (Holm)", *(["p (equal)"] if study.margin else [])]
     losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
-    against = {name: losses.get(baseline_of(study, name) or "", []) for name in rows if not name.startswith(PRUNED)}
-    others = [name for name, theirs in against.items() if theirs]
-    p_seeds = [welch(losses[name], against[name]) for name in others]
-    p_equal = [equivalence(losses[name], against[name], study.margin) if study.margin else None for name in others]
-    tests = {name: p for name, *p in zip(others, p_seeds, holm(p_seeds), holm(p_equal), strict=True)}
+    against = {name: baseline_of(study, name) for name in rows if not name.startswith(PRUNED)}
+    sides = {
+        name: Sides(study, rows, name, baseline) for name, baseline in against.items() if baseline and baseline in rows
+    }
+    sides = {name: each for name, each in sides.items() if each.ours}
+    planned = sum(study.baseline_of(system) is not None for system in study.systems)
+    p_seeds = [each.p(validation_loss) for each in sides.values()]
+    p_equal = [each.p_equal(validation_loss, study.margin) if study.margin else None for each in sides.values()]
+    adjusted = (p_seeds, holm_of_planned(p_seeds, planned), holm_of_planned(p_equal, planned))
+    tests = {name: p for name, *p in zip(sides, *adjusted, strict=True)}
     for name, by_seed in rows.items():
         runs, test = list(by_seed.values()), comparison.get(name, {})
         p = tests.get(name, [None] * 3)
@@ -255,9 +266,7 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
         lost = lost_seeds(study, study.system(name.removeprefix(PRUNED)), records)
         known = paired_runs(study, rows, name).items() <= test.items()
         p_sentences = f"{test[study.metric]['p_randomization']:.4f}" if known else ""
-        difference = ""
-        if name in others:
-            difference = f"{statistics.mean(losses[name]) - statistics.mean(against[name]):+.3f}"
+        difference = signed(sides[name].difference(validation_loss), 3) if name in sides else ""
         cells[name] = {
             "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
             "parameters": in_millions(statistics.mean(run["parameters"] for run in runs)),
@@ -281,40 +290,76 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
 def comparisons(study: Study, rows: Rows) -> str:
     """The further comparisons that a study asks for, of systems that have rows, with tests over seeds.
 
-    Runs that start from the same trained model belong together, so their differences are tested seed by seed.
+    A comparison whose runs are not made yet counts in the correction, so that its runs cannot undo what was found.
     """
-    found = []
-    for one, other in study.comparisons:
-        if one not in rows or other not in rows:
-            continue
-        paired = study.are_paired(one, other)
-        seeds = sorted(rows[one].keys() & rows[other].keys()) if paired else None
-        sides = [[rows[name][seed] for seed in (rows[name] if seeds is None else seeds)] for name in (one, other)]
-        losses = [[validation_loss(run) for run in runs] for runs in sides]
-        scores = [[scores_of(run)[study.metric] for run in runs] for runs in sides]
-        if losses[0] and losses[1]:
-            found.append((one, other, "paired t" if paired else "Welch", losses, scores))
+    pairs = [(one, other) for one, other in study.comparisons if one in rows and other in rows]
+    found = {pair: sides for pair in pairs if (sides := Sides(study, rows, *pair)).ours}
     if not found:
         return ""
-    test = {"paired t": paired_t, "Welch": welch}
-    p_losses = [test[name](*losses) for *_, name, losses, _ in found]
-    p_scores = [test[name](*scores) for *_, name, _, scores in found]
-    adjusted = [*zip(holm(p_losses), holm(p_scores), strict=True)]
+
+    def score(run: Record) -> float:
+        return scores_of(run)[study.metric]
+
+    p_losses, p_scores = (
+        holm_of_planned([sides.p(value) for sides in found.values()], len(study.comparisons))
+        for value in (validation_loss, score)
+    )
     return markdown(
         [
             {
                 "system": study.system(one).title,
                 "compared with": study.system(other).title,
-                "test": name,
-                "seeds": " and ".join(str(count) for count in dict.fromkeys(map(len, losses))),
-                "validation loss": signed(statistics.mean(losses[0]) - statistics.mean(losses[1]), 3),
+                "test": "paired t" if sides.paired else "Welch",
+                "seeds": " and ".join(str(count) for count in dict.fromkeys((len(sides.ours), len(sides.theirs)))),
+                "validation loss": signed(sides.difference(validation_loss), 3),
                 "p (Holm)": p_value(p_loss),
-                score_title(rows, study.metric): signed(statistics.mean(scores[0]) - statistics.mean(scores[1]), 2),
+                score_title(rows, study.metric): signed(sides.difference(score), 2),
                 "p (Holm), scores": p_value(p_score),
             }
-            for (one, other, name, losses, scores), (p_loss, p_score) in zip(found, adjusted, strict=True)
+            for ((one, other), sides), p_loss, p_score in zip(found.items(), p_losses, p_scores, strict=True)
         ]
     )
+
+
+class Sides:
+    """The runs of two systems, and tests over seeds whether they differ.
+
+    Runs that start from the same trained model belong together. Their differences are tested seed by seed, on the
+    seeds that both systems have.
+
+    Attributes:
+        ours, theirs: the runs of each side; none where a seed is needed on both sides, and no seed is.
+        paired: runs at the same place belong together.
+    """
+
+    def __init__(self, study: Study, rows: Rows, one: str, other: str) -> None:
+        self.paired = study.are_paired(one, other)
+        common = sorted(rows[one].keys() & rows[other].keys())
+        self.ours, self.theirs = (
+            [rows[name][seed] for seed in (common if self.paired else rows[name])] for name in (one, other)
+        )
+
+    def values(self, value: Callable[[Record], float]) -> tuple[list[float], list[float]]:
+        """What `value` reads of each run."""
+        return [value(run) for run in self.ours], [value(run) for run in self.theirs]
+
+    def difference(self, value: Callable[[Record], float]) -> float:
+        """The difference of the means."""
+        ours, theirs = map(statistics.mean, self.values(value))
+        return ours - theirs
+
+    def p(self, value: Callable[[Record], float]) -> float | None:
+        """The p of a difference."""
+        return (paired_t if self.paired else welch)(*self.values(value))
+
+    def p_equal(self, value: Callable[[Record], float], margin: float) -> float | None:
+        """The p of a difference below the margin."""
+        return equivalence(*self.values(value), margin, paired=self.paired)
+
+
+def holm_of_planned(p_values: Sequence[float | None], planned: int) -> list[float | None]:
+    """Holm's correction for all planned tests; those that cannot be made yet count as if they found nothing."""
+    return holm([*p_values, *[1.0] * (planned - len(p_values))])[: len(p_values)]
 
 
 def in_millions(parameters: float) -> str:

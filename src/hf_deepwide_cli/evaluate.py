@@ -33,7 +33,8 @@ For one of its pairs, add --source_lang en --target_lang de. Names of models are
 all languages are --model 'runs/pruned-{target_lang}'.
 
 If all pairs share one language, and it is the source of some and the target of others, two means are reported, too:
-of the pairs from this language, and of the pairs into it. The scores of papers on OPUS-100 (BLEU_94, BLEU_4, win ratio against Zhang et al. 2020), from the translations of a finished run:
+of the pairs from this language, and of the pairs into it. The scores of papers on OPUS-100 (BLEU_94, BLEU_4, win ratio
+against Zhang et al. 2020), from the translations of a finished run:
 
     ZHANG=benchmarks/opus100_zhang2020.tsv
     hf-deepwide evaluate --pairs $(cut -sf1 $ZHANG | tail -n +2) --win_ratio $ZHANG --metrics bleu \

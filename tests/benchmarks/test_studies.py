@@ -18,6 +18,7 @@ import cards
 import comparison
 import definition
 import drawings
+import numpy as np
 import pages
 import pytest
 import records
@@ -30,6 +31,7 @@ import yaml
 from definition import load_study, recipe_of, run_name
 from digit_corpus import write_digits
 from scipy.stats import ttest_ind, ttest_rel
+from statsmodels.stats.weightstats import ttost_paired
 from tiny_run import hold_out_few, tiny_values
 
 from hf_deepwide.data.corpora import load_parallel
@@ -648,14 +650,17 @@ def test_a_system_can_have_a_baseline_of_its_own(made, small, tmp_path):
     assert cells["third"]["peak memory, GiB"] == "1.5"
 
 
-def test_further_comparisons_are_tested_by_what_their_runs_share(small):
-    """Runs that start from one trained model are tested seed by seed; p are adjusted for the number of comparisons."""
+def test_systems_are_tested_by_what_their_runs_share(small, tmp_path):
+    """Runs that start from one trained model are tested seed by seed, in the further comparisons and in the table.
+
+    p are adjusted for all comparisons and systems that the study plans, those without runs included.
+    """
     plain, wide = small.systems
     started = dataclasses.replace(wide, name="started", title="started", start="plain")
     pairs = [["wide", "plain"], ["started", "plain"], ["started", "absent"]]
     absent = dataclasses.replace(wide, name="absent", title="absent")
     study = dataclasses.replace(small, systems=[plain, wide, started, absent], comparisons=pairs)
-    losses = {"plain": [2.0, 2.3, 2.5], "wide": [2.1, 2.2, 2.9], "started": [1.9, 2.15]}
+    losses = {"plain": [2.0, 2.3, 2.5], "wide": [2.2, 2.6, 2.9], "started": [1.9, 2.15]}
     rows = {
         name: {seed: record(study, study.system(name), small.search[1], {}, seed, loss, 40 - loss * seed)
                for seed, loss in enumerate(values, start=1)}
@@ -664,9 +669,18 @@ def test_further_comparisons_are_tested_by_what_their_runs_share(small):
     first, second = pages.comparisons(study, rows).splitlines()[2:]
     p = ttest_ind(losses["wide"], losses["plain"], equal_var=False).pvalue
     paired = ttest_rel(losses["started"], losses["plain"][:2]).pvalue
-    assert 2 * paired < p, "so only the smaller is doubled"
-    assert first.startswith(f"| wide | plain | Welch | 3 | +0.133 | {p_value(p)} |")
-    assert second.startswith(f"| started | plain | paired t | 2 | -0.125 | {p_value(2 * paired)} |")
+    assert 3 * paired < 2 * p < 1, "so the smaller is corrected for three, and the larger for two"
+    assert first.startswith(f"| wide | plain | Welch | 3 | +0.300 | {p_value(2 * p)} |")
+    assert second.startswith(f"| started | plain | paired t | 2 | -0.125 | {p_value(3 * paired)} |")
+    cells = pages.table_cells(dataclasses.replace(study, margin=0.3), rows, tmp_path)
+    own = [np.array(losses[name][:2]) for name in ("started", "plain")]
+    assert cells["started"]["difference in loss"] == "-0.125", "of the seeds that both have"
+    assert [cells[name]["p (seeds)"] for name in ("wide", "started")] == [p_value(p), p_value(paired)]
+    assert [cells[name]["p (Holm)"] for name in ("wide", "started")] == [p_value(2 * p), p_value(3 * paired)]
+    assert cells["started"]["p (equal)"] == p_value(3 * ttost_paired(*own, -0.3, 0.3)[0])
+    assert ["pair runs of one seed" in pages.about(study, each) for each in (rows, {"plain": rows["plain"]})] == [
+        True, False,
+    ]  # fmt: skip
     assert pages.comparisons(small, rows) == ""
     apart = {"plain": {1: rows["plain"][1]}, "started": {2: rows["started"][2]}}
     assert pages.comparisons(study, apart) == "", "no seed is common to both"
@@ -729,7 +743,7 @@ def test_a_row_says_how_many_of_its_seeds_diverged(made, small, tmp_path):
     assert cells["wide"]["seeds"] == "2"
 
 
-def test_gradient_norms_are_kept_at_a_few_moments(small, tmp_path):
+def test_gradient_norms_are_kept_at_a_few_moments(small, tmp_path, monkeypatch):
     history = [{"step": 1, "loss": 3.0, "gradient_norms": {"encoder": [1.23456, 2.0], "decoder": [3.0]}}]
     history += [{"step": 10 * n, "gradient_norms": {"encoder": [n, n], "decoder": [n]}} for n in range(1, 30)]
     kept = records.gradient_norms([*history, {"step": 300, "eval_loss": 1.0}])
@@ -740,6 +754,12 @@ def test_gradient_norms_are_kept_at_a_few_moments(small, tmp_path):
     run, lost = {"system": "plain", "gradient_norms": kept}, {"system": "wide", "diverged": "", "gradient_norms": kept}
     drawings.plot_gradient_norms(small, {"plain": {1: run}}, tmp_path / "norms.png", [lost])
     assert (tmp_path / "norms.png").is_file()
+    figures = []
+    monkeypatch.setattr(drawings, "save", lambda figure, path: figures.append(figure))
+    drawings.plot_gradient_norms(
+        small, {"plain": {1: run}}, tmp_path / "norms.png", [lost | {"gradient_norms": kept[:3]}]
+    )
+    assert [axis.get_title() for axis in figures[0].axes] == ["update 1", "update 120 to 290"]
 
 
 def test_a_run_whose_base_diverges_is_kept_as_diverged(small, tmp_path, monkeypatch):

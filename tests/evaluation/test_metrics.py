@@ -56,6 +56,14 @@ def test_moses_bleu_is_the_formula_on_the_tokens_of_moses():
     assert again["moses_bleu"] == pytest.approx(naive_bleu(*lowered), abs=1e-9)
 
 
+def test_moses_bleu_lowers_tokens_and_not_text():
+    """As papers do: before a small letter Moses would leave the dot of `left.` at its word."""
+    sides = (["He left. Then she came home."], ["He left. Then she came back home."])
+    tokens = (["he left . then she came home ."], ["he left . then she came back home ."])
+    found = score(*sides, metrics=["moses_bleu"], target_lang="en", lowercase=True)
+    assert found["moses_bleu"] == pytest.approx(naive_bleu(*tokens), abs=1e-9)
+
+
 def test_moses_bleu_names_the_package_that_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(UserError, match=r"hf_deepwide\[corpora\]"):

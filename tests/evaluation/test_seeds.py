@@ -50,6 +50,19 @@ def test_equivalence_is_the_weaker_of_two_one_sided_tests(margin):
     assert equivalence(a, b, margin) == pytest.approx(max(below, above), rel=1e-4)
 
 
+@pytest.mark.parametrize("margin", [0.01, 0.045])
+def test_paired_equivalence_tests_differences(margin):
+    """Two one-sided Student's tests with n - 1 degrees of freedom."""
+    a, b = [2.763, 2.771, 2.752], [2.805, 2.816, 2.790]
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    mean, error = statistics.mean(differences), statistics.stdev(differences) / math.sqrt(3)
+    expected = max(upper_tail((mean + margin) / error, 2), upper_tail((margin - mean) / error, 2))
+    assert equivalence(a, b, margin, paired=True) == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(ValueError, match="shorter"):
+        equivalence(a, b[:2], margin, paired=True)
+    assert equivalence([1.0, 2.0], [1.5, 2.5], margin, paired=True) is None
+
+
 def test_holm_adjusts_a_worked_example_in_the_order_of_the_systems():
     """0.005 * 4, 0.01 * 3, 0.03 * 2, and 0.04, which may not be smaller than the one before."""
     assert holm([0.01, 0.04, None, 0.03, 0.005]) == [0.03, 0.06, None, 0.06, 0.02]

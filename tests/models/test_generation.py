@@ -357,9 +357,7 @@ def test_shapes_of_what_generate_returns(case, beams, use_cache):
     assert [layer.keys.shape for layer in slots] == [(*shape[:2], config.luna_length if is_luna else 7, shape[3])] * 3
 
 
-@pytest.mark.parametrize(
-    "case", ["mat-3", "latent-decoder-hard", "lstm-two", "vanilla-attention", "vanilla-mhc"]
-)
+@pytest.mark.parametrize("case", ["mat-3", "latent-decoder-hard", "lstm-two", "vanilla-attention", "vanilla-mhc"])
 def test_generation_compiles_without_a_graph_break_or_a_recompilation(case):
     """The decoding step with a static cache, for two batches of one shape, as `generate` does on accelerators."""
     model = build(case)

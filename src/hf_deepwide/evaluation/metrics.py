@@ -88,6 +88,11 @@ class MosesBLEU(BLEU):
         self.tokenizer = MosesTokenizer(language)
         self.tokenizer_signature = self.tokenizer.signature()
 
+    def _preprocess_segment(self, sent: str) -> str:
+        """Lower the tokens, as papers do: Moses splits a dot by the case of the next word."""
+        tokens = self.tokenizer(sent.rstrip())
+        return tokens.lower() if self.lowercase else tokens
+
 
 def build_metrics(
     names: Sequence[str] = METRICS,

@@ -6,7 +6,8 @@ the next training of each system would give:
     welch           do the mean scores differ? Welch's t-test (1947), unequal variances
     paired_t        the same where runs with one seed start from one trained model: Student's t-test of differences
     holm            the same for several systems against one baseline: p that allow for their number (Holm 1979)
-    equivalence     do the mean scores differ by less than a margin? Two one-sided tests (Schuirmann 1987), Welch's
+    equivalence     do the mean scores differ by less than a margin? Two one-sided tests (Schuirmann 1987), Welch's or
+                    Student's of differences
     clustered_bootstrap  an interval for a difference of corpus scores, over seeds and sentences at once
 
 A score that no test calls different is not thereby equal: only `equivalence` can say so.
@@ -22,7 +23,7 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 from scipy.stats import ttest_1samp, ttest_ind
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.weightstats import ttost_ind
+from statsmodels.stats.weightstats import ttost_ind, ttost_paired
 
 from ..errors import UserError
 from .metrics import build_metrics, check_parallel
@@ -79,23 +80,32 @@ def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     return float(ttest_1samp(differences, 0.0).pvalue) if _varies(differences) else None
 
 
-def equivalence(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float | None:
+def equivalence(
+    ours: Sequence[float], theirs: Sequence[float], margin: float, *, paired: bool = False
+) -> float | None:
     """Test whether the means of two systems' scores differ by less than a margin (TOST, Schuirmann 1987).
 
-    Both one-sided tests are Welch's. A small p says: the difference lies between -margin and margin.
+    Both one-sided tests are those of `welch`, or of `paired_t`. A small p says: the difference lies between -margin
+    and margin.
 
     Args:
         ours, theirs: one score for each training.
         margin: the largest difference that does not matter, in the scores' unit. Choose it before you see the scores.
+        paired: scores at the same place belong together.
 
     Returns:
-        The larger p of the two tests. None where there is no test, as in `welch`.
+        The larger p of the two tests. None where there is no test, as in `welch` and `paired_t`.
 
     Raises:
         UserError: the margin is not a positive number.
+        ValueError: the numbers of trainings differ, and `paired` is true.
     """
     if not (math.isfinite(margin) and margin > 0):
         raise UserError(f"a margin of {margin} makes no test of equivalence; accepted: numbers above 0")
+    if paired:
+        differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+        varies = _varies(differences)
+        return float(ttost_paired(np.array(ours), np.array(theirs), -margin, margin)[0]) if varies else None
     return float(ttost_ind(ours, theirs, -margin, margin, usevar="unequal")[0]) if _varies(ours, theirs) else None
 
 

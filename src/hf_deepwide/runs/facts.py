@@ -40,6 +40,7 @@ def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, An
         "validation_curve": [[entry["step"], entry["eval_loss"]] for entry in evaluations],
         "weights": weights,
         **{name: mark[name] for name in ("precision", "attention", "processes")},
+        "threads": torch.get_num_threads(),
         "padding": mark.get("padding", 8),  # older versions always padded to multiples of 8
     }
 
