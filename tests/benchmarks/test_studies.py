@@ -547,6 +547,20 @@ def test_sentences_are_tested_again_where_translations_have_changed(small, tmp_p
         assert comparison.load_comparison(tmp_path)["wide"]["bleu"] == {"calls": made}
 
 
+def test_sentences_are_tested_by_the_scores_of_the_runs(small, tmp_path, monkeypatch):
+    """With the study's tokenizer of the score."""
+    small.overrides["evaluation.tokenize"] = "char"
+    translations, texts = {"plain-1": ["abcde", "cdef"], "wide-1": ["abcdef", "cdefg"]}, ["abcdef", "cdefh"]
+    monkeypatch.setattr(comparison, "load_parallel", lambda *_: {"target": texts})
+    monkeypatch.setattr(comparison, "read_translations", lambda _: translations)
+    rows = {"plain": {1: {"run": "plain-1"}}, "wide": {1: {"run": "wide-1"}}}
+    comparison.compare(small, rows, tmp_path)
+    found = comparison.load_comparison(tmp_path)["wide"]["bleu"]
+    scores = [score(translations[run], texts, tokenize="char")["bleu"] for run in ("wide-1", "plain-1")]
+    assert [found[side]["score"] for side in ("system", "baseline")] == pytest.approx(scores)
+    assert min(scores) > 50
+
+
 DIVERGES = """
 import json, sys
 from pathlib import Path
