@@ -246,6 +246,29 @@ def test_an_epoch_has_the_proportions_of_the_temperature(temperature):
     assert sorted(map(len, second)) == sorted(map(len, first)), "shapes stay"
 
 
+@pytest.mark.parametrize("options", [{"length_multiple": 1}, {"length_multiple": 2}, {"batch_by": "real"}])
+def test_copies_of_a_sentence_are_in_many_batches(options):
+    """Each of them is to count in an update of its own: lengths that are counted finely would bring them together."""
+    random = np.random.default_rng(7)
+    pair = np.repeat([0, 1], [5000, 150])
+    lengths = np.clip(random.lognormal(2.8, 0.6, (2, len(pair))), 2, 90).astype(int)
+    copies = copies_by_temperature(pair, 5.0)
+    sampler = TokenBatchSampler(*lengths, 1024, seed=3, copies=copies, **options)
+    batches = [set(batch) for batch in sampler]
+    if "batch_by" in options:
+        assert all(lengths[:, batch].sum(axis=1).max() <= 1024 for batch in sampler)
+    else:
+        assert all(len(batch) * lengths[:, batch].max() <= 1024 for batch in sampler)
+    spread = [sum(row in batch for batch in batches) for row in range(5000, 5150)]
+    assert np.mean(spread) > copies[-1] / 3 > 5
+
+
+def test_the_longest_pair_fits_though_its_length_counts_for_more():
+    """8 tokens fit into 9, and 9 do; counted as 16 they would not."""
+    sampler = TokenBatchSampler([9, 3], [8, 3], 9, seed=3, length_multiple=1, copies=[2.0, 1.0])
+    assert sorted(map(tuple, sampler)) == [(0,), (0,), (1,)]
+
+
 def test_copies_of_one_show_each_sentence_once():
     lengths = np.random.default_rng(7).integers(1, 50, (2, 300))
     plain = TokenBatchSampler(*lengths, 512, seed=3)

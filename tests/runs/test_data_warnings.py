@@ -42,6 +42,13 @@ def test_only_whole_pairs_count_as_overlap():
     assert count_overlap(train, held_out.select([1, 3])) == 0
 
 
+def test_of_several_language_pairs_reversed_sentences_overlap():
+    train = Dataset.from_dict({"source": ["a", "b", "c"], "target": ["1", "2", "3"]})
+    held_out = Dataset.from_dict({"source": ["1", "2", "c"], "target": ["a", "b", "4"]})
+    assert count_overlap(train, held_out) == 0
+    assert count_overlap(train.add_column("pair", [0, 0, 1]), held_out) == 2
+
+
 def test_overlap_is_of_text_as_tokenizers_read_it():
     """Unicode's form, and spaces, make no other sentence."""
     train = Dataset.from_dict({"source": ["o\u0323mo\u0323", "a  b "], "target": ["child", "c"]})

@@ -377,6 +377,16 @@ def test_held_out_text_of_which_nothing_is_predicted_is_refused(data, tokenizer,
     assert len(encode_texts(args, "train", tokenizer)) == 2
 
 
+def test_a_language_of_which_no_line_is_short_enough_is_refused(tokenizer, tmp_path):
+    """It would be evaluated, and never trained; held-out lines are cut instead."""
+    (tmp_path / "some.en").write_text("the cat\n")
+    (tmp_path / "some.de").write_text("the cat sits on the mat and looks at the dog\n")
+    args = MonolingualArguments(["en", "de"], "some", "some", root=str(tmp_path), max_length=8, mask_probability=0.9)
+    with pytest.raises(UserError, match=r"data.train: no sequence in de has at most 8 tokens; raise data.max_length"):
+        encode_texts(args, "train", tokenizer)
+    assert encode_texts(args, "validation", tokenizer)["pair"][:] == [0, 1]
+
+
 def test_text_is_encoded_in_parts(data, tokenizer, monkeypatch):
     args = MonolingualArguments(["en", "de"], "train", "heldout", "train", root=str(data), max_length=100)
     whole = {split: encode_texts(args, split, tokenizer) for split in ("train", "validation")}

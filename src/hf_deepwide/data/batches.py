@@ -22,6 +22,7 @@ from .sampling import Repeats
 logger = logging.getLogger(__name__)
 
 BatchBy = Literal["padded", "real"]
+SPREAD = 8  # of lengths that differ by less, the copies of a sentence may share neighbours
 
 
 class TokenBatchSampler:
@@ -47,7 +48,8 @@ class TokenBatchSampler:
         batch_by: what `max_tokens` counts: "padded" or "real" tokens.
         shuffle: False gives the same batches each epoch, longest first.
         copies: how often each pair is seen in an epoch on average, 1 or more; None: once. Of 1.3, all pairs are seen
-            once, and three in ten, others each epoch, once more.
+            once, and three in ten, others each epoch, once more. Where some are seen more than once, lengths count in
+            multiples of 8 or more: pairs of exactly equal lengths are few, and a pair's copies would share batches.
 
     Raises:
         UserError: a pair alone exceeds `max_tokens`, or there are too few pairs for a multiple of `batch_multiple`.
@@ -73,9 +75,8 @@ class TokenBatchSampler:
         self.shuffle = shuffle
         self.epoch = 0
         multiple = counted_multiple(length_multiple, batch_by)
-        source = round_up(np.asarray(source_lengths, dtype=np.int64), multiple)
-        target = round_up(np.asarray(target_lengths, dtype=np.int64), multiple)
-        width = np.maximum(source, target)
+        source, target = (np.asarray(lengths, dtype=np.int64) for lengths in (source_lengths, target_lengths))
+        width = round_up(np.maximum(source, target), multiple)
         if width.max() > max_tokens:
             row = int(width.argmax())
             longest = max(source_lengths[row], target_lengths[row])
@@ -84,6 +85,9 @@ class TokenBatchSampler:
                 f"the longest pair has {source_lengths[row]} source and {target_lengths[row]} target tokens{padded}: "
                 f"more than training.max_tokens {max_tokens}. Raise max_tokens or lower data.max_length"
             )
+        counted = multiple if copies is None or max(copies) == 1 else max(multiple, SPREAD)
+        source, target = (np.minimum(round_up(lengths, counted), max_tokens) for lengths in (source, target))
+        width = np.maximum(source, target)
         # Longest first, and within one width along the line from long source to long target, so that
         # neighbours differ in one side at a time and few batches mix lengths.
         self._order = np.lexsort((target - source, -width))

@@ -145,11 +145,12 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
     Validation and test rows are masked, and have `labels`.
 
     Raises:
-        UserError: no line is left, or nothing in it is to be predicted.
+        UserError: no line is left, of a language none to train on, or nothing in it is to be predicted.
     """
     encoder, lines = TextEncoder(tokenizer), read_texts(args, split)
     collator = None if split == "train" else MaskingCollator(tokenizer, args.mask_probability)
     parts, read, long, tokens, predicted = [], 0, 0, 0, 0
+    kept = dict.fromkeys(args.languages, 0)
     while chunk := list(islice(lines, CHUNK)):  # the rest is Arrow, as in `corpora`
         languages, texts = zip(*chunk, strict=True)
         bodies = encoder.bodies(texts)
@@ -160,6 +161,8 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
             rows, languages = list(compress(rows, fits)), list(compress(languages, fits))
         elif not all(fits):
             rows = [encoder.frame(body, longest=args.max_length) for body in bodies]
+        for language in languages:
+            kept[args.languages[language]] += 1
         lengths = [len(row) for row in rows]
         columns = {"input_ids": rows, "source_length": lengths, "target_length": lengths, "pair": languages}
         if args.posterior_names:
@@ -178,6 +181,11 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
     logger.info("%s: %d sequences read; %d of more than %d tokens %s", split, read, long, args.max_length, what)
     if not parts:
         raise UserError(f"data.{split}: no sequence of at most {args.max_length} tokens is left")
+    if none := [language for language, count in kept.items() if collator is None and not count]:
+        raise UserError(
+            f"data.{split}: no sequence in {', '.join(none)} has at most {args.max_length} tokens; raise "
+            "data.max_length, or leave the language out"
+        )
     if collator is not None and not predicted:
         raise UserError(
             f"data.{split}: none of its {tokens} tokens was drawn to be predicted, so it has no loss; give more text, "

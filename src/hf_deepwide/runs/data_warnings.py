@@ -45,12 +45,22 @@ def warn_of_overlap(train: Dataset, held_out: Dataset, split: str) -> None:
 
 
 def count_overlap(train: Dataset, held_out: Dataset) -> int:
-    """How many pairs of `held_out` the training set has, too, whatever their spaces and Unicode form."""
+    """How many pairs of `held_out` the training set has, too, whatever their spaces and Unicode form.
+
+    Of several language pairs, one may have another's sentences the other way round.
+    """
     ours, theirs = ([_plain(rows.with_format("arrow")[:][side]) for side in SIDES] for rows in (train, held_out))
+    seen = _found(ours, theirs)
+    if "pair" in train.column_names:
+        seen |= _found(ours[::-1], theirs)
+    return sum(pair in seen for pair in zip(*(texts.to_pylist() for texts in theirs), strict=True))
+
+
+def _found(ours: list[pyarrow.ChunkedArray], theirs: list[pyarrow.ChunkedArray]) -> set[tuple[str, ...]]:
+    """The pairs of which `theirs` has the first text on its first side, and the second text on its second."""
     found = [compute.is_in(texts, value_set=compute.unique(held)) for texts, held in zip(ours, theirs, strict=True)]
     both = compute.and_(*found)
-    seen = set(zip(*(compute.filter(texts, both).to_pylist() for texts in ours), strict=True))
-    return sum(pair in seen for pair in zip(*(texts.to_pylist() for texts in theirs), strict=True))
+    return set(zip(*(compute.filter(texts, both).to_pylist() for texts in ours), strict=True))
 
 
 def _plain(texts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
