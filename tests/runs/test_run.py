@@ -95,6 +95,8 @@ def test_the_model_card(undisturbed):
     assert f"| sacreBLEU | {results['test']['bleu']:.2f} |" in card
     assert "https://arxiv.org/abs/2006.10270" in card
     assert "max_tokens: 1024" in card
+    threads, cores = torch.get_num_threads(), results["machine"]["cores"]
+    assert re.search(rf"\({threads} threads? of {cores} cores?; ", card)
     rows = [line for line in card.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}, "all tables have three columns"
 
