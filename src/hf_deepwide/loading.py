@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -145,12 +145,7 @@ def load_model(
         if file is not None:
             _check_size(auto, config, file, options)
         model, info = auto.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-        if info["mismatched_keys"]:
-            (key, theirs, ours), *rest = sorted(info["mismatched_keys"])
-            raise ValueError(
-                f"its weights do not fit its config: {key} has the shape {list(theirs)} instead of {list(ours)}"
-                + (f" (and {len(rest)} more)" if rest else "")
-            )
+        _check_shapes(info["mismatched_keys"], "its weights do not fit its config")
         missing = sorted(info["missing_keys"])
         if missing and not (may_lack and may_lack(model.config)):
             raise ValueError(
@@ -175,6 +170,18 @@ def load_model(
     return model
 
 
+def _check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], what: str) -> None:
+    """Refuse tensors of other shapes than the model has: name, the file's shape and the model's.
+
+    Raises:
+        ValueError: names the first tensor.
+    """
+    if found := sorted(mismatched):
+        (key, theirs, ours), *rest = found
+        more = f" (and {len(rest)} more)" if rest else ""
+        raise ValueError(f"{what}: {key} has the shape {list(theirs)} instead of {list(ours)}{more}")
+
+
 def check_finite(model: torch.nn.Module) -> None:
     """Refuse a model with weights that are NaN or infinite.
 
@@ -197,6 +204,22 @@ def check_weight_names(model: PreTrainedModel) -> None:
     check_tensors(model.state_dict(), type(model), model.config)
 
 
+def check_surplus(names: Set[str], cls: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, torch.Tensor]:
+    """Refuse names of tensors that a new model does not have; returns the new model's tensors, without memory.
+
+    Raises:
+        ValueError: names some.
+    """
+    with torch.device("meta"):
+        asked = cls(copy.deepcopy(config)).state_dict()
+    if surplus := names - asked.keys():
+        raise ValueError(
+            f"it has weights that its config does not ask for: {some(surplus)}; merge adapters "
+            "(`merge_and_unload()` of PEFT's PeftModel) and undo quantisation first"
+        )
+    return asked
+
+
 def check_tensors(
     tensors: Mapping[str, torch.Tensor], cls: type[PreTrainedModel], config: PreTrainedConfig, without: str = ""
 ) -> None:
@@ -211,14 +234,8 @@ def check_tensors(
     Raises:
         ValueError: names some, or one of another shape.
     """
-    with torch.device("meta"):
-        asked = cls(copy.deepcopy(config)).state_dict()
+    asked = check_surplus(tensors.keys(), cls, config)
     asked.pop(without, None)
-    if surplus := tensors.keys() - asked.keys():
-        raise ValueError(
-            f"it has weights that its config does not ask for: {some(surplus)}; merge adapters "
-            "(`merge_and_unload()` of PEFT's PeftModel) and undo quantisation first"
-        )
     if lacking := asked.keys() - tensors.keys():
         raise ValueError(f"it lacks weights that its config asks for: {some(lacking)}")
     for key, like in asked.items():
@@ -348,9 +365,12 @@ def _load_adapted(
     if checkpoint_files.find(name, checkpoint_files.ADAPTER) is None:
         raise ValueError(f"the adapter has no {checkpoint_files.ADAPTER}, and pickles are not read")
     model = load_model(auto, base, **options)
-    info = model.load_adapter(name)
+    info = model.load_adapter(name, ignore_mismatched_sizes=True)
+    _check_shapes(info.mismatched_keys, "the adapter does not fit its base")
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
+    loaded = {id(parameter) for key, parameter in parameters.items() if key not in info.missing_keys}
     for kind, keys in (
-        ("no weights for", info.missing_keys),
+        ("no weights for", [key for key in info.missing_keys if id(parameters.get(key)) not in loaded]),
         ("weights that it does not ask for:", info.unexpected_keys),
     ):
         if keys:

@@ -96,11 +96,11 @@ def load_base(base: Any) -> PreTrainedModel:
             f"cannot start from {name_of(base)}: it lacks an encoder, a decoder or a language-model head; load it "
             "with AutoModelForSeq2SeqLM"
         )
-    _check_tying(base)
+    check_tying(base)
     return base
 
 
-def _check_tying(base: PreTrainedModel) -> None:
+def check_tying(base: PreTrainedModel) -> None:
     """Refuse a loaded model whose config ties matrices that differ; Transformers 5 leaves them apart."""
     tied = base.get_expanded_tied_weights_keys(all_submodels=True)
     for key, source in tied.items():

@@ -21,9 +21,9 @@ from transformers import (
 from transformers.utils import logging
 
 from .errors import UserError, one_line, quote
-from .loading import load_config, load_model
+from .loading import check_surplus, load_config, load_model
 from .models.configuration_mat_roberta import MATRobertaConfig
-from .vanilla_form import Tensors, name_of
+from .vanilla_form import Tensors, check_tying, name_of
 from .warm_start import BRANCHING, check_copies, check_field, copy_branches, inherited, merge_losses
 
 logger = logging.get_logger(__name__)
@@ -112,6 +112,11 @@ def _load(base: Any) -> PreTrainedModel:
                 "Transformers"
             )
         check_encoder_config(name_of(base), base.config)
+        check_tying(base)
+        try:
+            check_surplus({key for key in base.state_dict() if "pooler." not in key}, type(base), base.config)
+        except ValueError as error:
+            raise UserError(f"cannot start from {name_of(base)}: {error}") from error
         return base
     prefix = f"cannot start from {quote(str(base))}"
     config = load_config(base, prefix)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from model_cases import build, config_of, needs_fitting_peft, pair, source
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, TaskType, get_peft_model
+from transformers import AutoModelForSeq2SeqLM
 
+from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.checkpoint import load_translator
+from hf_deepwide.loading import load_model
 
 TARGETS = {
     "as usual": ["q_proj", "v_proj", "out_proj", "fc1"],
@@ -97,17 +100,18 @@ def test_training_an_adapter_changes_it_and_nothing_else(targets, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "tied"),
     [
-        {"target_modules": ["q_proj", "embed_tokens"]},
-        {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]},
+        ({"target_modules": ["q_proj", "embed_tokens"]}, False),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]}, False),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]}, True),
     ],
-    ids=["matrices", "rows"],
+    ids=["matrices", "rows", "rows of tied matrices"],
 )
-def test_a_translator_may_be_an_adapter_of_embeddings(fields, tokenizer, tmp_path):
+def test_a_translator_may_be_an_adapter_of_embeddings(fields, tied, tokenizer, tmp_path):
     """PEFT wraps what it adapts, and the wrapper has not all that an embedding has."""
-    untied = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
-    base = build("vanilla", vocab_size=len(tokenizer), **untied)
+    ties = {"share_encoder_decoder_embeddings": tied, "tie_word_embeddings": tied}
+    base = build("vanilla", vocab_size=len(tokenizer), **ties)
     base.save_pretrained(tmp_path / "base")
     base.name_or_path = str(tmp_path / "base")
     model = get_peft_model(base, LoraConfig(r=2, init_lora_weights=False, **fields)).eval()
@@ -116,6 +120,21 @@ def test_a_translator_may_be_an_adapter_of_embeddings(fields, tokenizer, tmp_pat
     translator, _ = load_translator(tmp_path / "adapter")
     with torch.no_grad():
         torch.testing.assert_close(translator(**pair()).logits, model(**pair()).logits)
+
+
+def test_an_adapter_of_another_size_than_its_base_is_refused_by_its_shapes(tokenizer, tmp_path):
+    """The base that was adapted had been resized for new tokens, and the saved one was not."""
+    base = build(
+        "vanilla", vocab_size=len(tokenizer), share_encoder_decoder_embeddings=False, tie_word_embeddings=False
+    )
+    base.save_pretrained(tmp_path / "base")
+    base.resize_token_embeddings(len(tokenizer) + 3)
+    base.name_or_path = str(tmp_path / "base")
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    shapes = rf"lm_head\S* has the shape \[{len(tokenizer) + 3}, 16\] instead of \[{len(tokenizer)}, 16\]"
+    with pytest.raises(UserError, match=rf"the adapter does not fit its base: {shapes}"):
+        load_model(AutoModelForSeq2SeqLM, tmp_path / "adapter")
 
 
 # Prefix tuning: keys and values of the decoder's self-attention are learnt

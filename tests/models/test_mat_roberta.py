@@ -260,6 +260,20 @@ def test_what_is_no_base_is_refused(fields, overrides, words):
         MATRobertaForMaskedLM.from_base(base(**fields), **overrides)
 
 
+def test_a_loaded_base_whose_weights_are_not_those_of_its_config_is_refused():
+    """Matrices that differ where the config ties them; and an adapter that is not merged, on its head or elsewhere."""
+    apart = base(tie_word_embeddings=False)
+    apart.config.tie_word_embeddings = True
+    torch.nn.init.normal_(apart.lm_head.decoder.weight)
+    with pytest.raises(UserError, match=r"its config ties lm_head.decoder.weight to .*, and they differ"):
+        MATRobertaForMaskedLM.from_base(apart)
+    for names in (["lm_head.dense"], ["query"]):
+        adapted = base()
+        get_peft_model(adapted, LoraConfig(r=2, target_modules=names))
+        with pytest.raises(UserError, match=r"cannot start from .*weights that its config does not ask for.*merge"):
+            MATRobertaForMaskedLM.from_base(adapted)
+
+
 @pytest.mark.parametrize(
     ("before", "after"), [("double_mean", "mean"), ("mean", "double_mean"), *[("double_mean",) * 2]]
 )

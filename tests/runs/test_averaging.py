@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     CONFIG_MAPPING,
@@ -18,7 +19,7 @@ from transformers import (
 from hf_deepwide.errors import UserError
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.models.saved_fields import LIMITS
-from hf_deepwide.runs.averaging import FREE, average_checkpoints
+from hf_deepwide.runs.averaging import FREE, SIDE_FILES, average_checkpoints
 
 
 def checkpoint(folder: Path, **tensors) -> Path:
@@ -26,6 +27,12 @@ def checkpoint(folder: Path, **tensors) -> Path:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text("{}", encoding="utf-8")
     return folder
+
+
+@pytest.mark.parametrize("name", ["PhobertTokenizer", "BertweetTokenizer", "BartphoTokenizer", "M2M100Tokenizer"])
+def test_all_files_of_slow_tokenizers_are_taken_along(name):
+    """Of bases that a recipe can name: RoBERTa's kind, mBART's, and NLLB's."""
+    assert {*getattr(transformers, name).vocab_files_names.values()} <= {*SIDE_FILES}
 
 
 def test_the_mean_is_taken_in_double_precision(tmp_path):

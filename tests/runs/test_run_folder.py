@@ -546,15 +546,25 @@ def test_resumes_without_the_base(corpus, finished, tmp_path):
     assert [name for name in reference if not torch.equal(ours[name], reference[name])] == []
 
 
-def test_a_tokenizer_of_another_model_is_refused(corpus, finished, tmp_path):
-    """It has equally many tokens, but gives two of them each other's ids."""
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_a_tokenizer_of_another_model_is_refused(place, corpus, finished, tmp_path, monkeypatch):
+    """It has equally many tokens, but gives two of them each other's ids. The base is a folder, or on the Hub."""
+    base = str(finished)
+    if place == "hub":
+        cached = tmp_path / "cache" / "models--some--model"
+        shutil.copytree(finished, cached / "snapshots" / "abc")
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text("abc")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        base = "some/model"
     other = shutil.copytree(finished, tmp_path / "other")
     content = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = content["model"]["vocab"]
     first, second, *_ = (token for token in vocabulary if len(token) == 1 and token.isalpha())
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    options = {"model": {"init_from": str(finished)}, "tokenizer": {"path": str(other)}}
+    options = {"model": {"init_from": base}, "tokenizer": {"path": str(other)}}
     with pytest.raises(UserError, match=f"is not the tokenizer of the base.*the token '[{first}{second}]' has the id"):
         run_recipe(recipe(corpus, tmp_path / "run", **options))
 

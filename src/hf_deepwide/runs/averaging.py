@@ -35,6 +35,8 @@ SIDE_FILES = (
     "chat_template.jinja",
     "tokenizer.model",
     "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spm.model",
     "spiece.model",
     "source.spm",
     "target.spm",
@@ -46,6 +48,8 @@ SIDE_FILES = (
     "vocab_target.json",
     "vocab.txt",
     "merges.txt",
+    "bpe.codes",
+    "dict.txt",
     "prophetnet.tokenizer",
 )
 # … and of these, the files that tell which token a row of the embeddings stands for.

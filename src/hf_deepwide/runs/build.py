@@ -1,7 +1,6 @@
 """From a recipe and a tokenizer to a model: new, from a base of another family, or a checkpoint to go on from."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +16,7 @@ from transformers import (
     set_seed,
 )
 
+from .. import checkpoint_files
 from ..data.languages import set_codes, tag_of, translation_pairs
 from ..data.new_languages import start_embeddings
 from ..data.tokenizer import check_tokenizer
@@ -244,7 +244,7 @@ def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Non
         UserError: it does not, so that each would get the embedding of another one.
     """
     base, path = str(recipe.init_from), str(recipe.tokenizer.path)
-    if base == path or not (Path(base) / "tokenizer_config.json").is_file():
+    if base == path or not has_tokenizer(base):
         return
     sides = (
         (vocabulary, target_vocabulary(each) or vocabulary)
@@ -261,13 +261,17 @@ def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Non
                 )
 
 
+def has_tokenizer(base: str) -> bool:
+    """True if a folder, or a model of the Hub, has a tokenizer beside its weights."""
+    return checkpoint_files.find(base, "tokenizer_config.json") is not None
+
+
 def new_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of tokens that the base does not have: codes of new languages, and tags."""
     base = str(recipe.init_from)
-    has_tokenizer = not Path(base).is_dir() or (Path(base) / "tokenizer_config.json").is_file()
     theirs, ours = (
         {**each.get_vocab(), **language_ids(each)}
-        for each in (load_tokenizer(base if has_tokenizer else str(recipe.tokenizer.path)), tokenizer)
+        for each in (load_tokenizer(base if has_tokenizer(base) else str(recipe.tokenizer.path)), tokenizer)
     )
     return sorted({ours[token] for token in ours.keys() - theirs.keys()})
 
