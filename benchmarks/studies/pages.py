@@ -359,7 +359,8 @@ class Sides:
 
 def holm_of_planned(p_values: Sequence[float | None], planned: int) -> list[float | None]:
     """Holm's correction for all planned tests; those that cannot be made yet count as if they found nothing."""
-    return holm([*p_values, *[1.0] * (planned - len(p_values))])[: len(p_values)]
+    counted = [1.0 if p is None else p for p in p_values] + [1.0] * (planned - len(p_values))
+    return [None if p is None else adjusted for p, adjusted in zip(p_values, holm(counted), strict=False)]
 
 
 def in_millions(parameters: float) -> str:

@@ -686,6 +686,8 @@ def test_systems_are_tested_by_what_their_runs_share(small, tmp_path):
     assert 3 * paired < 2 * p < 1, "so the smaller is corrected for three, and the larger for two"
     assert first.startswith(f"| wide | plain | Welch | 3 | +0.300 | {p_value(2 * p)} |")
     assert second.startswith(f"| started | plain | paired t | 2 | -0.125 | {p_value(3 * paired)} |")
+    begun = rows | {"absent": {1: record(study, absent, small.search[1], {}, 1, 2.0, 40)}}
+    assert pages.comparisons(study, begun).splitlines()[2:4] == [first, second], "one seed makes no test"
     cells = pages.table_cells(dataclasses.replace(study, margin=0.3), rows, tmp_path)
     own = [np.array(losses[name][:2]) for name in ("started", "plain")]
     assert cells["started"]["difference in loss"] == "-0.125", "of the seeds that both have"
