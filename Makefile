@@ -24,7 +24,7 @@ setup: $(VENV)/ready
 
 # constraints.txt pins what was tested, and keeps pip from replacing torch by a newer build. pip would compile the
 # modules on one core; some of them are written for other versions of Python, and cannot be compiled. Tests of
-# packages and the many models of Transformers are compiled when they are imported, which happens to few of them.
+# packages, the many models of Transformers and packages of which little is used are compiled when they are imported.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'

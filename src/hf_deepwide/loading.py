@@ -365,10 +365,11 @@ def _load_adapted(
     if checkpoint_files.find(name, checkpoint_files.ADAPTER) is None:
         raise ValueError(f"the adapter has no {checkpoint_files.ADAPTER}, and pickles are not read")
     model = load_model(auto, base, **options)
+    of_base = {id(parameter) for parameter in model.parameters()}
     info = model.load_adapter(name, ignore_mismatched_sizes=True)
     _check_shapes(info.mismatched_keys, "the adapter does not fit its base")
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
-    loaded = {id(parameter) for key, parameter in parameters.items() if key not in info.missing_keys}
+    loaded = {id(parameter) for key, parameter in parameters.items() if key not in info.missing_keys} - of_base
     for kind, keys in (
         ("no weights for", [key for key in info.missing_keys if id(parameters.get(key)) not in loaded]),
         ("weights that it does not ask for:", info.unexpected_keys),
