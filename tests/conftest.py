@@ -6,8 +6,8 @@ The fixtures import the library: the process that hands tests to workers reads t
 import gc
 import os
 import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,24 +41,26 @@ def forks() -> Iterator[str]:
     from forked_commands import serving
     from tiny_run import ENVIRONMENT
 
-    with serving("transformers.pipelines", "transformers.generation.utils", environment=ENVIRONMENT) as address:
+    modules = "transformers.pipelines", "transformers.generation.utils"
+    with serving(*modules, environment={**ENVIRONMENT, "PYTHONHASHSEED": "123"}) as address:
         yield address
 
 
-@pytest.fixture
-def used_in_a_fork(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use what is shared in a child of a server: a process of its own would spend most of its time on imports."""
-    from forked_commands import call
+@pytest.fixture(scope="session")
+def run_code(forks: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A function: `python -c CODE WORD …` in a child of that server, as its start would take most of the time."""
+    from forked_commands import run
 
+    return partial(run, forks)
+
+
+@pytest.fixture
+def used_in_a_fork(run_code: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use what is shared in a child of a server: a process of its own would spend most of its time on imports."""
     from hf_deepwide.sharing import use
 
-    def run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None, **_: Any) -> SimpleNamespace:
-        words = command[command.index("-c") :]
-        with tempfile.TemporaryFile("w+") as errors, open(os.devnull, "r+") as null:
-            streams = [each.fileno() for each in (null, null, errors)]
-            code = call(forks, words, str(cwd), dict(os.environ if env is None else env), streams)
-            errors.seek(0)
-            return SimpleNamespace(returncode=code, stderr=errors.read())
+    def run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None, **_: Any) -> Any:
+        return run_code(*command[command.index("-c") + 1 :], folder=str(cwd), environment=env or os.environ)
 
     monkeypatch.setattr(use, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
 

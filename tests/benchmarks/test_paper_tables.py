@@ -16,7 +16,7 @@ TABLES = tables()
 ROWS = [row for table in TABLES for row in table.rows]
 TRAINED = [row for row in ROWS if row.recipe]
 # a table of quoted systems prints the sizes of models that are not here
-PRINTED = [row for row in ROWS if row.printed and row.model_config]
+PRINTED = [row for row in ROWS if row.printed and (row.recipe or row.config)]
 # of a paper: number of each table, and how many rows it has
 COMPLETE = {
     "Fan": {

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -74,7 +72,7 @@ def test_split_digits(texts):
 
 
 @pytest.fixture(scope="module")
-def another_process(tokenizer, texts, tmp_path_factory):
+def another_process(tokenizer, texts, run_code, tmp_path_factory):
     """What another process makes of a saved tokenizer without this package; and the tokenizer that it trains."""
     folder = tmp_path_factory.mktemp("saved")
     tokenizer.save_pretrained(folder)
@@ -91,9 +89,10 @@ def another_process(tokenizer, texts, tmp_path_factory):
         trained = train_tokenizer(texts, TokenizerArguments(vocab_size=600)).backend_tokenizer.to_str()
         print(json.dumps([ids, decoded, tokenizer.pad_token_id, trained]))
         """
-    environment = {**os.environ, "PYTHONHASHSEED": "123", "RAYON_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, str(folder), json.dumps([*SAMPLE, *texts[:50]])]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    ran = run_code(
+        code, folder, json.dumps([*SAMPLE, *texts[:50]]), environment={**os.environ, "RAYON_NUM_THREADS": "1"}
+    )
+    assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
 

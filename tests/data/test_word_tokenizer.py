@@ -1,7 +1,6 @@
 """Vocabularies of whole words: ranks, two sides, exact spaces, saving, and use without this package."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -129,7 +128,7 @@ def test_saved_tokenizer_loads_by_auto_class_as_ours(tokenizer, tmp_path):
         assert loaded(WORDS, text_target=CODE).data == tokenizer(WORDS, text_target=CODE).data
 
 
-def test_saved_tokenizer_needs_no_package(tokenizer, tmp_path):
+def test_saved_tokenizer_needs_no_package(tokenizer, run_code, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     program = f"""
 import json, sys
@@ -141,7 +140,7 @@ texts = [tokenizer.decode(labels, skip_special_tokens=True) for labels in ids["l
 tokenizer.save_pretrained({str(tmp_path / "again")!r})
 print(json.dumps([ids["input_ids"], texts]))
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    run = run_code(program)
     assert run.returncode == 0, run.stderr
     ids, texts = json.loads(run.stdout)
     assert ids == tokenizer(WORDS)["input_ids"]

@@ -15,8 +15,12 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 LARGEST = 1 << 17  # bytes of a call: its words and its environment
 
@@ -50,6 +54,22 @@ def call(
         server.connect(address)
         socket.send_fds(server, [json.dumps(job).encode()], streams)
         return int(server.recv(8) or b"1")  # nothing: the child was killed
+
+
+def run(
+    address: str, code: str, *words: object, folder: str | None = None, environment: Mapping[str, str] = os.environ
+) -> "subprocess.CompletedProcess[str]":
+    """Have the server run `python -c CODE WORD …`; its exit status, and what it printed."""
+    import subprocess
+    import tempfile
+
+    command = ["-c", code, *map(str, words)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors, open(os.devnull) as null:
+        streams = [each.fileno() for each in (null, out, errors)]
+        status = call(address, command, folder or os.getcwd(), dict(environment), streams)
+        for each in (out, errors):
+            each.seek(0)
+        return subprocess.CompletedProcess(command, status, out.read(), errors.read())
 
 
 def serve(address: str, modules: list[str]) -> None:
@@ -87,7 +107,7 @@ def answer(client: socket.socket) -> int:
         if program == "-c":
             code, *words = words
             sys.argv = ["-c", *words]
-            sys.path[0] = ""
+            sys.path[:1] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
         else:
             from hf_deepwide_cli import main

@@ -1,8 +1,9 @@
 """Parameters of a model, counted without making it, and the rows of the papers' tables."""
 
+import json
 from functools import cache
 
-from paper_rows import Table, read_tables
+from paper_rows import Row, Table, read_tables
 
 
 @cache
@@ -11,7 +12,8 @@ def tables() -> list[Table]:
     return list(read_tables())
 
 
-def rows_of(author):
-    """The rows of a paper that are models of ours, each config once: by label."""
+def rows_of(author: str) -> list[Row]:
+    """The rows of a paper that are models of ours, what makes a config once; a config is made when it is asked for."""
     rows = [row for table in tables() if table.paper.startswith(author) for row in table.rows]
-    return {row.model_config.to_json_string(): row for row in rows if row.model_config}.values()
+    made_of = {json.dumps([row.recipe, row.config, row.vocabulary, row.overrides]): row for row in rows}
+    return [row for row in made_of.values() if row.recipe or row.config]

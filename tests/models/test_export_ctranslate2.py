@@ -3,7 +3,6 @@
 import copy
 import itertools
 import random
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,11 +309,12 @@ TransformersConverter(sys.argv[1]).convert(sys.argv[2])
 """
 
 
-def test_its_own_converter_takes_our_folders(tokenizer, tmp_path):
+def test_its_own_converter_takes_our_folders(tokenizer, run_code, tmp_path):
     model = build("mat-3")
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    subprocess.run([sys.executable, "-c", CONVERT, tmp_path / "model", tmp_path / "theirs"], check=True)
+    converted = run_code(CONVERT, tmp_path / "model", tmp_path / "theirs")
+    assert converted.returncode == 0, converted.stderr
     hf_deepwide.export_ctranslate2(tmp_path / "model", tmp_path / "ours")
     for name in ("model.bin", "config.json", "shared_vocabulary.json"):
         assert (tmp_path / "theirs" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()

@@ -26,9 +26,11 @@ CASES = {
         "mat-2-prenorm",
         SMALL | {"residual": "attention", "max_relative_position": 2},
     ),
-    "normalised paths": ("multipath-3-more", SMALL),
+    "normalised paths, transparent attention, sdu residuals": (
+        "multipath-3-more",
+        SMALL | {"decoder_layers": 2, "layer_aggregation": "transparent", "residual": "sdu"},
+    ),
     "lstm": ("lstm-two", SMALL),
-    "transparent attention, sdu residuals": ("vanilla-transparent", SMALL | {"decoder_layers": 2}),
     "branched attention, routing": (
         "vanilla-weighted",
         SMALL | {"layer_aggregation": "em_routing", "routing_iterations": 2},

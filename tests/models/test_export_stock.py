@@ -1,8 +1,6 @@
 """share(…, as_=…): a model that is one of a class of Transformers becomes one, and comes back bit by bit."""
 
 import json
-import subprocess
-import sys
 
 import ctranslate2
 import pytest
@@ -148,7 +146,7 @@ print(json.dumps(result))
 """
 
 
-def test_a_shared_stock_folder_works_without_the_package(tokenizer, tmp_path):
+def test_a_shared_stock_folder_works_without_the_package(tokenizer, run_code, tmp_path):
     models, folders = {}, []
     for model_type, name, fields in (FITTING[kind] for kind in ("m2m_100", "marian", "bart")):
         # CTranslate2's converter of these classes gives both stacks the encoder's heads
@@ -165,9 +163,8 @@ def test_a_shared_stock_folder_works_without_the_package(tokenizer, tmp_path):
         assert "AutoModelForSeq2SeqLM" in card
 
     words = ["two dogs", "who is a tree there", "red"]
-    process = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, json.dumps(words), *folders], capture_output=True, text=True, check=True
-    )
+    process = run_code(ELSEWHERE, json.dumps(words), *folders)
+    assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout.splitlines()[-1])
     batch = tokenizer(words, return_tensors="pt", padding=True)
     for folder, model in zip(folders, models.values(), strict=True):

@@ -31,12 +31,11 @@ def closed_form(config):
     return embeddings * d + layers + config.normalize_before * 2 * 2 * d
 
 
-MAT = [row for row in rows_of("Fan et al. 2020") if row.model_config.model_type == "mat"]  # and no quoted system
-
-
-@pytest.mark.parametrize("row", MAT, ids=lambda row: row.label)
-def test_mat_has_as_many_parameters_as_its_closed_form(row):
-    assert row.parameters == closed_form(row.model_config)
+def test_mat_has_as_many_parameters_as_its_closed_form():
+    rows = [row for row in rows_of("Fan et al. 2020") if row.model_config.model_type == "mat"]  # and no quoted system
+    assert len(rows) > 50
+    for row in rows:
+        assert row.parameters == closed_form(row.model_config), row.label
 
 
 def test_each_further_branch_of_the_small_model_adds_4_737_million():

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -98,16 +97,11 @@ print("largest batch", trainer.splitter.largest.tokens)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process by setrlimit")
-def test_memory_that_really_runs_out(tmp_path):
+def test_memory_that_really_runs_out(run_code, tmp_path):
     """In a process of its own, which has no freed memory of other tests."""
     paths = [str(Path(scale_worker.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ended = subprocess.run(
-        [sys.executable, "-c", SHORT, str(tmp_path / "run")],
-        env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    ended = run_code(SHORT, tmp_path / "run", environment=environment)
     assert ended.returncode == 0, ended.stderr
     assert "memory ran out on a batch of" in ended.stderr
     assert int(ended.stdout.rpartition("largest batch ")[2]) in (512, 1024, 2048, 4096)

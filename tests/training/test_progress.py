@@ -3,11 +3,11 @@
 import logging
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import call
 from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
@@ -49,7 +49,7 @@ def test_training_prints_a_line_per_logging_steps_into_a_file(corpus, tmp_path, 
     assert "validation loss" in lines[2]
 
 
-def test_training_goes_on_when_nobody_reads_the_log_any_more(corpus, tmp_path):
+def test_training_goes_on_when_nobody_reads_the_log_any_more(forks, tmp_path):
     """As after `2>&1 | head`: a scheduler would take the run for finished."""
     program = (
         "from pathlib import Path; from test_progress import train; from tiny_run import tiny_corpus; "
@@ -58,9 +58,10 @@ def test_training_goes_on_when_nobody_reads_the_log_any_more(corpus, tmp_path):
     read, write = os.pipe()
     os.close(read)
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, stderr=write, check=False)
+    with open(os.devnull, "r+") as null:
+        status = call(forks, ["-c", program], str(tmp_path), environment, (null.fileno(), null.fileno(), write))
     os.close(write)
-    assert ended.returncode == 0
+    assert status == 0
     assert (tmp_path / "model.safetensors").is_file()
 
 

@@ -2,7 +2,7 @@
 
 import socket
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -13,7 +13,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from tiny_run import ENVIRONMENT, SCRIPT
 
 CONFIGS = SCRIPT.parent / "accelerate"
-LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
+LAUNCH = "from accelerate.commands.launch import main; main()"
 # No test needs more of a process than that it is one of several, and that they hear each other.
 COUNT = """
 import sys, torch
@@ -81,21 +81,17 @@ def prepare_env(config: str, *options: str):
     return args, prepare_multi_gpu_env(args)
 
 
-def test_nodes_find_each_other(tmp_path):
+def test_nodes_find_each_other(run_code, tmp_path):
     """Two on this machine, where each is a launcher of its own."""
     (tmp_path / "count.py").write_text(COUNT, encoding="utf-8")
     options = ["--num_processes", "2", "--main_process_port", str(free_port())]
-    launchers = [
-        subprocess.Popen(
-            [
-                *LAUNCH, "--config_file", str(CONFIGS / "several_nodes.yaml"), *options, "--machine_rank", str(node),
-                "--main_process_ip", "127.0.0.1", str(tmp_path / "count.py"), str(tmp_path),
-            ],
-            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for node in range(2)
-    ]  # fmt: skip
-    for launcher in launchers:
-        _, errors = launcher.communicate(timeout=600)  # at their end, torch's launchers wait 300 s for each other
-        assert launcher.returncode == 0, errors
+    options += ["--config_file", CONFIGS / "several_nodes.yaml", "--main_process_ip", "127.0.0.1"]
+
+    def launch_node(node: int) -> subprocess.CompletedProcess:
+        words = [*options, "--machine_rank", node, tmp_path / "count.py", tmp_path]
+        return run_code(LAUNCH, *words, environment=ENVIRONMENT)
+
+    with ThreadPoolExecutor() as pool:
+        for launcher in pool.map(launch_node, range(2)):  # at their end, torch's launchers wait 300 s for each other
+            assert launcher.returncode == 0, launcher.stderr
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("[0-9]")} == {"0": "2", "1": "2"}

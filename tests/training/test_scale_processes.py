@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,6 +27,9 @@ from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.replay import replay
 
 CONFIG = SCRIPT.parent / "accelerate" / "cpu.yaml"
+LAUNCH = "from accelerate.commands.launch import main; main()"
+PATHS = [str(Path(scale_worker.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+WORKERS = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(PATHS)}  # the code under test, too
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +38,16 @@ def corpus():
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory) -> Path:
+def together(run_code, tmp_path_factory) -> Path:
     """What two processes have come to.
 
     The config starts them: `accelerate launch --cpu --num_processes 2` starts one process, and so does a config of
     MULTI_CPU, for want of an MPI.
     """
     out = tmp_path_factory.mktemp("together")
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG)]
-    work(launcher, "main", out)
-    return out
-
-
-def work(launcher: list[str], task: str, folder: Path, **variables: str) -> None:
-    """Let the worker do a task in processes of its own, with further variables of the environment."""
-    paths = [
-        str(Path(scale_worker.__file__).parent),
-        *filter(None, [os.environ.get("PYTHONPATH")]),
-    ]  # the code under test, too
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), **variables}
-    command = [*launcher, scale_worker.__file__, task, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_code(LAUNCH, "--config_file", CONFIG, scale_worker.__file__, "main", out, environment=WORKERS)
     assert done.returncode == 0, done.stderr
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +125,12 @@ def test_a_sharded_run_is_resumed_exactly(together):
     assert json.loads((run / "results.json").read_text(encoding="utf-8"))["train"]["processes"] == 2
 
 
-def test_a_sharded_run_goes_on_with_another_number_of_processes(together):
+def test_a_sharded_run_goes_on_with_another_number_of_processes(run_code, together):
     """Nothing is drawn by each process, so one process ends as two do, sharded or replicated."""
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    work([sys.executable], "go_on_alone", together / "sharded-pairs", **group)  # no launcher: it would import PyTorch
+    alone = f"import runpy; runpy.run_path({scale_worker.__file__!r}, run_name='__main__')"
+    done = run_code(alone, "go_on_alone", together / "sharded-pairs", environment=WORKERS | group)
+    assert done.returncode == 0, done.stderr
     runs = ("sharded-pairs/run", "sharded-pairs/run-before", "pairs/run-before")
     again, sharded, replicated = (load_file(together / run / "model.safetensors") for run in runs)
     assert again.keys() == sharded.keys() == replicated.keys()  # tied weights once
