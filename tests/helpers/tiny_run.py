@@ -25,6 +25,8 @@ from hf_deepwide.training.translation import TranslationTrainer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_translation.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+WITH_HELPERS = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(PATHS)}  # of processes that import these helpers
 
 MODEL = {
     "d_model": 32,

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import scale_worker
 import torch
 from accelerate import PartialState
 from latent_runs import constant_noise
-from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
+from tiny_run import WITH_HELPERS, tiny_corpus, tiny_trainer
 
 from hf_deepwide.errors import UserError
 from hf_deepwide.training import out_of_memory
@@ -84,7 +83,7 @@ def test_a_batch_is_halved_until_it_fits(where, corpus, tmp_path):
 SHORT = """
 import resource, sys
 from pathlib import Path
-from tiny_run import ENVIRONMENT, tiny_corpus, tiny_trainer
+from tiny_run import tiny_corpus, tiny_trainer
 
 model = {"d_model": 32, "encoder_ffn_dim": 8192, "decoder_ffn_dim": 8192}
 options = {"max_tokens": 8192, "max_steps": 1, "keep_memory": False}
@@ -99,9 +98,7 @@ print("largest batch", trainer.splitter.largest.tokens)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process by setrlimit")
 def test_memory_that_really_runs_out(run_code, tmp_path):
     """In a process of its own, which has no freed memory of other tests."""
-    paths = [str(Path(scale_worker.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
-    ended = run_code(SHORT, tmp_path / "run", environment=environment)
+    ended = run_code(SHORT, tmp_path / "run", environment=WITH_HELPERS)
     assert ended.returncode == 0, ended.stderr
     assert "memory ran out on a batch of" in ended.stderr
     assert int(ended.stdout.rpartition("largest batch ")[2]) in (512, 1024, 2048, 4096)

@@ -1,7 +1,6 @@
 """Two processes against one: every family, replicated and sharded; what is drawn at random; evaluation."""
 
 import json
-import os
 import shutil
 from collections import Counter
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 from scale_worker import DROPPING, FAMILIES, SENTENCES, STREAMED
-from tiny_run import ENVIRONMENT, SCRIPT, tiny_corpus, tiny_recipe
+from tiny_run import SCRIPT, WITH_HELPERS, tiny_corpus, tiny_recipe
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.analysis.layer_joints import GATE
@@ -28,8 +27,6 @@ from hf_deepwide.training.replay import replay
 
 CONFIG = SCRIPT.parent / "accelerate" / "cpu.yaml"
 LAUNCH = "from accelerate.commands.launch import main; main()"
-PATHS = [str(Path(scale_worker.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-WORKERS = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(PATHS)}  # the code under test, too
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def together(run_code, tmp_path_factory) -> Path:
     MULTI_CPU, for want of an MPI.
     """
     out = tmp_path_factory.mktemp("together")
-    done = run_code(LAUNCH, "--config_file", CONFIG, scale_worker.__file__, "main", out, environment=WORKERS)
+    done = run_code(LAUNCH, "--config_file", CONFIG, scale_worker.__file__, "main", out, environment=WITH_HELPERS)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -129,7 +126,7 @@ def test_a_sharded_run_goes_on_with_another_number_of_processes(run_code, togeth
     """Nothing is drawn by each process, so one process ends as two do, sharded or replicated."""
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     alone = f"import runpy; runpy.run_path({scale_worker.__file__!r}, run_name='__main__')"
-    done = run_code(alone, "go_on_alone", together / "sharded-pairs", environment=WORKERS | group)
+    done = run_code(alone, "go_on_alone", together / "sharded-pairs", environment=WITH_HELPERS | group)
     assert done.returncode == 0, done.stderr
     runs = ("sharded-pairs/run", "sharded-pairs/run-before", "pairs/run-before")
     again, sharded, replicated = (load_file(together / run / "model.safetensors") for run in runs)
