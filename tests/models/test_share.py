@@ -567,6 +567,18 @@ def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path)
             assert (folder / "plots" / "curves.png").is_file()
 
 
+def test_an_edited_card_of_another_model_is_refused(runs, shared, tmp_path):
+    """It tells of another family, and would be uploaded with this one."""
+    folder = shutil.copytree(shared / "mat", tmp_path / "out")
+    (folder / "README.md").write_text("# Edited\n")
+    before = contents(folder)
+    with pytest.raises(
+        UserError, match=r"README\.md was edited, and is of another model \(model_type in config\.json"
+    ):
+        share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
+    assert contents(folder) == before
+
+
 def test_an_edited_card_takes_no_licence(shared, tokenizer, tmp_path):
     folder = shutil.copytree(shared / "mat", tmp_path / "out")
     (folder / "README.md").write_text("# Edited\n")

@@ -5,7 +5,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..data.arguments import DataArguments
+from ..data.arguments import DataArguments, split_pair
 from .averages import ALL, group_means
 from .metrics import score
 from .translate import EvaluationArguments
@@ -32,7 +32,7 @@ def translate_and_score(
     """
     scores, translations = {}, {}
     for pair, part in by_pair(texts, data).items():
-        source_lang, target_lang = pair.split("-") if data.pairs else data.language_pairs[0]
+        source_lang, target_lang = split_pair(pair) if data.pairs else data.language_pairs[0]
         translations[pair] = translate(part["source"][:], evaluation, source_lang, target_lang)
         scores[pair] = score(translations[pair], part["target"][:], **evaluation.scoring(target_lang))
     if data.pairs is None:

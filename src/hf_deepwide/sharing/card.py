@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import card_text
 from ..card_text import CARD
-from ..checkpoint_files import read_config
+from ..checkpoint_files import CONFIG, read_config
 from ..durable import sha256_of
 from ..errors import UserError, prefixed
 from ..exporting.shown_languages import Shown, shown_languages
@@ -23,6 +23,7 @@ from ..models.language_pairs import Languages
 logger = logging.getLogger(__name__)
 
 LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
+OF_THE_FILE = {"auto_map", "dtype", "transformers_version"}  # fields of a config that do not say which model it is
 KINDS = {  # what a card calls a model, by its task
     "translation": "A translation model",
     "fill-mask": "A masked language model",
@@ -86,6 +87,11 @@ def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
                 f"share: --license: {there} was edited, so it stays as it is; write `license: {license}` into it, or "
                 "remove it to have it written anew"
             )
+        if other := _other_fields(staged, there.parent):
+            raise UserError(
+                f"share: {there} was edited, and is of another model ({', '.join(other)} in {CONFIG} differ); give "
+                "another folder, or remove the card to have it written anew"
+            )
         logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
         _copy_linked(there, staged, earlier)
         return
@@ -109,6 +115,19 @@ def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     if named is not None and card_text.license_of(text) is None:
         logger.warning("share: the earlier card named the licence %s, and this card names none; see --license", named)
     (staged / CARD).write_text(text, encoding="utf-8")
+
+
+def _other_fields(staged: Path, folder: Path) -> list[str]:
+    """In which fields the config of an earlier share in a folder differs: a model that was trained anew has the same.
+
+    A card without a config beside it is of no earlier share.
+    """
+    if not (folder / CONFIG).is_file():
+        return []
+    with prefixed("share: "):
+        ours, theirs = read_config(staged), read_config(folder)
+    differ = [key for key in sorted({*ours, *theirs} - OF_THE_FILE) if ours.get(key) != theirs.get(key)]
+    return ["model_type"] if "model_type" in differ else differ
 
 
 def _is_same_model(staged: Path, folder: Path, earlier: dict[str, list[str]]) -> bool:

@@ -37,7 +37,7 @@ def check_target(folder: Path, source: Path | None, overwrite: bool) -> dict[str
     if not _entries(folder):
         return {}
     if not overwrite:
-        raise UserError(f"share: {folder} is not empty; give another folder, or overwrite an earlier share in it")
+        raise UserError(f"share: {folder} is not empty; give another folder, or --overwrite an earlier share in it")
     listed = _manifest(folder)
     if listed is None:
         raise UserError(f"share: {folder} was not written by share, so it is not replaced; give another folder")

@@ -100,7 +100,8 @@ def share(
         RuntimeError: the result does not load without the package; then `folder` stays empty.
 
     The model card is the one beside the model, else the one already in `folder` if it is of the same weights and
-    class, else a minimal one. A card in `folder` that somebody has edited stays.
+    class, else a minimal one. A card in `folder` that somebody has edited stays; if the config in `folder` is of
+    another model, this is an error.
     """
     _check_call(folder, repo_id, private, commit_message, license, space, as_)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None

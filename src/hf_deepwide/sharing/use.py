@@ -32,7 +32,7 @@ _, info = type(translator.model).from_pretrained(sys.argv[1], output_loading_inf
 assert not (info["missing_keys"] or info["unexpected_keys"]), info
 pairs = getattr(translator.model.config, "translation_pairs", None)
 codes = [*translator.languages.codes]
-chosen = next(iter(pairs)).split("-") if pairs else codes[:1] + codes[-1:]
+chosen = next(iter(pairs)).split("-", 1) if pairs else codes[:1] + codes[-1:]
 options = dict(zip(("src_lang", "tgt_lang"), chosen))
 if not pairs and getattr(translator.model.config, "num_posteriors", 1) > 1:
     options["posteriors"] = torch.tensor([0])  # the pipeline knows no languages to choose by
