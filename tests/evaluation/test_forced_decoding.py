@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from coded_languages import KINDS, SIZES
+from coded_languages import KINDS, SIZES, make_base
 from model_cases import scramble
 from word_models import tiny_model, tiny_tokenizer
 
@@ -68,6 +68,21 @@ def test_scores_are_those_of_a_search_that_may_find_nothing_else(kind, tmp_path)
     assert found.sequences[0, 1:].tolist() == path
     assert score.tokens == len(path)
     assert score.log_probability / score.tokens == pytest.approx(found.sequences_scores[0].item(), abs=1e-4)
+
+
+def test_a_code_behind_the_end_is_scored_in_front(tmp_path):
+    """As the search forces it: NLLB's tokenizer in its legacy form puts it behind the end."""
+    model, tokenizer = make_base("nllb", tmp_path / "base", init_std=0.5)
+    tokenizer.legacy_behaviour = True
+    code, body = language_ids(tokenizer)["eng_Latn"], tokenizer("c d d", add_special_tokens=False)["input_ids"]
+    tokenizer.src_lang = "deu_Latn"
+    source = tokenizer("a b")["input_ids"]
+    assert source[-1] == language_ids(tokenizer)["deu_Latn"]
+    (score,) = score_targets(model, tokenizer, ["a b"], ["c d d"], SEARCH, "deu_Latn", "eng_Latn")
+    path = [code, *body, tokenizer.eos_token_id]
+    forced = naive(model, source, path[:1])
+    assert score.tokens == len(path)
+    assert score.log_probability == pytest.approx(naive(model, source, path) - forced, abs=1e-4)
 
 
 def ending_model():

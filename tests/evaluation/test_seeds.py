@@ -119,6 +119,11 @@ def texts():
     )
 
 
+def test_one_resample_has_no_standard_error(texts):
+    with pytest.raises(UserError, match="samples: 1; accepted: 2 or more"):
+        clustered_bootstrap([texts.ours[0]], [texts.theirs[0]], texts.references, samples=1)
+
+
 @pytest.mark.parametrize("metric", ["multi_bleu", "chrf"])
 def test_the_clustered_bootstrap_is_that_of_all_resamples(texts, metric):
     """Of three sentences, three trainings and two, all 27 * 27 * 4 resamples are equally likely."""

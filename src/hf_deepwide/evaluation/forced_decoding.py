@@ -62,7 +62,8 @@ def score_targets(
     encoded = encode_sources(languages, choice, sources, limit)
     with speaking(tokenizer, choice.source_lang, choice.target_lang):
         encoder = TextEncoder(tokenizer, target=True, never=languages.control_ids)
-        labels = [_up_to_end(ids, tokenizer.eos_token_id) for ids in encoder(targets)]
+        code = choice.settings.get("forced_bos_token_id")
+        labels = [_as_generated(ids, tokenizer.eos_token_id, code) for ids in encoder(targets)]
     for number, (source, ids) in enumerate(zip(encoded, labels, strict=True), start=1):
         for side, length, longest in (("source", source.length, limit), ("target", len(ids), most)):
             if length > longest:
@@ -98,6 +99,10 @@ def score_targets(
     return scores
 
 
-def _up_to_end(ids: list[int], end: int) -> list[int]:
-    """A target as the model generates it: mBART's tokenizer puts the language behind the end."""
-    return ids[: ids.index(end) + 1] if end in ids else ids
+def _as_generated(ids: list[int], end: int, code: int | None) -> list[int]:
+    """A target as the model generates it: up to the end, and from the code of its language, if that is forced.
+
+    The tokenizer of mBART, and that of NLLB in its legacy form, put the code behind the end.
+    """
+    ids = ids[: ids.index(end) + 1] if end in ids else ids
+    return ids if code is None or ids[:1] == [code] else [code, *ids]

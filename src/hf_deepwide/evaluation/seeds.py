@@ -159,9 +159,9 @@ def clustered_bootstrap(
     Raises:
         UserError: sides that do not fit each other, or a number that is out of range.
     """
-    for name, value in (("samples", samples), ("seed", seed)):
-        if value < 1:
-            raise UserError(f"{name}: {value}; accepted: 1 or more")
+    for name, value, least in (("samples", samples, 2), ("seed", seed, 1)):  # one sample has no standard error
+        if value < least:
+            raise UserError(f"{name}: {value}; accepted: {least} or more")
     for name, runs in (("the system", ours), ("the baseline", theirs)):
         if not runs:
             raise UserError(f"{name} has no training; at least one is needed")
