@@ -3,7 +3,7 @@
     hf-deepwide plot curves runs/static_24 runs/latent_24 --output plots
     hf-deepwide plot layers runs/multi30k_en_xx_latent_depth --output plots
     hf-deepwide plot joints runs/denseformer --output plots
-    hf-deepwide plot paths runs/multi30k_en_de_multipath path_weights.png
+    hf-deepwide plot paths runs/multi30k_en_de_multipath --output plots
 
 `curves` draws learning_curves.png. If a loss has further terms, the figure shows the cross-entropy alone. For runs
 with `training.gradient_norms: true` it also draws gradient_norms.png (Li et al. 2020, Figures 3 and 2).
@@ -14,10 +14,10 @@ of z (Li et al. 2020, Figures 5 and 6).
 `joints` draws which layers read which (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over training. For
 attention residuals and streams (hyper-connections, mHC), it draws what sub-layers read, over random tokens.
 
-`paths` draws how unequal the weights of each encoder layer are, and the weights (Lin et al. 2023, Figure 7).
+`paths` prints the weights of paths, and draws how unequal they are in each layer (Lin et al. 2023, Figure 7).
 
-A run is its folder, or one of its checkpoints. A finished run already holds its own figures in `plots/`. Existing
-figures are not replaced without --overwrite.
+A run is its folder, or one of its checkpoints; `paths` takes a Hub id, too. A finished run already holds its own
+figures in `plots/`. Existing figures are not replaced without --overwrite.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     joints.add_argument("--output", type=Path, help="folder of the figures (default: `plots` in the run)")
     paths = kinds.add_parser("paths", help="path weights of a Multi-Path model")
     paths.add_argument("checkpoint", help="a folder or Hub id")
-    paths.add_argument("output", type=Path, help="the image to write (.png, .pdf, .svg)")
+    paths.add_argument("--output", type=Path, required=True, help="folder for the figure; the command creates it")
     for kind in (curves, layers, joints, paths):
         kind.add_argument("--overwrite", action="store_true", help="replace figures of these names")
 

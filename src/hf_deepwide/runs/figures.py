@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from ..analysis import gradient_norms
-from ..analysis.figures import image_path, run_labels
+from ..analysis.figures import run_labels
 from ..analysis.joint_weights import JOINTS, joined_stacks, plot_joint_weights
 from ..analysis.layer_joints import (
     GATES,
@@ -27,6 +27,7 @@ from ..analysis.layer_utilization import (
     selection_samples,
 )
 from ..analysis.learning_curves import plot_runs
+from ..analysis.path_weights import PLOT as PATH_WEIGHTS
 from ..analysis.path_weights import path_weights, plot_path_weights, spread
 from ..checkpoint_files import read_results
 from ..durable import check_output
@@ -131,14 +132,14 @@ def plot_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterat
 
     Args:
         checkpoint: a folder or a Hub id.
-        output: the image.
-        overwrite: replace an existing image.
+        output: the folder of the figure.
+        overwrite: replace an existing figure.
 
     Yields:
-        The image.
+        The figure.
     """
-    output = image_path(output)
-    check_output(output, overwrite=overwrite, option="--overwrite")
+    figure = output / PATH_WEIGHTS.name
+    check_output(figure, overwrite=overwrite, option="--overwrite")
     model = load_model(AutoModelForSeq2SeqLM, checkpoint)
     weights = path_weights(model)
     if not weights:
@@ -149,7 +150,7 @@ def plot_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterat
     for sublayer, layers in weights.items():
         for number, alphas in enumerate(layers, start=1):
             print(f"layer {number} {sublayer:<9} spread {spread(alphas):.3f}  alpha", *(f"{a:.3f}" for a in alphas))
-    yield plot_path_weights(model, output, Path(checkpoint).name)
+    yield plot_path_weights(model, figure, Path(checkpoint).name)
 
 
 def plot_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iterator[Path]:
