@@ -290,6 +290,17 @@ def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     assert [name for name in finals[0] if not torch.equal(finals[0][name], finals[1][name])] == []
 
 
+def test_lists_all_keys_that_a_stream_needs(corpus, tmp_path):
+    """A stream has no epochs: neither their number nor their ends say when something is done."""
+    values = tiny_values(tmp_path / "run", max_steps=-1, eval_strategy="epoch", save_strategy="epoch")
+    values["data"] = {"root": str(corpus), "train": "train", "validation": "train", "streaming": True}
+    with pytest.raises(UserError) as refused:
+        run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
+    assert str(refused.value).endswith(
+        "training: max_steps: N, eval_strategy: steps, eval_steps: N, save_strategy: steps, save_steps: N"
+    )
+
+
 def test_refuses_too_long_pairs_before_the_first_step(corpus, tmp_path):
     """Not when one turns up in the stream; lengths are as padded."""
     padding = {"pad_to_multiple_of": 8}

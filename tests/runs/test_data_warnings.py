@@ -11,12 +11,12 @@ from hf_deepwide.runs.recipe import check_recipe
 from hf_deepwide.runs.run import run_recipe
 
 
-def run(folder, test="one", **tokenizer):
+def run(folder, test="one", validation=None, **tokenizer):
     values = tiny_values(
-        folder / "run", "vanilla_transformer", max_steps=2, warmup_steps=1, eval_strategy="no",
-        load_best_model_at_end=False,
+        folder / "run", "vanilla_transformer", max_steps=2, warmup_steps=1,
+        eval_strategy="no" if validation is None else "epoch", load_best_model_at_end=False,
     )  # fmt: skip
-    values["data"] = {"root": str(folder), "train": "train", "test": test}
+    values["data"] = {"root": str(folder), "train": "train", "validation": validation, "test": test}
     values["tokenizer"] = {"vocab_size": 60, **tokenizer}
     return run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
 
@@ -32,6 +32,11 @@ def test_pairs_that_are_trained_on_and_tested_on_are_counted(tmp_path, caplog):
     (folder / "run").rename(folder / "before")
     run(folder, test="mixed")
     assert "3 of 8 pairs of the test split are also in the training set" in caplog.text
+
+
+def test_pairs_that_choose_the_model_and_test_it_are_counted(tmp_path, caplog):
+    run(write_digits(tmp_path), validation="one")
+    assert "5 of 5 pairs of the test split are also in the validation set" in caplog.text
 
 
 def test_only_whole_pairs_count_as_overlap():

@@ -33,14 +33,15 @@ def warn_of_capitals(references: Sequence[str], recipe: Recipe) -> None:
         )
 
 
-def warn_of_overlap(train: Dataset, held_out: Dataset, split: str) -> None:
-    """Say how many pairs of a split that is held out are also in the training set."""
-    if overlap := count_overlap(train, held_out):
+def warn_of_overlap(seen: Dataset, held_out: Dataset, split: str, other: str = "training") -> None:
+    """Say how many pairs of a split that is held out are also in another set: `seen` trains or chooses the model."""
+    if overlap := count_overlap(seen, held_out):
         logger.warning(
-            "%d of %d pairs of the %s split are also in the training set: its scores say little of other text",
+            "%d of %d pairs of the %s split are also in the %s set: its scores say little of other text",
             overlap,
             len(held_out),
             split,
+            other,
         )
 
 

@@ -47,11 +47,16 @@ class Translation(Task):
             if getattr(recipe.data, split) is None:
                 without = ", or set training.eval_strategy: no, load_best_model_at_end: false" * (split != "train")
                 raise UserError(f"{recipe.source}: data.{split} is not set; say where it is{without}")
-        if recipe.data.streaming and (args.max_steps <= 0 or "epoch" in (args.eval_strategy, args.save_strategy)):
-            raise UserError(
-                f"{recipe.source}: data.streaming: a stream has no length, so set training.max_steps, and "
-                "eval_strategy and save_strategy to steps"
-            )
+        if recipe.data.streaming:
+            by_epochs = [name for name in ("eval_strategy", "save_strategy") if getattr(args, name) == "epoch"]
+            needed_keys = ["max_steps: N"] * (args.max_steps <= 0)
+            for name in by_epochs:
+                needed_keys += [f"{name}: steps", f"{name.replace('strategy', 'steps')}: N"]
+            if needed_keys:
+                keys = ", ".join(needed_keys)
+                raise UserError(
+                    f"{recipe.source}: data.streaming: a stream has no length; set in the section training: {keys}"
+                )
         if recipe.tokenizer.words:
             check_words(recipe)
         cuts = "bpe_dropout" if recipe.tokenizer.bpe_dropout else "unigram_alpha"
@@ -83,6 +88,8 @@ class Translation(Task):
             for split in ("validation", "test"):
                 if split in texts:
                     warn_of_overlap(texts["train"], texts[split], split)
+        if {"validation", "test"} <= texts.keys() and recipe.data.format != "phrases":
+            warn_of_overlap(texts["validation"], texts["test"], "test", "validation")
         return texts
 
     def new_tokenizer(self, texts: dict[str, Dataset | IterableDataset]) -> PreTrainedTokenizerBase:
