@@ -260,7 +260,9 @@ def load_tokenizer(
     with _RefusingFaultyFiles(where, prefix) as name:
         folder = Path(name)
         if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
-            raise OSError("the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)")
+            raise OSError(
+                "the folder holds no tokenizer (tokenizer.json, tokenizer_config.json); copy that of the model there"
+            )
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         _check_tokenizer(tokenizer)
         forget_unsaid(tokenizer)

@@ -152,6 +152,7 @@ def posterior_index(config: LatentDepthConfig, language: int | str | None) -> in
         return names.index(language)
     index = int(language) if str(language).isdecimal() else -1
     if not 0 <= index < count:
+        accepted = accepted if count > 1 else "0; a model of one posterior needs no language"
         raise UserError(f"there is no posterior {quote(language)}; accepted: {accepted}")
     return index
 

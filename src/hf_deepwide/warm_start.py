@@ -188,8 +188,8 @@ def target_config(
     except ValueError as error:
         if not base.normalize_before and "normalize_before" in str(error):
             raise UserError(
-                f"{name} is post-norm, and its weights cannot start a {config_class.__name__} with these options, "
-                f"which must be pre-norm ({error}); train a base with `normalize_before=True`"
+                f"{name} is post-norm, and a {config_class.model_type} with these options must be pre-norm ({error}); "
+                "train a base with normalize_before: true"
             ) from error
         raise UserError(str(error)) from error
     check_copies(name, base, config)

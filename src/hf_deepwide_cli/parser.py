@@ -31,7 +31,8 @@ class Parser(argparse.ArgumentParser):
         """End in one line, with the option that may have been meant."""
         words = message.partition("unrecognized arguments: ")[2].split()
         given = next((plain(word.partition("=")[0]) for word in words if word.startswith("--")), "")
-        near = difflib.get_close_matches(given, map(plain, self.options()), n=1)
+        others = {plain(option) for option in self.options()} - {given}  # a sibling of `plot curves` may have it
+        near = difflib.get_close_matches(given, others, n=1)
         meant = f"; did you mean {near[0]}?" if near else f"; `{self.prog} --help` lists the options"
         self.exit(2, f"error: {message}{meant}\n")
 

@@ -39,6 +39,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     from hf_deepwide.errors import UserError, quote
 
     task, recipe = (args.recipe[0], args.recipe[1:]) if args.recipe[0] in TASKS else (None, args.recipe)
+    if assigned := next((word for word in args.recipe[1:] if "." in word.partition("=")[0] and "=" in word), None):
+        key, _, value = assigned.partition("=")
+        raise UserError(f"{quote(assigned)} is no recipe; to set a key, write --{key} {value}")
     if len(recipe) == 2 and task is None:
         tasks = ", ".join(TASKS)
         raise UserError(f"there is no task {quote(recipe[0])}; accepted: {tasks}, or a recipe alone for translation")

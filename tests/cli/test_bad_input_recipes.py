@@ -27,6 +27,22 @@ def check(case, workspace, tmp_path, capsys, monkeypatch, call=TRAIN):
 
 NO_RECIPE = {
     "there is none": (None, ["nowhere.yaml"], ["there is no recipe nowhere.yaml"]),
+    "a slip in its name": (
+        lambda at: at.put("mine.yaml", ""),
+        ["mien.yaml"],
+        ["mien.yaml; did you mean 'mine.yaml'?"],
+    ),
+    "a name without its ending": (lambda at: at.put("mine.yaml", ""), ["mine"], ["did you mean 'mine.yaml'?"]),
+    "extends a packaged recipe": (
+        lambda at: at.put("r.yaml", "extends: multi30k_en_de_mat"),
+        ["r.yaml"],
+        ["r.yaml: extends: there is no file", "copy it: hf-deepwide recipes multi30k_en_de_mat --copy ."],
+    ),
+    "a slip in the family's key": (
+        lambda at: at.put("r.yaml", "model: {familly: mat}"),
+        ["r.yaml"],
+        ["unknown key 'familly'", "nearest is 'family'"],
+    ),
     "a folder": (None, ["corpus"], ["corpus is a folder; a recipe is a file"]),
     "a picture": (
         lambda at: at.put("r.yaml", b"\x89PNG\xff"),
@@ -75,6 +91,7 @@ VALUES = {
     "--training.num_train_epochs=0": ["num_train_epochs is 0; accepted: more than 0"],
     "--training.max_steps=0": ["max_steps is 0; accepted: 1 or more, or -1"],
     "--training.max_steps=many": ["training.max_steps: 'many' is not accepted; give a whole number"],
+    "--evaluation.metrics=bleu": ["evaluation.metrics: 'bleu' is not accepted; give a list, such as [bleu]"],
     "--training.seed=-1": ["seed is -1; accepted: 0 or more"],
     "--training.seed=99999999999999999999": ["seed is 99999999999999999999"],
     "--training.logging_steps=-3": ["logging_steps is -3"],
@@ -216,7 +233,7 @@ CORPORA = {
     ),
     "a stream without steps": (
         None, ["--data.streaming=true", "--training.max_steps=-1"],
-        ["data.streaming: a stream has no length, so set training.max_steps"],
+        ["data.streaming: a stream has no length; set in the section training: max_steps: N"],
     ),
     "a stream that ends badly": (
         lambda at: at.put("corpus/train.de", b"Hund\n" * 29 + b"\xff\n"),

@@ -520,6 +520,8 @@ def test_files_are_looked_at_before_a_model_is_loaded(tmp_path, monkeypatch, cap
     [
         (("plot", "curves", "a", "--outp", "b"), "are required: --output"),
         (("plot", "layers", "a", "--sead", "3"), "did you mean --seed?"),
+        (("plot", "joints", "a", "--seed", "3"), "--seed 3; `hf-deepwide plot --help` lists"),
+        (("train", "mine.yaml", "training.max_steps=5"), "to set a key, write --training.max_steps 5"),
         (("evaluate", "--hypotheses", "a", "--reference", "b", "--trials", "9"), "--trials belongs to"),
     ],
 )

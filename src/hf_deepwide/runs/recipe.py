@@ -201,6 +201,7 @@ def find_recipe(path: str | Path) -> Path:
         return name
     known = packaged_recipes()
     near = difflib.get_close_matches(str(name), known, n=1) or [each for each in known if each.endswith(f"/{name}")]
+    near = [file.name for file in [name.with_name(f"{name.name}.yaml")] if file.is_file()] or near
     hint = f"did you mean {near[0]!r}?" if near else "`hf-deepwide recipes` lists the packaged ones"
     raise UserError(f"there is no recipe {quote(str(path))}: no file, and no packaged recipe of this name; {hint}")
 
@@ -232,7 +233,7 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
     """Section to keys of a recipe, merged over those of the recipe that it `extends`.
 
     Args:
-        path: the file; what it extends is looked for in the same folder.
+        path: the file; what it extends is named by a path that is relative to its folder.
         kind: whose sections are accepted.
         children: the recipes that extend this one, for messages.
 
@@ -245,7 +246,9 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
     if len(children) > LINEAGE:
         raise UserError(f"{children[0]}: {EXTENDS}: more than {LINEAGE} recipes that extend one another")
     if children and not path.is_file():
-        raise UserError(f"{children[-1]}: {EXTENDS}: there is no file {path}")
+        raise UserError(f"{children[-1]}: {EXTENDS}: there is no file {path}{_instead(path)}")
+    if not path.exists():
+        raise UserError(f"there is no recipe {path}{_instead(path)}")
     values = parse_yaml(read_text(path, "recipe", LARGEST), source)
     values = {} if values is None else values
     if not isinstance(values, dict):
@@ -264,6 +267,15 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
     if path.name != RECIPE or read_mark(path.parent) is None:  # what a run has kept is merged
         check_tokenizer_keys(values.get("tokenizer") or {}, merged["tokenizer"], source)
     return merged
+
+
+def _instead(path: Path) -> str:
+    """What may have been meant by the name of a file that does not exist."""
+    near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    packaged = path.stem in packaged_recipes()
+    return f"; to extend the packaged recipe, copy it: hf-deepwide recipes {path.stem} --copy ." if packaged else ""
 
 
 def used_values(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -38,6 +38,9 @@ def check_model(fields: dict[str, Any], kind: "type[Recipe]", source: str) -> No
     family, accepted_families = fields.get("family"), kind.families()
     families = [name for name in all_families() if name in accepted_families]
     families += [name for name in accepted_families if name not in families]
+    if family is None:
+        for slip in difflib.get_close_matches("family", [*map(str, fields)]):
+            check_name(f"{source}: model", "key", slip, ["family"])
     if not isinstance(family, str):
         raise UserError(f"{source}: model.family: give a model type, such as {families[0]} or {families[1]}")
     if family not in families and family in CONFIG_MAPPING:
@@ -157,7 +160,9 @@ def _check_type(key: str, value: Any, hint: Any, where: str) -> None:
     """Refuse a value of another type than an annotation says; a secret is not shown."""
     if not _fits(value, hint):
         shown = "its value" if is_secret(key) else quote(without_secrets(value))
-        raise UserError(f"{where}.{key}: {shown} is not accepted; give {_describe(hint)}")
+        lacks_brackets = isinstance(value, str) and not is_secret(key) and _fits([value], hint)
+        accepted = f"a list, such as [{one_line(value, QUOTED)}]" if lacks_brackets else _describe(hint)
+        raise UserError(f"{where}.{key}: {shown} is not accepted; give {accepted}")
 
 
 def check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
