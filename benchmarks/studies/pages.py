@@ -17,7 +17,7 @@ from records import (
     scores_of,
 )
 from reports import filled_in, markdown
-from selection import Rows, chosen_rows, has_pairs, key_of, lost_seeds, validation_loss
+from selection import Rows, chosen_rows, has_pairs, key_of, leading_rows, lost_seeds, validation_loss
 
 from hf_deepwide.durable import write_whole
 from hf_deepwide.evaluation.seeds import equivalence, holm, paired_t, standard_error, welch
@@ -38,22 +38,24 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
     texts = page_texts(study, rows, records, results)
     for page in pages:
         write_whole(page, with_tables(page.read_text(encoding="utf-8"), study, texts))
+    lost = [record for record in records if "diverged" in record]
+    if shown := leading_rows(study, records):
+        if any(curve_of(record) for record in records):
+            plot_curves(study, shown, results / "learning_curves.png", lost)
+        if any(GRADIENT_NORMS in record for record in records):
+            plot_gradient_norms(study, shown, results / "gradient_norms.png", lost)
     if not rows:
         return ""
     write_whole(results / TABLE, texts["study"])
-    lost = [record for record in records if "diverged" in record]
-    if any(curve_of(record) for record in records):
-        plot_curves(study, rows, results / "learning_curves.png", lost)
-    if any(GRADIENT_NORMS in record for record in records):
-        plot_gradient_norms(study, rows, results / "gradient_norms.png", lost)
     return texts["study"]
 
 
 def page_texts(study: Study, rows: Rows, records: Sequence[Record], results: Path) -> dict[str, str]:
-    """What stands on pages, by the first word of its marker: the table, its short form, and the first search."""
+    """What stands on pages, by the first word of its marker: the table, its short form, the first and last search."""
     texts = {}
     if records:
-        texts["search"] = search_grid(study, records)
+        texts["search"] = search_grid(study, records, 0)
+        texts["full"] = search_grid(study, records, -1)
     if rows:
         lost = [record for record in records if "diverged" in record]
         texts["study"] = table(study, rows, results) + diverged_runs(study, lost)
@@ -99,16 +101,21 @@ def search_table(study: Study, records: Sequence[Record]) -> str:
     )
 
 
-def search_grid(study: Study, records: Sequence[Record]) -> str:
-    """The validation losses of the first stage: a row for each system, a column for each setting."""
+def search_grid(study: Study, records: Sequence[Record], number: int) -> str:
+    """The validation losses of a stage with the first seed: a row for each system, a column for each setting.
+
+    Behind the loss stands the score, where the runs of the stage have one.
+    """
+    stage = study.search[number].name
     found: dict[str, dict[tuple, str]] = {}
     parameters: dict[str, str] = {}
     for record in records:
         if "parameters" in record:
             parameters[record["system"]] = in_millions(record["parameters"])
-        if record["stage"] == study.search[0].name:
+        if record["stage"] == stage and record["seed"] == study.seeds[0]:
             loss = "diverged" if "diverged" in record else f"{validation_loss(record):.3f}"
-            found.setdefault(record["system"], {})[key_of(record["setting"])] = loss
+            score = f"; {record['test'][study.metric]:.2f}" if study.metric in record.get("test", {}) else ""
+            found.setdefault(record["system"], {})[key_of(record["setting"])] = loss + score
     settings = sorted({key for losses in found.values() for key in losses})
     return markdown(
         [

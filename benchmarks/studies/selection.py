@@ -138,6 +138,19 @@ def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
     return rows
 
 
+def leading_rows(study: Study, records: Sequence[Record]) -> Rows:
+    """The runs that figures show: those of `chosen_rows`, and of a system that is still searched the best in full."""
+    chosen, seed, rows = chosen_rows(study, records), study.seeds[0], {}
+    for system in study.systems:
+        stage = study.stages(system)[-1]
+        setting = best(records, system, stage, seed)
+        if system.name in chosen:
+            rows[system.name] = chosen[system.name]
+        elif setting is not None:
+            rows[system.name] = {seed: tried(records, system, stage, seed)[key_of(setting)]}
+    return rows
+
+
 def lost_seeds(study: Study, system: System, records: Sequence[Record]) -> int:
     """How many runs of the winner of a system have diverged."""
     setting, stage = winner(study, system, records), study.stages(system)[-1]

@@ -201,14 +201,30 @@ def test_the_committed_table_is_made_of_the_records(path):
         assert not (results / pages.TABLE).exists()
 
 
+def test_figures_show_the_best_run_of_a_system_that_is_still_searched(small):
+    plain, full = small.systems[0], small.search[1]
+    made = [record(small, plain, full, {"model.dropout": rate}, 1, loss) for rate, loss in ((0.1, 3.0), (0.3, 2.0))]
+    assert selection.chosen_rows(small, made) == {}
+    assert selection.leading_rows(small, made) == {"plain": {1: made[1]}}
+    assert selection.leading_rows(small, []) == {}
+
+
 def test_the_grid_of_a_search_has_a_column_for_each_setting(small):
     (plain, wide), (short, full) = small.systems, small.search
     rate = "training.learning_rate"
-    made = [record(small, plain, short, {rate: value}, 1, loss) for value, loss in ((0.002, 2), (0.001, 3))]
-    made += [record(small, wide, short, {rate: 0.001}, 1, 1.5), record(small, wide, full, {rate: 0.001}, 1, 0.5)]
-    lost = record(small, wide, short, {rate: 0.004}, 1, 1)
+    made = [record(small, plain, short, {rate: value}, 1, loss, test={}) for value, loss in ((0.002, 2), (0.001, 3))]
+    made += [
+        record(small, wide, short, {rate: 0.001}, 1, 1.5, test={}),
+        record(small, wide, full, {rate: 0.001}, 1, 0.5),
+    ]
+    lost = record(small, wide, short, {rate: 0.004}, 1, 1, test={})
     made.append({key: value for key, value in lost.items() if key != "train"} | {"diverged": "at step 3"})
-    assert pages.search_grid(small, made).splitlines() == [
+    assert pages.search_grid(small, made, -1).splitlines() == [
+        "| system | parameters | learning_rate 0.001 |",
+        "|---|---|---|",
+        f"| {wide.title} | 3.00 M | 0.500; 10.00 |",
+    ]
+    assert pages.search_grid(small, made, 0).splitlines() == [
         "| system | parameters | learning_rate 0.001 | learning_rate 0.002 | learning_rate 0.004 |",
         "|---|---|---|---|---|",
         f"| {plain.title} | 3.00 M | 3.000 | 2.000 |  |",
