@@ -20,6 +20,8 @@ from tiny_run import counted_updates
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BartConfig,
+    BartModel,
     DistilBertConfig,
     DistilBertForMaskedLM,
     DistilBertTokenizerFast,
@@ -475,6 +477,29 @@ def test_other_models_are_fine_tuned_plainly(data, base, tmp_path):
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "run").config.model_type == "roberta"
 
 
+def test_an_encoder_decoder_model_is_scored_by_its_logits(data, base, tmp_path):
+    """Its output holds the encoder's states, too."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    layers = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    config = BartConfig(vocab_size=len(tokenizer), d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16,
+                        max_position_embeddings=66, decoder_start_token_id=2, **ids, **layers, **heads)  # fmt: skip
+    BartModel(config).save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    recipe = recipe_of(data, tmp_path / "bart", tmp_path / "run", seeds=[1], max_steps=2, eval_strategy="steps",
+                       eval_steps=2, save_strategy="steps", save_steps=2)  # fmt: skip
+    recipe.values["model"] = {"family": "bart", "init_from": str(tmp_path / "bart")}
+    results = run_classification(recipe)
+    assert 0 <= results["seeds"][0]["validation"]["accuracy"] <= 100
+
+
+def test_a_warm_up_that_is_longer_than_the_training_is_refused(data, base, tmp_path):
+    recipe = recipe_of(data, base, tmp_path / "run", seeds=[1], max_steps=2, warmup_steps=9)
+    with pytest.raises(UserError, match="warmup_steps is 9, and the whole training has 2 steps"):
+        run_classification(recipe)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("problem_type", "regression"), ("num_labels", 2), ("id2label", {0: "a"}), ("label2id", {"a": 0})],
@@ -597,6 +622,7 @@ def test_mistakes_in_data_are_named(fields, words, data):
     [
         ('{"sentence": "b"}', "line 2: data.label: there is no column 'label'"),
         ('{"sentence": ["b"], "label": 1}', "line 2: 'sentence' holds a list; accepted: text or a number"),
+        ('{"sentence": "b", "label": NaN}', "row 2: the column 'label' is empty"),
         ('{"sentence": "\\ud800", "label": 1}', "line 2: half a surrogate pair"),
         ('{"sentence": ', "line 2: not JSON"),
     ],
@@ -605,6 +631,21 @@ def test_a_wrong_object_is_named(line, words, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": 0}\n' + line + "\n")
     with pytest.raises(UserError, match=words):
         read_splits(ClassificationArguments("jsonl", "a.jsonl", "a.jsonl", root=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "words"),
+    [
+        (["a", "b"], [0, None], "row 2: the column 'label' is empty"),
+        ([["a"], ["b", "c"]], [0, 1], "'sentence' holds a list; accepted: text or a number"),
+    ],
+)
+def test_a_wrong_column_of_a_data_set_is_named(texts, labels, words, tmp_path):
+    split = Dataset.from_dict({"sentence": texts, "label": labels}).cast_column("label", ClassLabel(names=["n", "p"]))
+    DatasetDict({"train": split}).save_to_disk(tmp_path / "set")
+    args = ClassificationArguments("datasets", "train", "train", name="set", root=str(tmp_path))
+    with pytest.raises(UserError, match=words):
+        read_splits(args)
 
 
 def test_numbers_to_be_learnt_are_refused_unless_they_are_listed(tmp_path):

@@ -163,9 +163,16 @@ def _read_data_set(
     for role, column in columns.items():
         if column not in rows.column_names:
             raise UserError(f"{prefix}: {_no_column(role, column, rows.column_names)}")
+    for column in columns.values():
+        kinds = {type(value) for value in rows[column][:]} & {list, dict}
+        if kinds:
+            raise UserError(f"{prefix}: {_is_no_text(column, kinds.pop())}")
     taken = {role: [_text(value) for value in rows[column][:]] for role, column in columns.items()}
     if named := getattr(rows.features[args.label], "names", None):  # numbers stand beside the names of classes
-        taken["label"] = [named[number] if 0 <= number < len(named) else str(number) for number in rows[args.label][:]]
+        taken["label"] = [
+            "" if number is None else named[number] if 0 <= number < len(named) else str(number)
+            for number in rows[args.label][:]
+        ]
     return taken
 
 
@@ -213,7 +220,7 @@ def _read_objects(file: Path, columns: Mapping[str, str]) -> dict[str, list[Any]
                 raise UserError(f"{where}: {_no_column(role, column, row)}")
             value = row[column]
             if isinstance(value, list | dict):
-                raise UserError(f"{where}: {quote(column)} holds a {type(value).__name__}; accepted: text or a number")
+                raise UserError(f"{where}: {_is_no_text(column, type(value))}")
             taken[role].append(checked_characters(value, where) if isinstance(value, str) else value)
     return taken
 
@@ -222,6 +229,10 @@ def _no_column(role: str, column: str, names: Iterable[str]) -> str:
     unlabelled = " (a split without classes cannot be scored: leave it out)" if role == "label" else ""
     columns = one_line(", ".join(names))
     return f"data.{KEYS[role]}: there is no column {quote(column)}; the columns are {columns}{unlabelled}"
+
+
+def _is_no_text(column: str, kind: type) -> str:
+    return f"{quote(column)} holds a {kind.__name__}; accepted: text or a number"
 
 
 def _is_number(text: str) -> bool:
@@ -233,4 +244,5 @@ def _is_number(text: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    """A cell as text; None and NaN, which is no equal of itself, are empty."""
+    return "" if value is None or value != value else str(value).strip()

@@ -54,6 +54,7 @@ from .masked_lm import check_base
 from .recipe import Recipe, read_mark
 from .run_folder import CURVES, NEW
 from .seeds_folder import SeedsFolder, has_begun
+from .warm_up import WarmUpFits
 
 logger = logging.getLogger(__name__)
 
@@ -267,6 +268,7 @@ def _train(
         processing_class=tokenizer,
         compute_metrics=scores,
     )
+    trainer.add_callback(WarmUpFits(recipe.source))
     with refusing_pickles(last):
         if last is not None and is_last(load_state(last)):
             trainer.read_back(last)

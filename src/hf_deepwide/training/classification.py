@@ -117,6 +117,11 @@ class ClassificationTrainer(Trainer):
             raise self._fault(self.state.global_step + 1, f"the training loss is {summed}")
         return loss
 
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
+        """Loss, logits and labels of a batch; an encoder-decoder model gives more than its logits."""
+        loss, logits, labels = super().prediction_step(*args, **kwargs)
+        return loss, logits[0] if isinstance(logits, tuple) else logits, labels
+
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Compute the metrics of a dataset.
 
