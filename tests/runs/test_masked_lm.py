@@ -23,6 +23,7 @@ from hf_deepwide.data.monolingual import MaskingCollator, MonolingualArguments, 
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs import masked_lm
+from hf_deepwide.runs.encoder_card import write_masked_lm_card
 from hf_deepwide.runs.masked_lm import (
     MaskedLMRecipe,
     MaskedLMTrainer,
@@ -128,6 +129,15 @@ def test_the_card_has_the_perplexities(finished):
     )
     found = [results["test"][name] for name in results["test"]]
     assert f"| test | {' | '.join(f'{perplexity:.2f}' for perplexity in found)} |" in card.text
+
+
+def test_the_card_leaves_out_a_language_that_a_split_lacks(finished, data, tmp_path):
+    _, results = finished
+    lacking = {name: value for name, value in results["test"].items() if name != "perplexity_de"}
+    shutil.copytree(finished[0], tmp_path / "run")
+    write_masked_lm_card(tmp_path / "run", recipe_of(data, tmp_path / "run"), {**results, "test": lacking})
+    cells = " | ".join(f"{lacking[name]:.2f}" if name in lacking else "" for name in results["validation"])
+    assert f"| test | {cells} |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_card_says_how_to_choose_a_posterior_and_the_run_is_shared(finished, tmp_path, used_in_a_fork):

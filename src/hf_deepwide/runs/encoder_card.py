@@ -27,7 +27,8 @@ def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) 
     """
     data, train = recipe.data, results["train"]
     scored = [split for split in ("validation", "test") if split in results]
-    names = list(results[scored[0]]) if len(data.languages) > 1 else [PERPLEXITY]
+    measured = dict.fromkeys(name for split in scored for name in results[split])  # a split may lack a language
+    names = [*measured] if len(data.languages) > 1 else [PERPLEXITY]
     _write(
         folder,
         recipe,
@@ -36,7 +37,10 @@ def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) 
         kind=f"A masked language model ({', '.join(map(card_text.text, data.languages))})",
         languages=[code for code in map(iso, data.languages) if code],
         columns=[name.replace("_", " ") for name in names],
-        rows={split: [f"{results[split][name]:.2f}" for name in names] for split in scored},
+        rows={
+            split: [f"{results[split][name]:.2f}" if name in results[split] else "" for name in names]
+            for split in scored
+        },
         metrics=[PERPLEXITY],
         scores={},  # a perplexity is of a vocabulary, and not to be ranked among others
         note=f"Perplexity of the masked tokens: {data.mask_probability:.0%} of each text.",
