@@ -16,7 +16,7 @@ from datasets.arrow_dataset import Column
 from huggingface_hub import ModelCard
 from model_cases import scramble
 from safetensors.torch import load_file
-from tiny_run import counted_updates
+from tiny_run import counted_updates, tiny_recipe
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -40,8 +40,10 @@ from hf_deepwide.evaluation.classification import classification_scores
 from hf_deepwide.runs import figures
 from hf_deepwide.runs.classification import ClassificationRecipe, run_classification
 from hf_deepwide.runs.recipe import check_recipe, load_recipe, packaged_recipes
+from hf_deepwide.runs.run import run_recipe
+from hf_deepwide.runs.run_folder import has_begun
 from hf_deepwide.runs.schema import recipe_schema
-from hf_deepwide.runs.seeds_folder import SeedsFolder, has_begun
+from hf_deepwide.runs.seeds_folder import SeedsFolder
 
 NOUNS = ("dog", "tree", "house", "river", "bird", "coat")
 RECIPES = [name for name in packaged_recipes() if name.startswith("classification/")]
@@ -344,6 +346,27 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(finished, data, base, tmp
     again = run_classification(recipe_of(data, base, tmp_path / "run", seeds=[2]), overwrite=True)
     assert [result["seed"] for result in again["seeds"]] == [2]
     assert not (tmp_path / "run" / "seed-1").exists()
+
+
+def test_runs_of_another_kind_stay(data, base, tmp_path, monkeypatch):
+    """A translation model and a classifier look for what they left behind in other places."""
+    recipe = recipe_of(data, base, tmp_path / "run", seeds=[1, 2])
+    kill_at(monkeypatch, seed=2, step=9)
+    with pytest.raises(KeyboardInterrupt):
+        run_classification(recipe)
+    monkeypatch.undo()
+    kept = (tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="unfinished run of another kind"):
+        run_recipe(tiny_recipe(tmp_path / "run"))
+    assert (tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8") == kept
+
+    translation = tiny_recipe(tmp_path / "other", max_steps=8)
+    run_recipe(translation)
+    (tmp_path / "other" / "results.json").unlink()  # as if interrupted
+    kept = (tmp_path / "other" / "recipe.yaml").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="unfinished run of another kind"):
+        run_classification(recipe_of(data, base, tmp_path / "other"))
+    assert (tmp_path / "other" / "recipe.yaml").read_text(encoding="utf-8") == kept
 
 
 def test_a_half_written_checkpoint_is_set_aside(finished, data, base, tmp_path, monkeypatch):

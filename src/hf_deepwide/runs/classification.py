@@ -52,8 +52,8 @@ from .facts import machine, versions
 from .figures import seed_histories
 from .masked_lm import check_base
 from .recipe import Recipe, read_mark
-from .run_folder import CURVES, NEW
-from .seeds_folder import SeedsFolder, has_begun
+from .run_folder import CURVES, NEW, has_begun
+from .seeds_folder import SeedsFolder
 from .warm_up import WarmUpFits
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ checkpoint stays in `.new`: perhaps it was not meant. It takes the older one's p
 
 import json
 import logging
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -194,6 +195,8 @@ class RunFolder:
             if ended:
                 now |= mark
         elif mark is not None:
+            if "data" in mark and has_begun(run):  # the mark of a run of several seeds
+                refuse_another_kind(run)
             self._forget_another_start(recipe)
         if not overwrite and checkpoints(run / NEW, INTERRUPTED):
             refuse_to_discard(run / NEW)
@@ -474,3 +477,25 @@ class Replacing(TrainerCallback):
         args.output_dir = str(self.folder.path)
         if state.best_model_checkpoint:
             state.best_model_checkpoint = str(self.folder.path / Path(state.best_model_checkpoint).name)
+
+
+def seeds_in(run: Path) -> list[Path]:
+    """The folders of the seeds of a run; what somebody else calls `seed-notes` is none."""
+    return [
+        path
+        for path in run.glob("seed-*")
+        if re.fullmatch(r"seed-(0|[1-9]\d*)", path.name) and path.is_dir() and not path.is_symlink()
+    ]
+
+
+def has_begun(run: Path) -> bool:
+    """True if a run of several seeds has anything to go on from."""
+    return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in seeds_in(run))
+
+
+def refuse_another_kind(run: Path) -> NoReturn:
+    """A translation model does not begin where a classifier can go on, nor the other way round."""
+    raise UserError(
+        f"{run} holds an unfinished run of another kind. Resume it with its own command and recipe ({run / RECIPE}), "
+        "give another training.output_dir, or --overwrite to start afresh"
+    )

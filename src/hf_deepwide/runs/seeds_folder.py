@@ -9,7 +9,6 @@ A run that replaces an older one begins in `.new`. It takes the older one's plac
 
 import json
 import logging
-import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +17,23 @@ from ..checkpoint_files import MARK, RESULTS
 from ..durable import remove, write_whole
 from ..errors import UserError
 from ..lock import locked
-from ..training.checkpoints import newest_whole
+from ..training.checkpoints import checkpoints
 from ..training.checksums import refuse_other_data
 from .facts import versions
 from .recipe import RECIPE, Recipe, differences, read_mark
-from .run_folder import CURVES, NEW, RENEWED, RunFolder, discard_start, refuse_to_discard, some_of
+from .run_folder import (
+    CURVES,
+    KINDS,
+    NEW,
+    RENEWED,
+    RunFolder,
+    discard_start,
+    has_begun,
+    refuse_another_kind,
+    refuse_to_discard,
+    seeds_in,
+    some_of,
+)
 from .yaml_values import to_yaml
 
 logger = logging.getLogger(__name__)
@@ -79,6 +90,8 @@ class SeedsFolder(RunFolder):
             raise UserError(
                 f"{run} holds a finished run; give another training.output_dir, or --overwrite to replace it"
             )
+        if checkpoints(run, *KINDS):  # a run of several seeds has them in the folders of its seeds
+            refuse_another_kind(run)
         if has_begun(run) and (changes := self.changes(recipe)):
             raise UserError(
                 f"{run} holds an unfinished run of another recipe ({some_of(changes)}). Resume it with its own recipe "
@@ -102,17 +115,3 @@ class SeedsFolder(RunFolder):
                 if file.is_file():  # the older run's model is a copy of a seed's
                     (run / file.name).unlink(missing_ok=True)
             remove(seed)
-
-
-def seeds_in(run: Path) -> list[Path]:
-    """The folders of the seeds of a run; what somebody else calls `seed-notes` is none."""
-    return [
-        path
-        for path in run.glob("seed-*")
-        if re.fullmatch(r"seed-(0|[1-9]\d*)", path.name) and path.is_dir() and not path.is_symlink()
-    ]
-
-
-def has_begun(run: Path) -> bool:
-    """True if a run of several seeds has anything to go on from."""
-    return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in seeds_in(run))
