@@ -44,10 +44,10 @@ def test_weights_are_told_apart_by_layer_and_sublayer():
 def test_the_script_draws_a_checkpoint(case, tmp_path, monkeypatch, capsys):
     model = build(case)
     model.save_pretrained(tmp_path / "model")
-    script(monkeypatch, tmp_path / "model", tmp_path / "new" / "weights.png")
+    script(monkeypatch, tmp_path / "model", "--output", tmp_path / "new")
     printed = capsys.readouterr().out
     assert f"layer 2 FFN       spread {spread(path_weights(model)['FFN'][1]):.3f}" in printed
-    image = imread(tmp_path / "new" / "weights.png")
+    image = imread(tmp_path / "new" / "path_weights.png")
     assert image[..., :3].std() > 0.05  # something was drawn
     first = image.copy()
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_the_script_draws_a_checkpoint(case, tmp_path, monkeypatch, capsys):
 def test_a_model_without_weights_is_refused(tmp_path, monkeypatch, capsys):
     build("vanilla").save_pretrained(tmp_path / "model")
     with pytest.raises(SystemExit) as stop:
-        script(monkeypatch, tmp_path / "model", tmp_path / "weights.png")
+        script(monkeypatch, tmp_path / "model", "--output", tmp_path / "new")
     assert stop.value.code == 2
     assert "a vanilla_transformer model without learnable path weights" in capsys.readouterr().err
-    assert not (tmp_path / "weights.png").exists()
+    assert not (tmp_path / "new").exists()

@@ -22,7 +22,7 @@ LOADERS = {
     ),
     "share": ("share.py", VANILLA, "out", "--no-verify"),
     "prune": ("prune_latent_depth.py", f"./{LATENT}", "out"),
-    "plot path weights": ("plot_path_weights.py", f"./{PATHS}", "out.png"),
+    "plot path weights": ("plot_path_weights.py", f"./{PATHS}", "--output", "out"),
 }
 
 
@@ -224,9 +224,8 @@ ARGUMENTS = {
         ["has no latent layers"],
     ),
     "draw weights of a vanilla model": (
-        None, ("plot_path_weights.py", VANILLA, "x.png"), ["without learnable path weights"],
+        None, ("plot_path_weights.py", VANILLA, "--output", "x"), ["without learnable path weights"],
     ),
-    "draw no kind of image": (None, ("plot_path_weights.py", PATHS, "x.foo"), ["no kind of image", "png"]),
     "widen into a file": (None, (*PROXIMAL, VANILLA, "recipe.yaml"), ["recipe.yaml exists already"]),
     "widen an unknown field": (
         None, (*PROXIMAL, VANILLA, "out", "--atention_branches", "3"), ["nearest is 'attention_branches'"],
@@ -319,11 +318,13 @@ ARGUMENTS = {
     ),
     "compare into a file": (log(), (*COMPARE, "run", "--output", "recipe.yaml"), ["recipe.yaml"]),
     "draw weights onto a figure": (
-        lambda at: at.put("mine.png", ""), ("plot_path_weights.py", PATHS, "mine"), ["mine.png exists already"],
+        lambda at: at.put("mine/path_weights.png", ""), ("plot_path_weights.py", PATHS, "--output", "mine"),
+        ["mine/path_weights.png exists already"],
     ),
     "draw weights over a folder": (
-        lambda at: at.put("x.png/y", ""), ("plot_path_weights.py", PATHS, "x.png", "--overwrite"),
-        ["error: x.png: this is a folder"],
+        lambda at: at.put("x/path_weights.png/y", ""),
+        ("plot_path_weights.py", PATHS, "--output", "x", "--overwrite"),
+        ["error: x/path_weights.png: this is a folder"],
     ),
     "draw layers onto a figure": (
         lambda at: (

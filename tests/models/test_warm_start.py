@@ -354,7 +354,7 @@ def test_overrides_that_are_refused(name, overrides, message):
 
 def test_a_post_norm_base_for_a_pre_norm_family_is_refused_once():
     """`normalize_before=True`, which the family asks for, is no way out: the weights are of the other form."""
-    with pytest.raises(UserError, match=r"post-norm, and its weights cannot start .* train a base"):
+    with pytest.raises(UserError, match=r"post-norm, and a latent_depth .* train a base"):
         LatentDepthForConditionalGeneration.from_base(make("bart"))
 
 

@@ -442,7 +442,7 @@ def test_a_stream_is_trained_on_and_resumed(tmp_path):
     assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
     epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "eval_steps": None, "save_steps": 500}
     values["training"] |= {**epochs, "output_dir": str(tmp_path / "other")}
-    with pytest.raises(UserError, match=r"data\.streaming.*max_steps"):
+    with pytest.raises(UserError, match=r"data\.streaming.*eval_strategy: steps"):
         run_recipe(check_recipe(values, "tiny", "tiny.yaml"))
 
 
