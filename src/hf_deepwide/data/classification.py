@@ -163,11 +163,12 @@ def _read_data_set(
     for role, column in columns.items():
         if column not in rows.column_names:
             raise UserError(f"{prefix}: {_no_column(role, column, rows.column_names)}")
-    for column in columns.values():
-        kinds = {type(value) for value in rows[column][:]} & {list, dict}
-        if kinds:
+    taken = {}
+    for role, column in columns.items():
+        values = rows[column][:]
+        if kinds := {type(value) for value in values} & {list, dict}:
             raise UserError(f"{prefix}: {_is_no_text(column, kinds.pop())}")
-    taken = {role: [_text(value) for value in rows[column][:]] for role, column in columns.items()}
+        taken[role] = [_text(value) for value in values]
     if named := getattr(rows.features[args.label], "names", None):  # numbers stand beside the names of classes
         taken["label"] = [
             "" if number is None else named[number] if 0 <= number < len(named) else str(number)
