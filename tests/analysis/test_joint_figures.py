@@ -19,7 +19,7 @@ from hf_deepwide.analysis.layer_joints import (
 from hf_deepwide.demo.pictures import pictures
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.figures import plot_joints
-from hf_deepwide.runs.run_folder import LAYER_WEIGHTS, PLOTS, SOLVER_GATES
+from hf_deepwide.runs.written_files import LAYER_WEIGHTS, PLOTS, SOLVER_GATES
 from hf_deepwide_cli import main
 
 

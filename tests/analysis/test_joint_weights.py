@@ -17,7 +17,7 @@ from hf_deepwide.analysis.joint_weights import (
 from hf_deepwide.demo.pictures import pictures
 from hf_deepwide.models.joined_layers import Join
 from hf_deepwide.runs.figures import plot_joints
-from hf_deepwide.runs.run_folder import PLOTS
+from hf_deepwide.runs.written_files import PLOTS
 
 
 def test_queries_of_zero_read_all_sources_alike():

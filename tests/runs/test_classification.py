@@ -35,6 +35,7 @@ from transformers import (
 from hf_deepwide import MATRobertaForSequenceClassification, share
 from hf_deepwide.data.classification import ClassificationArguments, class_names, encode_rows, read_splits
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
+from hf_deepwide.checkpoint_files import read_results
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.classification import classification_scores
 from hf_deepwide.runs import figures
@@ -367,6 +368,27 @@ def test_runs_of_another_kind_stay(data, base, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="unfinished run of another kind"):
         run_classification(recipe_of(data, base, tmp_path / "other"))
     assert (tmp_path / "other" / "recipe.yaml").read_text(encoding="utf-8") == kept
+
+
+def test_a_run_of_another_kind_takes_the_place_of_all_that_was_written(finished, data, base, tmp_path):
+    run, ours = tmp_path / "run", {"run.json", "recipe.yaml", "results.json", "README.md", "model.safetensors"}
+    shutil.copytree(finished[0], run)
+    (run / "seed-notes").mkdir()
+    run_recipe(tiny_recipe(run, max_steps=8), overwrite=True)
+    assert not list(run.glob("seed-[0-9]*")), "nothing of the classifier is left"
+    assert (run / "seed-notes").is_dir()
+    assert read_results(run)["recipe"]["training"]["max_steps"] == 8
+
+    (run / "seed-1").mkdir()  # of a translation model it is not a seed's
+    (run / "seed-1" / "notes.txt").touch()
+    run_recipe(tiny_recipe(run, max_steps=8), overwrite=True)
+    assert (run / "seed-1" / "notes.txt").is_file()
+    shutil.rmtree(run / "seed-1")
+
+    run_classification(recipe_of(data, base, run, seeds=[1]), overwrite=True)
+    tokenizer = {path.name for path in (run / "seed-1").iterdir()}
+    left = {path.name for path in run.iterdir()} - ours - tokenizer
+    assert left == {"seed-1", "seed-notes", "plots"}, "no checkpoints, translations or logs"
 
 
 def test_a_half_written_checkpoint_is_set_aside(finished, data, base, tmp_path, monkeypatch):

@@ -52,9 +52,10 @@ from .facts import machine, versions
 from .figures import seed_histories
 from .masked_lm import check_base
 from .recipe import Recipe, read_mark
-from .run_folder import CURVES, NEW, has_begun
+from .run_folder import NEW, has_begun
 from .seeds_folder import SeedsFolder
 from .warm_up import WarmUpFits
+from .written_files import CURVES
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from ..evaluation.translate import SEARCH, settings_apart
 from ..training.arguments import TranslationTrainingArguments
 from .averaging import training_of, vocabulary
 from .recipe import NO_DIFFERENCE, RECIPE, Recipe, differences, load_recipe
-from .run_folder import RESULTS, SHOWN, TRANSLATIONS
+from .run_folder import RESULTS, SHOWN
+from .written_files import TRANSLATIONS
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,11 @@ from ..training.trainer import TokenBatchTrainer
 from .averaging import average_checkpoints
 from .facts import machine, training_facts, versions
 from .recipe import RECIPE, Recipe
-from .run_folder import (
+from .run_folder import Replacing, RunFolder, Start
+from .task import Task
+from .translation import Translation
+from .warm_up import WarmUpFits, refuse_long_warm_up
+from .written_files import (
     CURVES,
     GRADIENT_NORMS,
     JOINT_WEIGHTS,
@@ -42,13 +46,7 @@ from .run_folder import (
     PATH_WEIGHTS,
     RESULTS,
     SOLVER_GATES,
-    Replacing,
-    RunFolder,
-    Start,
 )
-from .task import Task
-from .translation import Translation
-from .warm_up import WarmUpFits, refuse_long_warm_up
 from .yaml_values import to_yaml
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ checkpoint stays in `.new`: perhaps it was not meant. It takes the older one's p
 
 import json
 import logging
-import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,16 +25,8 @@ from accelerate import PartialState
 from datasets import disable_progress_bars
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..analysis.gradient_norms import PLOT as GRADIENT_NORMS
-from ..analysis.joint_weights import JOINTS as JOINT_WEIGHTS
-from ..analysis.layer_joints import GATES as SOLVER_GATES
-from ..analysis.layer_joints import WEIGHTS as LAYER_WEIGHTS
-from ..analysis.layer_utilization import PLOT as LAYER_UTILIZATION
-from ..analysis.layer_utilization import SAMPLES as SELECTION_SAMPLES
-from ..analysis.path_weights import PLOT as PATH_WEIGHTS
-from ..card_text import CARD
 from ..checkpoint_files import MARK, RESULTS, read_results
-from ..durable import STAGING, Writing, discard, draft_of, is_same, remove, write_whole
+from ..durable import Writing, discard, draft_of, is_same, write_whole
 from ..errors import UserError
 from ..lock import LOCK, locked
 from ..reading import read_text
@@ -56,18 +47,14 @@ from ..training.faults import FAULTS
 from ..training.memory import bound_kernel_caches, keep_memory
 from .averaging import SIDE_FILES
 from .recipe import NO_DIFFERENCE, RECIPE, Recipe, differences, read_mark
+from .written_files import CURVES, KINDS, clear_run, has_seeds, seeds_in
 from .yaml_values import LARGEST, parse_yaml, to_yaml
 
 logger = logging.getLogger(__name__)
 
-TRANSLATIONS, CURVES = "translations.txt", "plots/learning_curves.png"
-PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, JOINT_WEIGHTS, LAYER_WEIGHTS, SOLVER_GATES)
-# What `hf-deepwide plot` draws in a run unless another place is given.
-DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
 NEW, RENEWED = ".new", ".renewed"
 # What the folder of a run may hold before its mark; an older version called drafts by a dot and their name.
 DRAFTS = (LOCK, *(name for file in (MARK, RECIPE) for name in (draft_of(Path(file)).name, f".{file}")))
-KINDS = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]
 SHOWN = 3  # differences of two recipes in a message
 # Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).
 RESOLVED = {"gradient_accumulation_steps", "bf16", "fp16", "attn_implementation", "pad_to_multiple_of"}
@@ -89,11 +76,6 @@ class Start:
     ended: bool = False
     results: dict[str, Any] | None = None
     run_id: str | None = None
-
-
-def translations_file(pair: str) -> str:
-    """The file in a run's folder with the translations of one of several language pairs."""
-    return f"translations.{pair}.txt"
 
 
 class RunFolder:
@@ -195,7 +177,7 @@ class RunFolder:
             if ended:
                 now |= mark
         elif mark is not None:
-            if "data" in mark and has_begun(run):  # the mark of a run of several seeds
+            if has_seeds(mark) and has_begun(run):
                 refuse_another_kind(run)
             self._forget_another_start(recipe)
         if not overwrite and checkpoints(run / NEW, INTERRUPTED):
@@ -323,34 +305,12 @@ class RunFolder:
         return bool(checkpoints(new, REGULAR))
 
     def clear(self) -> None:
-        """Remove what a run writes, and figures of it; the mark, the recipe and files of others stay.
-
-        `results.json`, which says that the run is finished, goes first.
-        """
-        run = self.path
-        (run / RESULTS).unlink(missing_ok=True)
-        for place in (run, run / FAULTS):
-            discard(place / STAGING)
-        for folder in (*checkpoints(run, *KINDS), *checkpoints(run / FAULTS, "step")):
-            remove(folder)
-        logs = [folder for folder in run.glob("runs/*") if folder.is_dir() and not folder.is_symlink()]
-        event_files = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
-        files = [run / name for name in (*self._translations(), CARD, WEIGHTS, *SIDE_FILES, *PLOTS)]
-        drawn = [path for name in DRAWN for path in run.glob(name)]  # by `hf-deepwide plot`
-        drafts = [draft_of(file) for file in files]  # of a process that was killed
-        for file in (*files, *drafts, *drawn, *event_files):
-            file.unlink(missing_ok=True)
-        for folder in (*logs, run / "runs", run / "plots", run / FAULTS):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-
-    def _translations(self) -> list[str]:
-        """The files of translations that the run may have written; files of other names are the user's."""
+        """Remove what the run has written; the mark, the recipe and files of others stay."""
         try:
             pairs = self.earlier_recipe().get("data", {}).get("pairs")
         except UserError:  # somebody has damaged the recipe, and the new run may take its place all the same
             pairs = None
-        return [TRANSLATIONS, *map(translations_file, pairs if isinstance(pairs, list) else [])]
+        clear_run(self.path, pairs if isinstance(pairs, list) else [])
 
     def final_checkpoints(self, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
         """The checkpoints whose mean is the final model, and what to call it."""
@@ -477,15 +437,6 @@ class Replacing(TrainerCallback):
         args.output_dir = str(self.folder.path)
         if state.best_model_checkpoint:
             state.best_model_checkpoint = str(self.folder.path / Path(state.best_model_checkpoint).name)
-
-
-def seeds_in(run: Path) -> list[Path]:
-    """The folders of the seeds of a run; what somebody else calls `seed-notes` is none."""
-    return [
-        path
-        for path in run.glob("seed-*")
-        if re.fullmatch(r"seed-(0|[1-9]\d*)", path.name) and path.is_dir() and not path.is_symlink()
-    ]
 
 
 def has_begun(run: Path) -> bool:

@@ -9,12 +9,10 @@ A run that replaces an older one begins in `.new`. It takes the older one's plac
 
 import json
 import logging
-from contextlib import suppress
 from pathlib import Path
 
-from ..card_text import CARD
 from ..checkpoint_files import MARK, RESULTS
-from ..durable import remove, write_whole
+from ..durable import write_whole
 from ..errors import UserError
 from ..lock import locked
 from ..training.checkpoints import checkpoints
@@ -22,8 +20,6 @@ from ..training.checksums import refuse_other_data
 from .facts import versions
 from .recipe import RECIPE, Recipe, differences, read_mark
 from .run_folder import (
-    CURVES,
-    KINDS,
     NEW,
     RENEWED,
     RunFolder,
@@ -31,9 +27,9 @@ from .run_folder import (
     has_begun,
     refuse_another_kind,
     refuse_to_discard,
-    seeds_in,
     some_of,
 )
+from .written_files import KINDS, seeds_in
 from .yaml_values import to_yaml
 
 logger = logging.getLogger(__name__)
@@ -101,17 +97,3 @@ class SeedsFolder(RunFolder):
     def is_under_way(self, new: Path) -> bool:
         """Whether a new run has trained a seed."""
         return any((seed / RESULTS).is_file() for seed in seeds_in(new))
-
-    def clear(self) -> None:
-        """Remove what a run of several seeds writes; files of others stay."""
-        run = self.path
-        (run / RESULTS).unlink(missing_ok=True)  # first: without it the run is not finished
-        (run / CARD).unlink(missing_ok=True)
-        (run / CURVES).unlink(missing_ok=True)
-        with suppress(OSError):  # somebody else's figures lie there, too
-            (run / CURVES).parent.rmdir()
-        for seed in seeds_in(run):
-            for file in seed.iterdir():
-                if file.is_file():  # the older run's model is a copy of a seed's
-                    (run / file.name).unlink(missing_ok=True)
-            remove(seed)

@@ -27,8 +27,8 @@ from .build import build_model, check_base, new_rows, set_search
 from .data_warnings import warn_of_capitals, warn_of_overlap, warn_of_unknown_tokens
 from .model_card import write_model_card
 from .recipe import Recipe
-from .run_folder import TRANSLATIONS, translations_file
 from .task import Task, warn_of_few
+from .written_files import TRANSLATIONS, translations_file
 
 STREAM_TEXTS, DATASET_TEXTS = 1_000_000, 10_000_000  # most pairs that a tokenizer is trained on
 SAMPLES = 5  # test sentences in the model card
