@@ -33,9 +33,9 @@ from transformers import (
 )
 
 from hf_deepwide import MATRobertaForSequenceClassification, share
-from hf_deepwide.data.classification import ClassificationArguments, class_names, encode_rows, read_splits
-from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.checkpoint_files import read_results
+from hf_deepwide.data.classification import ClassificationArguments, class_names, encode_rows, hold_out, read_splits
+from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.classification import classification_scores
 from hf_deepwide.runs import figures
@@ -597,10 +597,10 @@ def test_rows_are_read_as_they_are(data):
     args = ClassificationArguments(
         root=str(data), train="train.tsv", validation_size=10, sentence1="first", sentence2="second", label="class"
     )
-    splits = read_splits(args)
+    splits = hold_out(args, read_splits(args))
     assert (splits["train"].num_rows, splits["validation"].num_rows) == (86, 10)
     assert splits["train"][0]["pair"].startswith('we saw "the ')
-    assert read_splits(args)["validation"][:] == splits["validation"][:]
+    assert hold_out(args, read_splits(args))["validation"][:] == splits["validation"][:]
     assert class_names(args, splits) == ["other", "same"]
 
 
@@ -656,10 +656,28 @@ def test_mistakes_in_data_are_named(fields, words, data):
 
     def read():
         args = ClassificationArguments(**{**usual, **fields})
-        return class_names(args, read_splits(args))
+        splits = read_splits(args)
+        return class_names(args, splits), hold_out(args, splits)
 
     with pytest.raises(UserError, match=words):
         read()
+
+
+def test_a_class_may_lie_in_the_rows_that_are_held_out(base, tmp_path):
+    """It is one of the model's classes all the same."""
+    rows = [
+        "first\tclass",
+        *(f"the dog sleeps {number}\t{number % 2}" for number in range(20)),
+        "the cat sleeps\trare",
+    ]
+    (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    columns = {"train": "train.tsv", "sentence1": "first", "label": "class"}
+    args = ClassificationArguments(root=str(tmp_path), validation_size=18, **columns)
+    assert "rare" not in hold_out(args, read_splits(args))["train"]["label"][:]
+    usual = recipe_of(tmp_path, base, tmp_path / "run", seeds=[1], max_steps=2).values
+    data = {"root": str(tmp_path), **columns, "validation_size": 18}
+    recipe = check_recipe({**usual, "data": data}, "tiny", "tiny.yaml", ClassificationRecipe)
+    assert run_classification(recipe)["labels"] == ["0", "1", "rare"]
 
 
 @pytest.mark.parametrize(

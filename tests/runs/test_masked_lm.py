@@ -382,9 +382,15 @@ def test_held_out_text_of_which_nothing_is_predicted_is_refused(data, tokenizer,
     for language in ("en", "de"):
         (tmp_path / f"short.{language}").write_text("the cat\n")
     args = MonolingualArguments(["en", "de"], "short", "short", root=str(tmp_path), mask_probability=0.0001)
-    with pytest.raises(UserError, match=r"data.validation: none of its \d+ tokens was drawn to be predicted"):
+    with pytest.raises(UserError, match=r"data\.validation: no token in en, de was drawn to be predicted"):
         encode_texts(args, "validation", tokenizer)
     assert len(encode_texts(args, "train", tokenizer)) == 2
+
+    (tmp_path / "long.en").write_text("the cat sleeps on the mat\n" * 20)
+    (tmp_path / "long.de").write_text("the\n")  # of one language alone its perplexity would be no number
+    args = MonolingualArguments(["en", "de"], "long", "long", root=str(tmp_path), mask_probability=0.05)
+    with pytest.raises(UserError, match=r"data\.validation: no token in de was drawn"):
+        encode_texts(args, "validation", tokenizer)
 
 
 def test_a_language_of_which_no_line_is_short_enough_is_refused(tokenizer, tmp_path):

@@ -78,14 +78,22 @@ def read_splits(args: ClassificationArguments) -> dict[str, Dataset]:
     Raises:
         UserError: a file or a column is missing or empty.
     """
-    splits = {split: _read(args, split) for split in SPLITS if getattr(args, split) is not None}
-    if args.validation is None:
-        size, rows = args.validation_size or 0, splits["train"].num_rows
-        if size >= rows:
-            raise UserError(f"data.validation_size is {size}; the training split has only {rows} rows")
-        held = splits["train"].train_test_split(test_size=size, seed=0)
-        splits |= {"train": held["train"], "validation": held["test"]}
-    return splits
+    return {split: _read(args, split) for split in SPLITS if getattr(args, split) is not None}
+
+
+def hold_out(args: ClassificationArguments, splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """The splits, with `validation_size` rows of the training split as the validation split if there is none.
+
+    Raises:
+        UserError: the training split has too few rows.
+    """
+    if args.validation is not None:
+        return dict(splits)
+    size, rows = args.validation_size or 0, splits["train"].num_rows
+    if size >= rows:
+        raise UserError(f"data.validation_size is {size}; the training split has only {rows} rows")
+    held = splits["train"].train_test_split(test_size=size, seed=0)
+    return {**splits, "train": held["train"], "validation": held["test"]}
 
 
 def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) -> list[str]:

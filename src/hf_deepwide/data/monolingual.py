@@ -149,8 +149,8 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
     """
     encoder, lines = TextEncoder(tokenizer), read_texts(args, split)
     collator = None if split == "train" else MaskingCollator(tokenizer, args.mask_probability)
-    parts, read, long, tokens, predicted = [], 0, 0, 0, 0
-    kept = dict.fromkeys(args.languages, 0)
+    parts, read, long = [], 0, 0
+    kept, predicted = dict.fromkeys(args.languages, 0), dict.fromkeys(args.languages, 0)
     while chunk := list(islice(lines, CHUNK)):  # the rest is Arrow, as in `corpora`
         languages, texts = zip(*chunk, strict=True)
         bodies = encoder.bodies(texts)
@@ -171,8 +171,8 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
             masked = [collator.mask(torch.tensor([row])) for row in rows]
             columns["input_ids"] = [ids[0].tolist() for ids, _ in masked]
             columns["labels"] = [labels[0].tolist() for _, labels in masked]
-            predicted += sum(label != -100 for labels in columns["labels"] for label in labels)
-        tokens += sum(lengths)
+            for language, labels in zip(languages, columns["labels"], strict=True):
+                predicted[args.languages[language]] += sum(label != -100 for label in labels)
         if rows:
             parts.append(Dataset.from_dict(columns))
     if not read:
@@ -186,10 +186,10 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
             f"data.{split}: no sequence in {', '.join(none)} has at most {args.max_length} tokens; raise "
             "data.max_length, or leave the language out"
         )
-    if collator is not None and not predicted:
+    if none := [language for language, count in kept.items() if collator and count and not predicted[language]]:
         raise UserError(
-            f"data.{split}: none of its {tokens} tokens was drawn to be predicted, so it has no loss; give more text, "
-            "or a larger data.mask_probability"
+            f"data.{split}: no token in {', '.join(none)} was drawn to be predicted, so it has no loss; give more "
+            "text, or a larger data.mask_probability"
         )
     return concatenate_datasets(parts)
 

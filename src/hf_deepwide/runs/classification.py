@@ -32,7 +32,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from ..analysis.learning_curves import plot_runs
 from ..checkpoint_files import RESULTS, read_results
-from ..data.classification import ClassificationArguments, class_names, encode_rows, read_splits
+from ..data.classification import ClassificationArguments, class_names, encode_rows, hold_out, read_splits
 from ..data.digest import data_digest
 from ..data.tokenizer import TokenizerArguments, load_or_train
 from ..durable import discard, saving, whole_files, write_whole
@@ -127,7 +127,8 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
         folder.check_start(recipe, overwrite)
     check_base(recipe)  # before the corpus is read
     splits = read_splits(data)
-    names = class_names(data, splits)
+    names = class_names(data, splits)  # also of rows that are then held out
+    splits = hold_out(data, splits)
     tokenizer = load_or_train(recipe.tokenizer, iter(()), needs=("pad_token",))
     check_same_tokens(recipe, tokenizer)
     model = _new_model(recipe, args, names, args.seeds[0])  # what is wrong with it is said before anything is written

@@ -72,5 +72,5 @@ class MaskedLMTrainer(TokenBatchTrainer):
 
 def _perplexity(loss: float, tokens: float) -> float:
     """exp(loss / tokens), infinite where a model has diverged."""
-    mean = loss / tokens if tokens else math.nan
+    mean = loss / tokens
     return math.exp(mean) if not mean > 700 else math.inf
