@@ -27,6 +27,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "train_translation.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 WITH_HELPERS = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(PATHS)}  # of processes that import these helpers
+LAUNCH = "from accelerate.commands.launch import main; main()"  # code that launches processes
 
 MODEL = {
     "d_model": 32,

@@ -10,10 +10,9 @@ from accelerate.commands import launch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
-from tiny_run import ENVIRONMENT, SCRIPT
+from tiny_run import ENVIRONMENT, LAUNCH, SCRIPT
 
 CONFIGS = SCRIPT.parent / "accelerate"
-LAUNCH = "from accelerate.commands.launch import main; main()"
 # No test needs more of a process than that it is one of several, and that they hear each other.
 COUNT = """
 import sys, torch

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 from scale_worker import DROPPING, FAMILIES, SENTENCES, STREAMED
-from tiny_run import SCRIPT, WITH_HELPERS, tiny_corpus, tiny_recipe
+from tiny_run import LAUNCH, SCRIPT, WITH_HELPERS, tiny_corpus, tiny_recipe
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deepwide.analysis.layer_joints import GATE
@@ -26,7 +26,6 @@ from hf_deepwide.training.process_group import leaving_process_group
 from hf_deepwide.training.replay import replay
 
 CONFIG = SCRIPT.parent / "accelerate" / "cpu.yaml"
-LAUNCH = "from accelerate.commands.launch import main; main()"
 
 
 @pytest.fixture(scope="module")
