@@ -5,19 +5,17 @@ runs only if the caller says so. The weights must be exactly what the config des
 weights with random numbers, leave out those that the config does not ask for, and only warn.
 """
 
-import copy
 import logging
 import os
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
@@ -38,6 +36,7 @@ from .generation_fields import check_generation, check_generation_fields
 from .hub import offline_where_unreachable
 from .models.language_pairs import forget_unsaid, language_ids, make_codes_special
 from .shards import only_weights
+from .weight_checks import check_finite, check_shapes, check_tying
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +144,7 @@ def load_model(
         if file is not None:
             _check_size(auto, config, file, options)
         model, info = auto.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-        _check_shapes(info["mismatched_keys"], "its weights do not fit its config")
+        check_shapes(info["mismatched_keys"], "its weights do not fit its config")
         missing = sorted(info["missing_keys"])
         if missing and not (may_lack and may_lack(model.config)):
             raise ValueError(
@@ -154,7 +153,7 @@ def load_model(
         unexpected = sorted(key for key in info["unexpected_keys"] if not LEFT_OUT.search(key))
         if unexpected and not (accept_unexpected and accept_unexpected(model.config)):
             raise ValueError(f"it has weights that its config does not ask for: {some(unexpected)}")
-        retied = _check_tying(model, (model.state_dict() if file is None else file).keys() - missing)
+        retied = check_tying(model, (model.state_dict() if file is None else file).keys() - missing)
         if not accept_nonfinite:
             check_finite(model)
         corrected = check_generation(model)
@@ -168,85 +167,6 @@ def load_model(
         for field in ("auto_map", "custom_pipelines"):
             vars(model.config).pop(field, None)
     return model
-
-
-def _check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], what: str) -> None:
-    """Refuse tensors of other shapes than the model has: name, the file's shape and the model's.
-
-    Raises:
-        ValueError: names the first tensor.
-    """
-    if found := sorted(mismatched):
-        (key, theirs, ours), *rest = found
-        more = f" (and {len(rest)} more)" if rest else ""
-        raise ValueError(f"{what}: {key} has the shape {list(theirs)} instead of {list(ours)}{more}")
-
-
-def check_finite(model: torch.nn.Module) -> None:
-    """Refuse a model with weights that are NaN or infinite.
-
-    Raises:
-        ValueError: names the first tensor.
-    """
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_floating_point() and not is_finite(tensor):
-            raise ValueError(f"{name} holds numbers that are NaN or infinite; the training that wrote it has failed")
-
-
-def check_weight_names(model: PreTrainedModel) -> None:
-    """Refuse a loaded model whose weights a new model of its config does not have: an adapter renames some of them.
-
-    Transformers would save or copy them all the same, and start at random what it does not find.
-
-    Raises:
-        ValueError: see `check_tensors`.
-    """
-    check_tensors(model.state_dict(), type(model), model.config)
-
-
-def check_surplus(names: Set[str], cls: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, torch.Tensor]:
-    """Refuse names of tensors that a new model does not have; returns the new model's tensors, without memory.
-
-    Raises:
-        ValueError: names some.
-    """
-    with torch.device("meta"):
-        asked = cls(copy.deepcopy(config)).state_dict()
-    if surplus := names - asked.keys():
-        raise ValueError(
-            f"it has weights that its config does not ask for: {some(surplus)}; merge adapters "
-            "(`merge_and_unload()` of PEFT's PeftModel) and undo quantisation first"
-        )
-    return asked
-
-
-def check_tensors(
-    tensors: Mapping[str, torch.Tensor], cls: type[PreTrainedModel], config: PreTrainedConfig, without: str = ""
-) -> None:
-    """Refuse tensors that are not those of a new model, which is built without memory.
-
-    Args:
-        tensors: name to tensor.
-        cls: the model's class.
-        config: its config.
-        without: a name that does not count, such as that of a matrix that is there under other names.
-
-    Raises:
-        ValueError: names some, or one of another shape.
-    """
-    asked = check_surplus(tensors.keys(), cls, config)
-    asked.pop(without, None)
-    if lacking := asked.keys() - tensors.keys():
-        raise ValueError(f"it lacks weights that its config asks for: {some(lacking)}")
-    for key, like in asked.items():
-        if (shape := tensors[key].shape) != like.shape:
-            raise ValueError(f"{key} has the shape {list(shape)}, and its config asks for {list(like.shape)}")
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """True if no number is NaN or infinite. A finite sum shows it at once; large numbers may have an infinite sum."""
-    tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch adds no numbers of 8 bits
-    return bool(tensor.sum().isfinite() or tensor.isfinite().all())
 
 
 def load_tokenizer(
@@ -369,7 +289,7 @@ def _load_adapted(
     model = load_model(auto, base, **options)
     of_base = {id(parameter) for parameter in model.parameters()}
     info = model.load_adapter(name, ignore_mismatched_sizes=True)
-    _check_shapes(info.mismatched_keys, "the adapter does not fit its base")
+    check_shapes(info.mismatched_keys, "the adapter does not fit its base")
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
     loaded = {id(parameter) for key, parameter in parameters.items() if key not in info.missing_keys} - of_base
     for kind, keys in (
@@ -441,29 +361,6 @@ def _check_size(auto: type, config: PreTrainedConfig, file: checkpoint_files.Sha
         checkpoint_files.check_size(lambda: auto.from_config(config, **trust), file)
     else:
         checkpoint_files.check_size(lambda: auto(config), file)
-
-
-def _check_tying(model: PreTrainedModel, loaded: Set[str]) -> list[str]:
-    """See that what the config ties is tied: Transformers leaves apart what differs in the file.
-
-    For a Marian it is known which matrix is right. Marian NMT and Transformers before 5 have only one matrix where the
-    config ties two; a second matrix in the file is left over from conversion. It is tied again, and a warning is
-    returned. `loaded` are the names of the weights that the file has.
-    """
-    wanted = model.get_expanded_tied_weights_keys(all_submodels=True)
-    apart = sorted(wanted.keys() - model.all_tied_weights_keys.keys())
-    if not apart:
-        return []
-    differ = f"{some(apart)} differs from {wanted[apart[0]]}, but the config ties them"
-    sources = {wanted[key] for key in apart}
-    if model.config.model_type != "marian" or not sources <= loaded:
-        raise ValueError(
-            f"its weights do not fit its config: {differ}. If each is meant, set `tie_word_embeddings` and "
-            "`share_encoder_decoder_embeddings` to say so"
-        )
-    model.tie_weights()
-    model.all_tied_weights_keys = wanted
-    return [f"{differ}: tied again, as Marian has the second alone. If both are meant, untie them in the config"]
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedModel
 
 from .errors import UserError, quote
-from .loading import check_weight_names
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_latent_depth import LatentDepthConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -26,6 +25,7 @@ from .models.language_pairs import pairs_of_posterior
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .models.saved_fields import keep_fields
 from .vanilla_form import SHARED, Tensors, own_fields, tie
+from .weight_checks import check_weight_names
 
 SELECTIONS = ("hard", "soft", "tempered")
 LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")

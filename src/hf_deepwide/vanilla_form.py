@@ -13,11 +13,12 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 
 from .errors import UserError, quote
 from .families import FAMILIES
-from .loading import check_tensors, load_config, load_model
+from .loading import load_config, load_model
 from .models.configuration_base import DeepWideConfig
 from .models.configuration_vanilla_transformer import VanillaTransformerConfig
 from .models.embeddings import SinusoidalPositions
 from .models.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .weight_checks import check_tensors
 
 Tensors = dict[str, torch.Tensor]
 

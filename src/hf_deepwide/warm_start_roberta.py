@@ -21,10 +21,11 @@ from transformers import (
 from transformers.utils import logging
 
 from .errors import UserError, one_line, quote
-from .loading import check_surplus, load_config, load_model
+from .loading import load_config, load_model
 from .models.configuration_mat_roberta import MATRobertaConfig
 from .vanilla_form import Tensors, check_tying, name_of
 from .warm_start import BRANCHING, check_copies, check_field, copy_branches, inherited, merge_losses
+from .weight_checks import check_surplus
 
 logger = logging.get_logger(__name__)
 

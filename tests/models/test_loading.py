@@ -30,7 +30,8 @@ from hf_deepwide import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_deepwide.errors import UserError
-from hf_deepwide.loading import auto_class, check_finite, is_finite, load_config, load_model, load_tokenizer
+from hf_deepwide.loading import auto_class, load_config, load_model, load_tokenizer
+from hf_deepwide.weight_checks import check_finite, is_finite
 
 FAMILY = "vanilla_transformer"
 SHARED, HEAD = "model.shared.weight", "lm_head.weight"

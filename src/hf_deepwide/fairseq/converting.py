@@ -16,9 +16,9 @@ from ..data.bpe_codes import SPECIAL_TOKENS
 from ..data.fairseq_dictionary import read_dictionary, tokenizer_of_dictionary
 from ..errors import UserError, prefixed
 from ..families import FAMILIES
-from ..loading import check_finite, check_tensors
 from ..models.configuration_base import DeepWideConfig
 from ..vanilla_form import DECODER, ENCODER, HEAD, SHARED, Tensors, tie
+from ..weight_checks import check_finite, check_tensors
 from .fields import LOGITS, check_tying, config_of
 from .naming import one_of_many, rename
 from .reading import read_checkpoint

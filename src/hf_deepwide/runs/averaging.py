@@ -15,10 +15,10 @@ from transformers import CONFIG_MAPPING
 from ..checkpoint_files import read_config, read_fields
 from ..durable import check_output, is_empty_folder, is_same, saving, whole_files, whole_folder
 from ..errors import UserError, one_line, quote
-from ..loading import is_finite
 from ..models.saved_fields import LIMITS
 from ..training.checkpoints import WEIGHTS
 from ..training.checksums import read_checksums
+from ..weight_checks import is_finite
 from .recipe import read_mark
 
 logger = logging.getLogger(__name__)

@@ -39,10 +39,11 @@ from ..data.tokenizer import check_tokenizer
 from ..errors import UserError, one_line, prefixed, quote
 from ..exporting.stock import as_stock
 from ..families import EncoderFamily, Family, all_families
-from ..loading import check_finite, check_weight_names, load_config, load_model, load_tokenizer
+from ..loading import load_config, load_model, load_tokenizer
 from ..models import remote_code
 from ..models.language_pairs import added_codes
 from ..models.word_tokenizer import WordTokenizer
+from ..weight_checks import check_finite, check_weight_names
 from .card import Transfer, linked, task_of, write_card
 from .folder import check_target, files_in, refusing_unreadable, replace_files, staging
 from .space import MODEL, write_space

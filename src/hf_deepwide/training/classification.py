@@ -12,7 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from ..errors import quote
 from ..limits import Range, check_numbers
-from ..loading import is_finite
+from ..weight_checks import is_finite
 from .arguments import OneDevice, WithoutSecrets
 from .checkpoints import find_best, load_state
 from .faults import NonFiniteError
