@@ -156,51 +156,51 @@ def with_tables(page: str, study: Study, texts: dict[str, str]) -> str:
     return page
 
 
-def about(study: Study, rows: Rows) -> str:
-    """What the columns of a table with validation losses mean."""
-    equal = (
-        f"p (equal) comes from two one-sided tests (TOST), with Holm's correction. A small value is evidence that the "
-        f"losses differ by less than {study.margin} nats. "
-        if study.margin
-        else ""
-    )
-    started = (
-        "If runs of a system start from the same trained models as runs of the baseline, the difference and the tests "
-        "pair runs of one seed: p comes from a paired t-test. "
-        if any(
-            study.are_paired(system.name, baseline)
-            for system in study.systems
-            if system.name in rows and (baseline := study.baseline_of(system)) in rows
+def about_losses(study: Study, rows: Rows) -> list[str]:
+    """What the columns of the table of losses mean."""
+    lines = [
+        "**validation loss**: nats a token, of the final model, with label smoothing as in training. ± is a standard "
+        "error over seeds. **not smoothed**: the same without label smoothing.",
+        "**p (seeds)**: Welch's t-test over seeds, on the smoothed loss. **p (Holm)** corrects it for the number of "
+        "systems in the study.",
+    ]
+    if any(
+        study.are_paired(system.name, baseline)
+        for system in study.systems
+        if system.name in rows and (baseline := study.baseline_of(system)) in rows
+    ):
+        lines.append(
+            "If runs of a system start from the same trained models as runs of the baseline, the difference and the "
+            "tests pair runs of one seed: p comes from a paired t-test."
         )
-        else ""
-    )
-    more_seeds = "A system close to the baseline gets more seeds. " if study.close_seeds else ""
-    of_scores = (
-        "A score that names no language pair is the mean over the pairs."
-        if has_pairs(rows)
-        else f"{of_all_sets(study, rows)}p (sentences) comes from approximate randomisation over sentences, on the "
-        "seeds that both systems have: it is about these trained models only."
-    )
-    return (
-        "Validation loss is in nats a token, of the final model, with label smoothing as in training, and without. "
-        "± is a standard error over seeds. p (seeds) comes from Welch's t-test over seeds on the smoothed loss. p "
-        f"(Holm) corrects it for the number of systems in the study. {started}{equal}These p-values do not allow for "
-        f"all facts: Seed 1 also chose the setting. {more_seeds}{of_scores}"
-    )
+    if study.margin:
+        lines.append(
+            "**p (equal)**: two one-sided tests (TOST), with Holm's correction. A small value is evidence that the "
+            f"losses differ by less than {study.margin} nats."
+        )
+    more_seeds = " And a system close to the baseline gets more seeds." * bool(study.close_seeds)
+    lines.append(f"The p-values ignore that seed 1 also chose the setting.{more_seeds}")
+    return lines
 
 
-def of_all_sets(study: Study, rows: Rows) -> str:
-    """What a score of several test sets, and of tokenised text, is of; nothing where neither is."""
+def about_scores(study: Study, rows: Rows) -> list[str]:
+    """What the columns of the table of scores mean."""
+    if has_pairs(rows):
+        return ["A score that names no language pair is the mean over the pairs."]
     run = next(iter(next(iter(rows.values())).values()))
-    texts = []
+    lines = []
     if "sets" in run["test"]:
-        texts.append(
-            f"A score on all sets is computed on their {run['test']['sentences']:,} sentences together. It is not the "
-            "mean of the sets' scores. "
+        lines.append(
+            f"**all sets**: computed on their {run['test']['sentences']:,} sentences together. It is not the mean of "
+            "the sets' scores."
         )
     if study.metric == "multi_bleu" and study.beside == "chrf":
-        texts.append("chrF is of the tokenised text, too, so it is not comparable with chrF of plain text. ")
-    return "".join(texts)
+        lines.append("**chrF** is of the tokenised text, too, so it is not comparable with chrF of plain text.")
+    lines.append(
+        "**p (sentences)**: approximate randomisation over sentences, on the seeds that both systems have. It is "
+        "about these trained models only."
+    )
+    return lines
 
 
 def beside_published(study: Study, rows: Rows) -> str:
@@ -225,11 +225,23 @@ def beside_published(study: Study, rows: Rows) -> str:
 
 
 def table(study: Study, rows: Rows, results: Path) -> str:
-    """One row a system: scores with standard errors over seeds, difference, p, setting and validation loss."""
+    """One row a system: losses with the tests in which a seed is the unit, and below them scores and settings."""
     if study.published:
         return beside_published(study, rows)
-    cells = list(table_cells(study, rows, results).values())
-    return f"{markdown(cells)}\n{about(study, rows)}\n"
+    losses, scores = [], []
+    for cells in table_cells(study, rows, results).values():
+        names = [*cells]
+        split = names.index(score_title(rows, study.metric))
+        if cells["validation loss"]:  # a pruned model has none
+            losses.append({name: cells[name] for name in names[:split]})
+        scores.append({name: cells[name] for name in ("system", *names[split:])})
+    parts = [markdown(losses), listed(about_losses(study, rows)), markdown(scores), listed(about_scores(study, rows))]
+    return "\n".join(parts)
+
+
+def listed(lines: Sequence[str]) -> str:
+    """A list in Markdown."""
+    return "".join(f"- {line}\n" for line in lines)
 
 
 def summary(study: Study, rows: Rows, results: Path) -> str:
@@ -277,6 +289,8 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
         cells[name] = {
             "system": study.system(name.removeprefix(PRUNED)).title + ", pruned" * pruned,
             "parameters": in_millions(statistics.mean(run["parameters"] for run in runs)),
+            "seeds": f"{len(runs)} of {len(runs) + lost}, the others diverged" if lost else str(len(runs)),
+            "updates": "" if pruned else updates_since_start(study, rows, name),
             "validation loss": "" if pruned else with_error(losses[name], digits=3),
             "not smoothed": "" if pruned else with_error([run["validation"]["nll"] for run in runs], digits=3),
             **({"compared with": title_of_baseline(study, name)} if has_baselines(study) else {}),
@@ -286,9 +300,7 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
             **{each: with_error([parts_of(run)[each][study.metric] for run in runs]) for each in parts_of(runs[0])},
             score_title(rows, study.beside): with_error([scores_of(run)[study.beside] for run in runs]),
             **({} if has_pairs(rows) else {"p (sentences)": p_sentences}),
-            "seeds": f"{len(runs)} of {len(runs) + lost}, the others diverged" if lost else str(len(runs)),
             "setting": layers_left(runs) if pruned else setting_in_words(runs[0]),
-            "updates": "" if pruned else updates_since_start(study, rows, name),
             **(costs(runs, pruned) if study.costs else {}),
         }
     return cells

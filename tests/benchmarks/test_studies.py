@@ -143,7 +143,8 @@ def test_a_row_is_the_mean_over_seeds_with_its_standard_error(small, tmp_path):
         made.append(record(small, system, full, {rate: 0.002, dropout: 0.1}, 1, 1.5))
     records.write_records(tmp_path, made)
     text = pages.write_pages(small, tmp_path)
-    plain_line, wide_line = (next(line for line in text.splitlines() if f"| {name} |" in line) for name in scores)
+    rows = [line for line in text.splitlines() if line.startswith(("| plain |", "| wide |"))]
+    _, wide_line, plain_line, _ = rows  # of the losses, and of the scores
     assert f"11.00 ± {statistics.stdev([10, 12]) / 2**0.5:.2f}" in plain_line
     assert f"| 0.375 ± {statistics.stdev([0.25, 0.5]) / 2**0.5:.3f} | -0.625 ± " in wide_line, "nats, smoothed and not"
     assert "| +0.000 | 1.0000 |" in wide_line
@@ -538,7 +539,8 @@ def test_a_study_of_several_language_pairs_shows_each_and_the_layers_of_each(tmp
         test = {"average": {"bleu": bleu + 1, "chrf": 1.0}, "pairs": pairs}
         run = run_name(study.system(system), study.search[0], {}, seed)
         records.add_record(results, made | {"run": run, "system": system, "seed": seed, "test": test}, {})
-    head, _, _, other = pages.write_pages(study, results).splitlines()[:4]
+    lines = pages.write_pages(study, results).splitlines()
+    head, _, _, other = lines[[line.startswith("| system") for line in lines].index(True, 1) :][:4]
     cells = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, other)), strict=True))
     assert (cells["sacreBLEU"], cells["de-en"], cells["en-de"]) == ("22.00 ± 1.00", "21.00 ± 1.00", "23.00 ± 1.00")
     assert "p (sentences)" not in head
@@ -710,9 +712,8 @@ def test_systems_are_tested_by_what_their_runs_share(small, tmp_path):
     assert [cells[name]["p (seeds)"] for name in ("wide", "started")] == [p_value(p), p_value(paired)]
     assert [cells[name]["p (Holm)"] for name in ("wide", "started")] == [p_value(2 * p), p_value(3 * paired)]
     assert cells["started"]["p (equal)"] == p_value(3 * ttost_paired(*own, -0.3, 0.3)[0])
-    assert ["pair runs of one seed" in pages.about(study, each) for each in (rows, {"plain": rows["plain"]})] == [
-        True, False,
-    ]  # fmt: skip
+    about = [" ".join(pages.about_losses(study, each)) for each in (rows, {"plain": rows["plain"]})]
+    assert ["pair runs of one seed" in text for text in about] == [True, False]
     assert pages.comparisons(small, rows) == ""
     apart = {"plain": {1: rows["plain"][1]}, "started": {2: rows["started"][2]}}
     assert pages.comparisons(study, apart) == "", "no seed is common to both"
@@ -741,7 +742,8 @@ def test_a_score_of_several_test_sets_says_so(small):
         pages.TITLES["bleu"],
         f"{pages.TITLES['bleu']}, all sets",
     ]
-    assert [" 2,461 sentences together" in pages.about(small, each) for each in rows] == [False, True]
+    about = [" ".join(pages.about_scores(small, each)) for each in rows]
+    assert [" 2,461 sentences together" in text for text in about] == [False, True]
 
 
 def test_a_validation_loss_that_is_no_number_is_a_divergence(small, tmp_path, monkeypatch):
