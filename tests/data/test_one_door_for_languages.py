@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from coded_languages import KINDS, SIZES, make_base, token_id
+from model_cases import build
 from paired_languages import build as build_pairs
 from tiny_run import tiny_recipe
 from transformers import BartConfig, BartForConditionalGeneration, pipeline
 
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.forced_decoding import score_targets
 from hf_deepwide.evaluation.translate import EvaluationArguments, generate_ids, translate
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.models import language_pairs
@@ -271,6 +273,27 @@ def test_prefixes_of_t5_are_found_by_one_language_and_refused_by_name(bpe):
     assert languages.choose().prefix == ""
     with pytest.raises(ValueError, match="no prefix for the language pair en-fr; known: en-de"):
         languages.check("en", "fr")
+
+
+def test_a_language_chooses_the_posterior_that_has_its_name(bpe, caplog):
+    """Of a model whose config has no pairs, such as one that `init` made."""
+    model = build("latent-both", num_posteriors=2, posterior_names=["de", "en-fr"], vocab_size=len(bpe))
+    made = pipeline("translation", model=model, tokenizer=bpe, device="cpu", **QUICK)
+    found = {}
+    for index, asked in enumerate(((None, "de"), ("en", "fr"))):
+        expected = made(TEXTS, posteriors=torch.tensor([index]), batch_size=1)
+        assert made(TEXTS, src_lang=asked[0], tgt_lang=asked[1]) == expected
+        found[index] = translate(model, bpe, TEXTS, SEARCH, *asked)
+        assert found[index] == [each["translation_text"] for each in expected]
+        scored = score_targets(model, bpe, TEXTS[:1], found[index][:1], SEARCH, *asked)
+        assert scored != score_targets(model, bpe, TEXTS[:1], found[index][:1], SEARCH, "de" if index else "en", "fr")
+    assert "not used" not in caplog.text
+    for ask in (translate, lambda *words: score_targets(*words[:3], TEXTS, SEARCH)):
+        with pytest.raises(UserError, match=r"2 posteriors.*say the target language.*known: de, en-fr"):
+            ask(model, bpe, TEXTS, SEARCH)
+    model.config.posterior_names = None
+    with pytest.raises(UserError, match=r"2 posteriors.*name them in its config\.json"):
+        translate(model, bpe, TEXTS, SEARCH, target_lang="de")
 
 
 @pytest.mark.parametrize(("positions", "expected"), [(64, 64), (256, 128)])

@@ -55,7 +55,7 @@ def score_targets(
     check_parallel(targets, sources, ("targets", "sources"))
     try:
         languages = Languages(model.config, model.generation_config, tokenizer)
-        choice = languages.choose(source_lang, target_lang)
+        choice = languages.decide(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None
     limit, most = source_limit(model.config, tokenizer), positions(model.config) or math.inf

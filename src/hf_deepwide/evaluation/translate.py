@@ -257,7 +257,7 @@ def _search(
         return _search_by_engine(model, sources, args, source_lang, target_lang, count, first_line)
     try:
         languages = Languages(model.config, model.generation_config, tokenizer)
-        choice = languages.choose(source_lang, target_lang)
+        choice = languages.decide(source_lang, target_lang)
     except ValueError as error:
         raise UserError(str(error)) from None
     encoded = _encode(languages, choice, sources, source_limit(model.config, tokenizer), first_line)

@@ -16,6 +16,8 @@ of models:
 - tags (Marian's `>>deu<<`, or `<2de>`): the vocabulary has a tag for each target language, to stand before the source;
 - prefixes (T5): the config's `task_specific_params` have words for `translation_xx_to_yy`, before the source;
 - none: one pair, which the config may name as `source_lang` and `target_lang`.
+
+Without `translation_pairs`, a posterior is chosen by its name: that of the pair, or of one of its languages.
 """
 
 import re
@@ -112,7 +114,7 @@ class Languages:
             _known(target_lang, self.tags, "target language")
         elif self.tasks:
             _fitting(self.tasks, source_lang, target_lang, "the model's config has no prefix for the language pair")
-        else:
+        elif self._posterior(source_lang, target_lang) is None:
             self._compare(source_lang, target_lang)
 
     def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
@@ -128,12 +130,29 @@ class Languages:
         if self.pairs:
             return self._of_pair(pair_settings(self.config, source_lang, target_lang))
         if self.codes:
-            return self._of_codes(source_lang, target_lang)
+            choice = self._of_codes(source_lang, target_lang)
+            return choice._replace(posterior=self._posterior(choice.source_lang, choice.target_lang))
         if source_lang is None and target_lang is None and self.trained is not None:
             source_lang, target_lang = self.trained
         task = self._of_task(source_lang, target_lang)
         prefix = task.pop("prefix", None) or _get(self.config, "prefix") or ""
-        return Choice(task, tag_id=self.tags.get(target_lang), prefix=prefix)
+        posterior = self._posterior(source_lang, target_lang)
+        return Choice(task, tag_id=self.tags.get(target_lang), prefix=prefix, posterior=posterior)
+
+    def decide(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
+        """As `choose`, where nobody gives the model's `posteriors` beside the languages.
+
+        Raises:
+            ValueError: see `choose`; or the model has several posteriors, and the languages name none of them.
+        """
+        choice = self.choose(source_lang, target_lang)
+        count, names = _get(self.config, "num_posteriors") or 1, _get(self.config, "posterior_names")
+        if count > 1 and choice.posterior is None:
+            remedy = f"say the {_by_name(['target'])} or the {_by_name(['source'])}; known: {_listing(names or ())}"
+            if not names:
+                remedy = "name them in its config.json (posterior_names), and say the name as the target language"
+            raise ValueError(f"the model has {count} posteriors, and it is not said which one is to be used: {remedy}")
+        return choice
 
     def tag_and_text(self, choice: Choice, text: str) -> tuple[int | None, str]:
         """The tag before a text, and the text behind it.
@@ -168,6 +187,13 @@ class Languages:
         with speaking(self.tokenizer, source, target):
             settings = target_settings(self.tokenizer)
         return Choice(settings, source, target)
+
+    def _posterior(self, source_lang: str | None, target_lang: str | None) -> int | None:
+        """The posterior that has the name of the pair, or of a language; None if none has."""
+        names = _get(self.config, "posterior_names") or []
+        several = (_get(self.config, "num_posteriors") or 1) > 1
+        asked = (f"{source_lang}-{target_lang}", target_lang, source_lang)
+        return next((names.index(name) for name in asked if several and name in names), None)
 
     def _code(self, side: str, language: str | None) -> str | None:
         """A code as the tokenizer writes it, which may be given with underscores around it."""
