@@ -76,6 +76,16 @@ def test_tokens_of_languages_stand_behind_the_dictionary(files):
     assert {"__de__", "__fr__"} < set(tokenizer.all_special_tokens)
 
 
+def test_a_symbol_that_overwrites_another_takes_the_newer_id(tmp_path):
+    """As by `Dictionary.add_symbol(overwrite=True)`; what fairseq writes itself, such as `<unk>`, keeps its id."""
+    path = tmp_path / "dict.txt"
+    path.write_text("a 3\nb 2\na 1 #fairseq:overwrite\n<unk> 1 #fairseq:overwrite\nc 1 #fairseq:overwrite\n")
+    symbols = read_dictionary(path)
+    tokenizer = tokenizer_of_dictionary(symbols)
+    assert len(tokenizer) == len(symbols) == 9
+    assert tokenizer("a b c x")["input_ids"] == [6, 5, 8, 3, 2]
+
+
 def test_a_symbol_may_hold_another_end_of_line(tmp_path):
     (tmp_path / "dict.txt").write_text("a 9\nb\u2028c 1", encoding="utf-8")
     assert read_dictionary(tmp_path / "dict.txt") == [*SPECIAL, "a", "b\u2028c"]
@@ -98,7 +108,6 @@ def test_a_byte_order_mark_is_no_text(files, tmp_path):
         ("a 1\nb x\n", "line 2"),
         ("a 1\na 2\n", "'a' is there twice"),
         ("<s> 1\n", "'<s>' is there twice"),
-        ("a 1\na 2 #fairseq:overwrite\n", "line 2"),
     ],
 )
 def test_refuses_what_is_no_dictionary(tmp_path, text, word):

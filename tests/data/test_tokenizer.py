@@ -180,7 +180,7 @@ def test_fitting_model(tokenizer, fields):
         ({"vocab_size": 599}, ["has 600 entries but the model's vocab_size is 599"]),
         ({"decoder_vocab_size": 10, "decoder_start_token_id": 2}, ["decoder_vocab_size is 10"]),
         ({"pad_token_id": 0, "eos_token_id": 3}, ["pad_token_id is 1 in", "eos_token_id is 2 in"]),
-        ({"decoder_start_token_id": None}, ["decoder_start_token_id is None"]),
+        ({"decoder_start_token_id": None}, ["no decoder_start_token_id", "generation_config.json"]),
         ({"decoder_start_token_id": 600}, ["decoder_start_token_id is 600; it must be an id below 600"]),
     ],
 )

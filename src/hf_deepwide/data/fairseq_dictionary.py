@@ -14,6 +14,7 @@ from ..errors import UserError, one_line, quote
 from .bpe_codes import END_OF_WORD, SPECIAL_TOKENS, bpe_tokenizer, finish, read_codes
 
 CONTINUES = "@@"
+OVERWRITE = " #fairseq:overwrite"  # behind a symbol that may be there twice
 
 
 def read_dictionary(path: Path, languages: Iterable[str] = ()) -> list[str]:
@@ -30,16 +31,24 @@ def read_dictionary(path: Path, languages: Iterable[str] = ()) -> list[str]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the dictionary {path} cannot be read: {one_line(error)}") from error
-    symbols = dict.fromkeys(SPECIAL_TOKENS.values())
+    special = [*SPECIAL_TOKENS.values()]
+    symbols, places = [*special], {symbol: place for place, symbol in enumerate(special)}
     for number, line in enumerate(lines, start=1):
         if not line and number == len(lines):
             break
-        symbol, _, count = line.rpartition(" ")
+        entry = line.removesuffix(OVERWRITE)
+        symbol, _, count = entry.rpartition(" ")
         if not symbol or not count.isdecimal():
             raise UserError(f"the dictionary {path}, line {number}: {quote(line)}; accepted: a symbol and its count")
-        if symbol in symbols:
+        if symbol in places and entry == line:
             raise UserError(f"the dictionary {path}, line {number}: {quote(symbol)} is there twice")
-        symbols[symbol] = None
+        if symbol in special:  # fairseq itself goes on writing the first id
+            symbols.append(f"<unused{len(symbols)}>")
+            continue
+        if symbol in places:  # text gets the newer id
+            symbols[places[symbol]] = f"<unused{places[symbol]}>"
+        places[symbol] = len(symbols)
+        symbols.append(symbol)
     return [*symbols, *(f"__{language}__" for language in sorted(languages))]
 
 

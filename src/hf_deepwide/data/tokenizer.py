@@ -270,8 +270,13 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
     start, size = getattr(config, "decoder_start_token_id", None), sizes["decoder_vocab_size"] or sizes["vocab_size"]
     if config.is_encoder_decoder and tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= size:
         problems.append(f"pad_token_id is {tokenizer.pad_token_id}, and the decoder has {size} embeddings")
-    if config.is_encoder_decoder and (start is None or not 0 <= start < size):
+    if config.is_encoder_decoder and start is not None and not 0 <= start < size:
         problems.append(f"the model's decoder_start_token_id is {start}; it must be an id below {size}")
+    if config.is_encoder_decoder and start is None and not problems:
+        raise UserError(
+            "the model's config has no decoder_start_token_id. Write it into config.json and generation_config.json: "
+            "the id of the token that begins a translation in the decoder (in mBART, the code of the target language)"
+        )
     if problems:
         raise UserError(
             "the tokenizer does not fit the model: " + "; ".join(problems) + ". Use the tokenizer the model was "
