@@ -120,9 +120,10 @@ def test_every_class_exists(page):
         ), name
 
 
-def test_every_field_of_the_models_page_exists():
-    """The last column of its tables."""
-    page = ROOT / "docs" / "models.md"
+@pytest.mark.parametrize("name", ["models", "layers"])
+def test_every_field_of_the_models_pages_exists(name):
+    """The last column of the tables."""
+    page = ROOT / "docs" / f"{name}.md"
     fields = {name for family in FAMILIES.values() for name in vars(family.config())}
     rows = re.findall(r"^\|.*\| (.*) \|$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`([\w.]+)(?:: \w+)?`", row)]
