@@ -51,7 +51,8 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
         "[The page of results](../docs/results.md) says how the settings were chosen.\n\n"
         f"The rest of this card is about the model of seed {seed}.\n"
     )
-    card = _with(card, "## Scores", before=unpublished, after=scores)
+    card = _with(card, "## Use", before=unpublished)
+    card = _with(card, "## Scores", after=scores)
     return _with(card, "## Training", before=f"## Data\n\n{study.corpus.strip()}\n").rstrip() + "\n"
 
 
@@ -65,11 +66,11 @@ def _at_home(study: Study, record: Record) -> Record:
     return record
 
 
-def _with(card: str, heading: str, before: str, after: str = "") -> str:
+def _with(card: str, heading: str, before: str = "", after: str = "") -> str:
     """The card with paragraphs around a heading.
 
     Raises:
         ValueError: the card has no such heading, or several.
     """
     start, end = card.split(f"\n{heading}\n")
-    return f"{start}\n{before}\n{heading}\n{after and chr(10)}{after}{end}"
+    return f"{start}\n{before}{before and chr(10)}{heading}\n{after and chr(10)}{after}{end}"
