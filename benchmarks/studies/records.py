@@ -1,10 +1,10 @@
 """What is kept of a study's runs: a line a run in `runs.jsonl`, and the translations in `translations.jsonl.gz`.
 
 A record is the run's `results.json`, validation curve included, beside `run` (its name), `system`, `stage`, `setting`
-and `seed`; `pruned`, the parameters, layers and scores of the model that pruning leaves; `chosen_layers` of a model of
-latent depth, by posterior and stack; and `gradient_norms`, by layer, at some moments of the training, where the recipe
-logs them. Translations are kept of the last stage, whose runs are the rows of the table; those of several language
-pairs stand one after the other.
+and `seed`; `digests_of_weights`, its own and those that it started from; `pruned`, the parameters, layers and scores
+of the model that pruning leaves; `chosen_layers` of a model of latent depth, by posterior and stack; and
+`gradient_norms`, by layer, at some moments of the training, where the recipe logs them. Translations are kept of the
+last stage, whose runs are the rows of the table; those of several language pairs stand one after the other.
 """
 
 import gzip

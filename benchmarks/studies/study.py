@@ -45,6 +45,7 @@ from hf_deepwide.analysis.layer_utilization import posterior_names
 from hf_deepwide.checkpoint_files import read_results
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.text_files import read_lines
+from hf_deepwide.durable import sha256_of
 from hf_deepwide.errors import UserError, run_script
 from hf_deepwide.evaluation.scoring import score_sets, translate_and_score
 from hf_deepwide.evaluation.translate import translate
@@ -55,7 +56,7 @@ from hf_deepwide.reading import read_json
 from hf_deepwide.runs.facts import machine
 from hf_deepwide.runs.recipe import Recipe, differences
 from hf_deepwide.runs.translation import Translation, translation_files
-from hf_deepwide.training.checkpoints import checkpoints
+from hf_deepwide.training.checkpoints import WEIGHTS, checkpoints
 from hf_deepwide.training.faults import NonFiniteError
 from hf_deepwide.training.history import load_history
 
@@ -217,7 +218,7 @@ class Workshop:
         if not math.isfinite(loss := validation_loss(results)):
             self._keep(diverged(run, recipe, f"the validation loss is {loss}"), {})
             return
-        record: Record = run.fields | results | logged_norms(recipe) | chosen_layers(recipe)
+        record: Record = run.fields | results | logged_norms(recipe) | chosen_layers(recipe) | weights_of(recipe)
         translations = {}
         if not run.stage.name:
             files = translation_files(recipe.data).values()
@@ -287,6 +288,13 @@ def logged_norms(recipe: Recipe) -> Record:
     if not recipe.values["training"].get("gradient_norms") or not checkpoints(recipe.output_dir):
         return {}
     return {GRADIENT_NORMS: gradient_norms(load_history(recipe.output_dir))}
+
+
+def weights_of(recipe: Recipe) -> Record:
+    """The digests of a run's weights and of those that it started from: they show which runs belong together."""
+    folders = {"weights": recipe.output_dir, "started_from": recipe.init_from and Path(recipe.init_from)}
+    files = {name: folder / WEIGHTS for name, folder in folders.items() if folder}
+    return {"digests_of_weights": {name: sha256_of(file) for name, file in files.items() if file.is_file()}}
 
 
 def chosen_layers(recipe: Recipe) -> Record:

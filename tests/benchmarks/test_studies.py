@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import types
+from hashlib import sha256
 from pathlib import Path
 
 import again
@@ -492,6 +493,9 @@ def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path, monkeyp
     plain, wide = records.read_records(results)
     assert set(plain["test"]["sets"]) == {"one", "two"}
     assert wide["recipe"]["model"]["init_from"] == str(folder / "runs" / plain["run"])
+    digest = sha256((folder / "runs" / plain["run"] / "model.safetensors").read_bytes()).hexdigest()
+    assert plain["digests_of_weights"] == {"weights": digest}
+    assert wide["digests_of_weights"]["started_from"] == digest != wide["digests_of_weights"]["weights"]
     assert (wide["setting"]["training.learning_rate"], wide["setting"]["model.dropout"]) == (0.001, 0.2)
     assert {run: len(lines) for run, lines in records.read_translations(results).items()} == {
         plain["run"]: 8,
