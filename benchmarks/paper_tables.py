@@ -9,6 +9,7 @@ rows' configs.
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from itertools import groupby
 
 from paper_rows import ROOT, Row, Table, arguments, place_of, read_tables
@@ -18,22 +19,34 @@ from hf_deepwide.durable import write_whole
 from hf_deepwide.errors import UserError, run_script
 
 PAGE = ROOT / "docs" / "papers.md"
+PAPERS = ("mat", "multipath", "latent_depth", "depthwise_lstm")  # in the order of README
 BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"
 
 
 def overview() -> str:
-    """A line for each table: its rows, how many can be trained, and how many have the printed number of parameters."""
-    by_paper = groupby(read_tables(), lambda table: table.paper)
-    return "\n".join(f"### {paper}\n\n{markdown([*map(cells_of, tables)])}" for paper, tables in by_paper)
+    """A line for each paper, and then one for each table.
+
+    It counts the rows, how many can be trained, and how many have the printed number of parameters.
+    """
+    tables = [table for paper in PAPERS for table in read_tables(paper) if table.rows]
+    by_paper = {paper: [*of_paper] for paper, of_paper in groupby(tables, lambda table: table.paper)}
+    papers = [
+        {"paper": paper} | cells_of([row for table in of_paper for row in table.rows])
+        for paper, of_paper in by_paper.items()
+    ]
+    parts = [markdown(papers)]
+    for paper, of_paper in by_paper.items():
+        cells = [{"table": f"{table.number}: {table.title}"} | cells_of(table.rows) for table in of_paper]
+        parts.append(f"### {paper}\n\n{markdown(cells)}")
+    return "\n".join(parts)
 
 
-def cells_of(table: Table) -> dict[str, object]:
-    """Column to cell of a table's line."""
-    printed = [row for row in table.rows if row.printed and row.model_config]
+def cells_of(rows: Sequence[Row]) -> dict[str, object]:
+    """Column to cell of a line for some rows."""
+    printed = [row for row in rows if row.printed and row.model_config]
     return {
-        "table": f"{table.number}: {table.title}",
-        "rows": len(table.rows),
-        "with a recipe": sum(row.recipe is not None for row in table.rows),
+        "rows": len(rows),
+        "with a recipe": sum(row.recipe is not None for row in rows),
         "parameters as printed": f"{sum(row.note is None for row in printed)} of {len(printed)}" if printed else "",
     }
 
