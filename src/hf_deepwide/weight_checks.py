@@ -1,6 +1,6 @@
 """What weights of a checkpoint must be: finite, of the names and shapes of its config, and tied as the config says.
 
-Transformers only warns of what is not so.
+Transformers only warns if a checkpoint breaks one of these rules.
 """
 
 import copy
