@@ -105,7 +105,7 @@ def refuse_unused(given: dict[str, Any]) -> None:
     """Refuse options of translating where nothing is translated."""
     from hf_deepwide.data.arguments import fill_in
     from hf_deepwide.errors import UserError
-    from hf_deepwide.evaluation.translate import SEARCH
+    from hf_deepwide.evaluation.arguments import SEARCH
 
     systems, pairs = given.get("compare", ()), given.get("pairs", ())
     if pairs:
@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> None:
     """Evaluate."""
     from dataclasses import fields
 
+    from hf_deepwide.evaluation.arguments import SEARCH, EvaluationArguments
     from hf_deepwide.evaluation.evaluate import Request, evaluate
-    from hf_deepwide.evaluation.translate import SEARCH, EvaluationArguments
 
     given = vars(args)
     own = {field.name for field in fields(Request)}

@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> None:
 
     from hf_deepwide.data.text_files import read_lines
     from hf_deepwide.durable import check_output_file, write_whole
+    from hf_deepwide.evaluation.arguments import EvaluationArguments
     from hf_deepwide.evaluation.checkpoint import device_of, load_translator
     from hf_deepwide.evaluation.forced_decoding import score_targets
     from hf_deepwide.evaluation.metrics import check_parallel
-    from hf_deepwide.evaluation.translate import EvaluationArguments
 
     settings = EvaluationArguments.from_options(max_tokens=args.max_tokens, precision=args.precision)
     device, files = device_of(args.device), [Path(args.source), Path(args.target)]

@@ -52,10 +52,11 @@ def run(args: argparse.Namespace) -> None:
     import json
 
     from hf_deepwide.errors import UserError
+    from hf_deepwide.evaluation.arguments import EvaluationArguments, own_search
     from hf_deepwide.evaluation.checkpoint import device_of, load_any_translator
     from hf_deepwide.evaluation.sampling import SamplingArguments
     from hf_deepwide.evaluation.stream import check_stream, translate_stream
-    from hf_deepwide.evaluation.translate import EvaluationArguments, as_line, generate_beams, own_search, translate
+    from hf_deepwide.evaluation.translate import as_line, generate_beams, translate
 
     drawing = {name: value for name in DRAWING if (value := getattr(args, name)) is not None}
     if drawing and not args.sample:

@@ -10,8 +10,9 @@ from paired_languages import build as build_pairs
 from playwright.sync_api import expect, sync_playwright
 
 from hf_deepwide.demo.page import MOST_CHARACTERS, build_page, launch
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.checkpoint import load_translator
-from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.evaluation.translate import translate
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = [

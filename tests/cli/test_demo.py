@@ -44,8 +44,9 @@ from hf_deepwide.demo.systems import (
     words,
 )
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.checkpoint import load_translator
-from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.models.language_pairs import Languages
 from hf_deepwide_cli import main
 

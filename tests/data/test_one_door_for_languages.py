@@ -16,8 +16,9 @@ from transformers import BartConfig, BartForConditionalGeneration, pipeline
 
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.forced_decoding import score_targets
-from hf_deepwide.evaluation.translate import EvaluationArguments, generate_ids, translate
+from hf_deepwide.evaluation.translate import generate_ids, translate
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.models import language_pairs
 from hf_deepwide.models.language_names import nearest

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.averages import group_means, groups, means, read_scores, win_ratio
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.scoring import average
-from hf_deepwide.evaluation.translate import EvaluationArguments
 
 ROOT = Path(__file__).parents[2]
 ZHANG = ROOT / "benchmarks" / "opus100_zhang2020.tsv"

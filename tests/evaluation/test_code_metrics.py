@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.code_metrics import is_python, is_python_line, plain_code
 from hf_deepwide.evaluation.metrics import build_metrics, score
 from hf_deepwide.evaluation.significance import compare_systems
-from hf_deepwide.evaluation.translate import EvaluationArguments
 
 
 def naive_bleu4(hypothesis: str, reference: str) -> float:

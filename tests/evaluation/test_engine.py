@@ -14,10 +14,11 @@ import hf_deepwide_cli
 from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, export_ctranslate2
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.checkpoint import load_any_translator, load_translator
 from hf_deepwide.evaluation.engine import Engine
 from hf_deepwide.evaluation.sampling import SamplingArguments
-from hf_deepwide.evaluation.translate import EvaluationArguments, generate_beams, translate
+from hf_deepwide.evaluation.translate import generate_beams, translate
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,12 @@ from watched_generation import watch_generation
 from word_models import tiny_model, tiny_tokenizer
 
 from hf_deepwide import VanillaTransformerForConditionalGeneration
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.checkpoint import load_translator
 from hf_deepwide.evaluation.evaluate import print_comparisons
 from hf_deepwide.evaluation.metrics import score
 from hf_deepwide.evaluation.significance import compare_systems
-from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.evaluation.translate import translate
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_translation.py"
 SOURCES = ["w1 w2 w3 .", "w4 w5 n't w6 w7", "w8", "w9 w10 w11 w12 w13"] * 3

@@ -10,8 +10,8 @@ from model_cases import scramble
 from word_models import tiny_model, tiny_tokenizer
 
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.forced_decoding import score_targets
-from hf_deepwide.evaluation.translate import EvaluationArguments
 from hf_deepwide.models.language_pairs import language_ids
 from hf_deepwide_cli import main
 

@@ -14,8 +14,9 @@ from word_models import WORDS, tiny_model, tiny_tokenizer
 
 import hf_deepwide_cli
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.sampling import SamplingArguments, SamplingLogitsProcessor, uniform
-from hf_deepwide.evaluation.translate import EvaluationArguments, generate_ids, translate
+from hf_deepwide.evaluation.translate import generate_ids, translate
 
 ONE = EvaluationArguments(num_beams=1, max_length_factor=1.0, max_length_offset=4)
 

@@ -12,7 +12,8 @@ import torch
 from word_models import WORDS, tiny_model, tiny_tokenizer
 
 from hf_deepwide.errors import UserError
-from hf_deepwide.evaluation.translate import EvaluationArguments, generate_beams, generate_ids, translate
+from hf_deepwide.evaluation.arguments import EvaluationArguments
+from hf_deepwide.evaluation.translate import generate_beams, generate_ids, translate
 from hf_deepwide.models.pipeline_translation import TranslationPipeline
 from hf_deepwide.models.plain_text import sorted_batches
 from hf_deepwide.models.saved_fields import LIMITS

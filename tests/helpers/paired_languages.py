@@ -6,7 +6,7 @@ from transformers import MarianConfig, MarianMTModel
 from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.languages import add_tags, translation_pairs
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
-from hf_deepwide.evaluation.translate import EvaluationArguments
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.families import FAMILIES
 
 TEXTS = ["two dogs run", "a man in a red coat sits by the water", "who is there"]

@@ -17,8 +17,9 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 import hf_deepwide
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.engine import Engine
-from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.exporting import ctranslate2_folder, ctranslate2_spec
 from hf_deepwide.exporting.ctranslate2_spec import vocabulary
 from hf_deepwide.exporting.opening import Opened

@@ -14,8 +14,9 @@ import hf_deepwide
 from hf_deepwide.card_text import use_of_folder
 from hf_deepwide.data.new_languages import add_languages
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.checkpoint import load_translator
-from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.loading import load_tokenizer
 from hf_deepwide.models.language_pairs import language_ids, set_languages
 

@@ -45,6 +45,7 @@ from hf_deepwide.runs.run import run_recipe
 from hf_deepwide.runs.run_folder import has_begun
 from hf_deepwide.runs.schema import recipe_schema
 from hf_deepwide.runs.seeds_folder import SeedsFolder
+from hf_deepwide.training.classification import ClassificationTrainer
 
 NOUNS = ("dog", "tree", "house", "river", "bird", "coat")
 RECIPES = [name for name in packaged_recipes() if name.startswith("classification/")]
@@ -502,6 +503,24 @@ def test_a_training_that_diverges_is_no_result(max_steps, words, data, base, tmp
         run_classification(recipe)
     assert not list((tmp_path / "run").rglob("*.safetensors"))
     assert not list((tmp_path / "run").rglob("results.json"))
+
+
+@pytest.mark.parametrize(
+    ("training", "advice"),
+    [
+        (True, r"per_device_train_batch_size and double training.gradient_accumulation_steps, or lower data.max_len"),
+        (False, r"per_device_eval_batch_size, or lower data.max_length"),
+    ],
+)
+def test_what_to_do_where_memory_runs_out(training, advice, data, base, tmp_path, monkeypatch):
+    def compute_loss(self, model, *args, **kwargs):
+        if model.training == training:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return Trainer.compute_loss(self, model, *args, **kwargs)
+
+    monkeypatch.setattr(ClassificationTrainer, "compute_loss", compute_loss)
+    with pytest.raises(UserError, match=rf"seed 1, step \d+: memory ran out on a batch of \d+ rows. Halve .*{advice}"):
+        run_classification(recipe_of(data, base, tmp_path / "run", seeds=[1]))
 
 
 def test_long_sentences_are_cut_to_the_positions_of_the_base(data, base, tmp_path):

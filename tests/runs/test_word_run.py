@@ -13,8 +13,9 @@ from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.demo.systems import words
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.checkpoint import load_translator
-from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.exporting.onnx_folder import export_onnx
 from hf_deepwide.models.word_tokenizer import WordTokenizer
 from hf_deepwide.runs.averaging import average_checkpoints

@@ -13,10 +13,11 @@ from accelerate import PartialState
 from latent_runs import constant_noise
 from tiny_run import WITH_HELPERS, tiny_corpus, tiny_trainer
 
+from hf_deepwide.device_memory import is_out_of_memory
 from hf_deepwide.errors import UserError
 from hf_deepwide.training import out_of_memory
 from hf_deepwide.training.faults import FAULTS, NonFiniteError
-from hf_deepwide.training.out_of_memory import LargestBatch, is_out_of_memory, split
+from hf_deepwide.training.out_of_memory import LargestBatch, split
 from hf_deepwide.training.replay import replay
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"

@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 from hf_deepwide.data.arguments import DataArguments
 from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
-from hf_deepwide.evaluation.translate import EvaluationArguments
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.training import callbacks
 
 

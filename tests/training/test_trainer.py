@@ -33,8 +33,9 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.encoding import encode
 from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer, training_texts
 from hf_deepwide.errors import UserError
+from hf_deepwide.evaluation.arguments import EvaluationArguments
 from hf_deepwide.evaluation.metrics import score
-from hf_deepwide.evaluation.translate import EvaluationArguments, translate
+from hf_deepwide.evaluation.translate import translate
 from hf_deepwide.models.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_deepwide.runs.build import build_model
 from hf_deepwide.runs.recipe import check_recipe

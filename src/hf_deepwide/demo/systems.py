@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from ..analysis.figures import run_labels
 from ..analysis.inside import Inside, look_inside
 from ..errors import UserError, one_line
+from ..evaluation.arguments import own_search
 from ..evaluation.checkpoint import device_of, load_translator
 from ..evaluation.engine import Engine, is_engine
-from ..evaluation.translate import as_line, generate_beams, own_search
+from ..evaluation.translate import as_line, generate_beams
 from ..models.language_pairs import Choice, Languages
 from ..models.plain_text import Source, encode_sources, length_limit, source_limit
 from ..models.word_tokenizer import SPACE, WordTokenizer

@@ -21,12 +21,13 @@ from ..errors import UserError, number_of, prefixed, quote
 from ..limits import Range, check_numbers
 from ..loading import TOKENIZERS, check_checkpoint
 from ..models.language_pairs import Languages
+from .arguments import SEARCH, EvaluationArguments, own_search, settings_apart
 from .averages import ALL, group_means, groups, read_scores, win_ratio
 from .checkpoint import device_of, load_any_translator
 from .engine import Engine, is_engine
 from .metrics import build_metrics, check_parallel, score
 from .significance import compare_systems, p_value, signed
-from .translate import SEARCH, EvaluationArguments, own_search, settings_apart, translate
+from .translate import translate
 
 logger = logging.getLogger(__name__)
 

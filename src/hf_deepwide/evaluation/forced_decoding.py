@@ -10,10 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..models.language_pairs import Languages, speaking
-from ..models.plain_text import TextEncoder, encode_sources, positions, sorted_batches, source_limit
+from ..models.plain_text import TextEncoder, encode_sources, positions, source_limit
 from ..progress import shows_bars
+from .arguments import EvaluationArguments
+from .fitting_batches import in_fitting_batches
 from .metrics import check_parallel
-from .translate import EvaluationArguments, autocast, evaluating, padded
+from .translate import autocast, evaluating, padded
 
 
 class TargetScore(NamedTuple):
@@ -73,25 +75,27 @@ def score_targets(
     start = model.config.decoder_start_token_id if start is None else start
     scores = [TargetScore(0.0, 0)] * len(labels)
     lengths = [max(len(source.ids), len(ids)) for source, ids in zip(encoded, labels, strict=True)]
+
+    def token_losses(batch: list[int]) -> torch.Tensor:  # [batch, target]
+        target = padded([labels[i] for i in batch], tokenizer.pad_token_id)  # [batch, target]
+        inputs = {
+            "input_ids": padded([encoded[i].ids for i in batch], tokenizer.pad_token_id),
+            "attention_mask": padded([[1] * len(encoded[i].ids) for i in batch], 0),
+            "decoder_input_ids": torch.cat([torch.full((len(batch), 1), start), target[:, :-1]], dim=1),
+        }
+        if choice.posterior is not None:
+            inputs["posteriors"] = torch.full((len(batch),), choice.posterior)
+        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+        logits = model(**inputs, use_cache=False).logits.float()  # [batch, target, V]
+        target = target.to(logits.device)
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none").double()
+
     with (
         evaluating(model),
         autocast(model.device, args.precision),
         tqdm(total=len(labels), desc="scoring", unit="pair", leave=False, disable=not shows_bars()) as progress,
     ):
-        for batch in sorted_batches(lengths, args.max_tokens):
-            target = padded([labels[i] for i in batch], tokenizer.pad_token_id)  # [batch, target]
-            inputs = {
-                "input_ids": padded([encoded[i].ids for i in batch], tokenizer.pad_token_id),
-                "attention_mask": padded([[1] * len(encoded[i].ids) for i in batch], 0),
-                "decoder_input_ids": torch.cat([torch.full((len(batch), 1), start), target[:, :-1]], dim=1),
-            }
-            if choice.posterior is not None:
-                inputs["posteriors"] = torch.full((len(batch),), choice.posterior)
-            inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-            logits = model(**inputs, use_cache=False).logits.float()  # [batch, target, V]
-            losses = torch.nn.functional.cross_entropy(
-                logits.transpose(1, 2), target.to(logits.device), reduction="none"
-            ).double()
+        for batch, losses in in_fitting_batches(token_losses, lengths, args):
             for row, i in enumerate(batch):
                 first = int(labels[i][0] == forced)
                 scores[i] = TargetScore(-losses[row, first : len(labels[i])].sum().item(), len(labels[i]))

@@ -6,9 +6,9 @@ from typing import Any
 from datasets import Dataset
 
 from ..data.arguments import DataArguments, split_pair
+from .arguments import EvaluationArguments
 from .averages import ALL, group_means
 from .metrics import score
-from .translate import EvaluationArguments
 
 Translate = Callable[[list[str], EvaluationArguments, str, str], list[str]]  # sources, settings, from, into
 

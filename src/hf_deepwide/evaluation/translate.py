@@ -6,15 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError, number_of, prefixed, quote
-from ..limits import Range, check_numbers
+from ..errors import UserError, number_of
 from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import (
     Source,
@@ -23,129 +21,19 @@ from ..models.plain_text import (
     encode_sources,
     length_limit,
     padded_behind_end,
-    sorted_batches,
     source_limit,
 )
-from ..models.saved_fields import LIMITS
 from ..models.word_tokenizer import WordTokenizer
 from ..progress import shows_bars
+from .arguments import AUTOCAST, EvaluationArguments
 from .engine import Engine
-from .metrics import ALL_METRICS, METRICS, build_metrics
+from .fitting_batches import in_fitting_batches
 from .sampling import SamplingArguments, SamplingLogitsProcessor
 
 logger = logging.getLogger(__name__)
 
-_AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LINE_ENDS = {ord(end): " " for end in "\n\r"}  # what ends a line of a file
-SEARCH = ("num_beams", "length_penalty", "early_stopping", *LIMITS)  # what a model's configs say of searching
 _TURN = threading.RLock()  # for one thread at a time: a model's generation config is another one meanwhile
-
-RANGES = {
-    "num_beams": Range(1, 1000),
-    "length_penalty": Range(-1000, 1000),
-    "max_length_factor": Range(0, 1000),
-    "max_length_offset": Range(0, 1_000_000),
-    "max_tokens": Range(1, 10**9),
-    "bootstrap_samples": Range(1, 10_000_000),
-}
-
-
-@dataclass
-class EvaluationArguments:
-    """The section `evaluation` of a recipe: how test sentences are translated and scored."""
-
-    num_beams: int = field(default=5, metadata={"help": "Beam size; 1 is greedy search."})
-    length_penalty: float = field(
-        default=1.0,
-        metadata={"help": "Beam scores are log-probability / length**length_penalty: larger favours longer outputs."},
-    )
-    early_stopping: bool = field(
-        default=True,
-        metadata={"help": "Stop a sentence at num_beams finished hypotheses, as fairseq does."},
-    )
-    max_length_factor: float = field(
-        default=2.0,
-        metadata={
-            "help": "A translation has at most max_length_factor * source tokens (rounded up to a multiple of 8) + "
-            "max_length_offset tokens."
-        },
-    )
-    max_length_offset: int = field(
-        default=20, metadata={"help": "See max_length_factor; with factor 0 the limit itself."}
-    )
-    max_tokens: int = field(
-        default=4096, metadata={"help": "Source tokens per batch, padding included; beams are not counted."}
-    )
-    precision: str = field(
-        default="float32",
-        metadata={"help": "float32 (no autocast), bfloat16 or float16."},
-    )
-    metrics: list[str] = field(
-        default_factory=lambda: list(METRICS), metadata={"help": f"Which of {', '.join(ALL_METRICS)} to compute."}
-    )
-    lowercase: bool = field(default=False, metadata={"help": "Score without regard to case."})
-    tokenize: str = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer; auto: chosen by the target language."}
-    )
-    average_languages: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Of several language pairs, those with one of these languages are averaged on their own, too, "
-            "as de, zh, br and te in OPUS-100's BLEU_4."
-        },
-    )
-    bootstrap_samples: int = field(
-        default=1000, metadata={"help": "Resamples of the paired bootstrap when systems are compared."}
-    )
-
-    def __post_init__(self) -> None:
-        check_numbers(self, RANGES, "evaluation.")
-        if self.max_length_factor == self.max_length_offset == 0:
-            raise UserError(
-                f"evaluation.max_length_factor: {self.max_length_factor} with max_length_offset "
-                f"{self.max_length_offset} leaves no room for a translation; accepted: not both 0"
-            )
-        if self.precision not in _AUTOCAST:
-            raise UserError(f"evaluation.precision: {quote(self.precision)}; accepted: {', '.join(_AUTOCAST)}")
-        with prefixed("evaluation."):
-            # in any language: the target's is known where there are texts
-            build_metrics(self.metrics, tokenize=self.tokenize, target_lang="en")
-
-    def scoring(self, target_lang: str | None) -> dict[str, Any]:
-        """The keywords of `evaluation.metrics.score`."""
-        return {
-            "lowercase": self.lowercase, "tokenize": self.tokenize, "target_lang": target_lang,
-            "metrics": self.metrics,
-        }  # fmt: skip
-
-    @classmethod
-    def from_options(cls, **given: Any) -> "EvaluationArguments":
-        """Arguments from a command line, where they are options and not keys of a recipe: messages call them so."""
-        try:
-            return cls(**given)
-        except UserError as error:
-            raise UserError(f"--{str(error).removeprefix('evaluation.')}") from None
-
-
-def own_search(model: PreTrainedModel | Engine, **asked: Any) -> EvaluationArguments:
-    """How the model's configs say that it searches, as `pipeline` does; what it leaves open is as in a recipe.
-
-    Args:
-        model: the model.
-        asked: fields that are to be otherwise; None is as the model has it.
-    """
-    own = {name: getattr(model.generation_config, name, None) for name in SEARCH}
-    if not isinstance(model, Engine):
-        own |= {name: getattr(model.config, name, None) for name in LIMITS}
-    if own["early_stopping"] is not None:
-        own["early_stopping"] = own["early_stopping"] is True  # "never" keeps searching, too
-    fields = own | {name: value for name, value in asked.items() if value is not None}
-    return EvaluationArguments(**{name: value for name, value in fields.items() if value is not None})
-
-
-def settings_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Settings by which two systems were translated differently, each with both values, for a warning."""
-    return [f"{name} {ours[name]} and {theirs[name]}" for name in names if ours[name] != theirs[name]]
 
 
 class Hypothesis(NamedTuple):
@@ -309,12 +197,15 @@ def _in_batches(
     full = [number for number, source in enumerate(encoded) if not source.is_empty]
     lengths = [len(encoded[number].ids) for number in full]
     limits = [length_limit(config, length, args) for length in lengths]
+
+    def search_batch(places: list[int]) -> list:
+        return search([full[place] for place in places], limits[places[0]])
+
     with tqdm(total=len(full), desc="translating", unit="sentence", leave=False, disable=not shows_bars()) as progress:
-        for places in sorted_batches(lengths, args.max_tokens, limits=limits):
-            batch = [full[place] for place in places]
-            for number, found in zip(batch, search(batch, limits[places[0]]), strict=True):
-                outputs[number] = found
-            progress.update(len(batch))
+        for places, results in in_fitting_batches(search_batch, lengths, args, limits):
+            for place, found in zip(places, results, strict=True):
+                outputs[full[place]] = found
+            progress.update(len(places))
     return outputs
 
 
@@ -413,7 +304,7 @@ def _strip_padding(row: list[int], pad_id: int) -> list[int]:
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     """Autocast to a precision of `EvaluationArguments`; none to float32."""
-    dtype = _AUTOCAST[precision]
+    dtype = AUTOCAST[precision]
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 

@@ -16,8 +16,8 @@ from ..data.corpora import load_whole, local_files
 from ..data.digest import text_digest
 from ..data.text_files import read_lines
 from ..errors import UserError, quote
+from ..evaluation.arguments import SEARCH, settings_apart
 from ..evaluation.metrics import build_metrics
-from ..evaluation.translate import SEARCH, settings_apart
 from ..training.arguments import TranslationTrainingArguments
 from .averaging import training_of, vocabulary
 from .recipe import NO_DIFFERENCE, RECIPE, Recipe, differences, load_recipe

@@ -4,7 +4,7 @@
     data:       {format: text, train: multi30k/train, …}            `data.corpora.DataArguments`
     tokenizer:  {vocab_size: 8000, …}                               `data.tokenizer.TokenizerArguments`
     training:   {max_tokens: 4096, learning_rate: 1e-3, …}          `training.arguments.TranslationTrainingArguments`
-    evaluation: {num_beams: 5, …}                                   `evaluation.translate.EvaluationArguments`
+    evaluation: {num_beams: 5, …}                                   `evaluation.arguments.EvaluationArguments`
 
 All keys are checked before anything is read or trained: a recipe that loads fails later only on what it names
 (files, checkpoints), not on how it is written.
@@ -25,7 +25,7 @@ from ..data.corpora import DataArguments
 from ..data.tokenizer import TRAINING_KEYS, TokenizerArguments
 from ..durable import is_same
 from ..errors import UserError, one_line, prefixed, quote
-from ..evaluation.translate import EvaluationArguments
+from ..evaluation.arguments import EvaluationArguments
 from ..models.quoting import QUOTED
 from ..reading import folder_or_hub_id, home_expanded, read_json, read_text
 from ..redaction import hide, take_secrets, with_secrets

@@ -16,9 +16,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from ..data.arguments import DataArguments
 from ..data.tokenizer import TRAINING_KEYS, TokenizerArguments
 from ..errors import UserError, one_line, prefixed, quote
+from ..evaluation.arguments import EvaluationArguments
 from ..evaluation.averages import groups
 from ..evaluation.metrics import build_metrics
-from ..evaluation.translate import EvaluationArguments
 from ..families import all_families
 from ..limits import Range
 from ..models.configuration_base import ENTRIES, LAYERS, WEIGHT, DeepWideConfig

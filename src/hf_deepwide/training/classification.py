@@ -1,6 +1,8 @@
 """The trainer of classifiers: Transformers' own, which obeys signals and stops at numbers that are not finite."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from ..errors import quote
+from ..device_memory import is_out_of_memory
+from ..errors import UserError, quote
 from ..limits import Range, check_numbers
 from ..weight_checks import is_finite
 from .arguments import OneDevice, WithoutSecrets
@@ -110,8 +113,10 @@ class ClassificationTrainer(Trainer):
 
         Raises:
             NonFiniteError: the loss is not finite; the optimizer has not seen its gradients.
+            UserError: memory ran out.
         """
-        loss = super().training_step(*args, **kwargs)
+        with self._telling_of_memory("train", " and double training.gradient_accumulation_steps"):
+            loss = super().training_step(*args, **kwargs)
         summed = self.accelerator.reduce(loss.float().reshape(1), "sum").item()  # a fault in one process stops all
         if not math.isfinite(summed):
             raise self._fault(self.state.global_step + 1, f"the training loss is {summed}")
@@ -119,7 +124,8 @@ class ClassificationTrainer(Trainer):
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
         """Loss, logits and labels of a batch; an encoder-decoder model gives more than its logits."""
-        loss, logits, labels = super().prediction_step(*args, **kwargs)
+        with self._telling_of_memory("eval"):
+            loss, logits, labels = super().prediction_step(*args, **kwargs)
         return loss, logits[0] if isinstance(logits, tuple) else logits, labels
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -136,6 +142,26 @@ class ClassificationTrainer(Trainer):
         if not np.isfinite(output.predictions).all() or not all(map(math.isfinite, losses)):
             raise self._fault(self.state.global_step, "predictions or their loss are not finite")
         return output
+
+    @contextmanager
+    def _telling_of_memory(self, kind: str, and_more: str = "") -> Iterator[None]:
+        """Say what to do where memory runs out, unless Transformers looks for a size of batches that fits.
+
+        Args:
+            kind: of the batch: train or eval.
+            and_more: what else to do than to halve such batches.
+        """
+        size = f"per_device_{kind}_batch_size"
+        try:
+            yield
+        except RuntimeError as error:
+            if self.args.auto_find_batch_size or not is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"seed {self.args.seed}, step {self.state.global_step + 1}: memory ran out on a batch of "
+                f"{getattr(self.args, size)} rows. Halve training.{size}{and_more}, or lower data.max_length; then "
+                "start afresh with --overwrite"
+            ) from error
 
     def _fault(self, step: int, what: str) -> NonFiniteError:
         return NonFiniteError(f"seed {self.args.seed}, step {step}: {what}. {REMEDY}")

@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from ..device_memory import is_out_of_memory
 from ..errors import UserError, quote
 from .faults import generator_states, restore
 from .sharding import LAYER_DROP
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What errors say that are not of the class OutOfMemoryError: of processors, of Apple's GPUs, of cuBLAS.
-PHRASES = ("DefaultCPUAllocator", "MPS backend out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 Inputs = Mapping[str, torch.Tensor]
 
 
@@ -274,11 +273,6 @@ def _sum(total: torch.Tensor | None, gradient: torch.Tensor | None) -> torch.Ten
     if total is None or gradient is None:
         return gradient if total is None else total
     return total + gradient
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """True if a device, or the machine, has no memory left."""
-    return isinstance(error, torch.OutOfMemoryError) or any(phrase in str(error) for phrase in PHRASES)
 
 
 def shape(inputs: Inputs) -> tuple[int, int]:

@@ -15,8 +15,9 @@ from ..data.bpe_dropout import BPEDropout
 from ..data.sampling import copies_by_rate
 from ..data.subword_collator import Cut, SubwordCollator
 from ..data.unigram_sampling import UnigramSampling
+from ..evaluation.arguments import EvaluationArguments
 from ..evaluation.scoring import translate_and_score
-from ..evaluation.translate import EvaluationArguments, translate
+from ..evaluation.translate import translate
 from ..models.plain_text import positions
 from .arguments import TranslationTrainingArguments
 from .trainer import TokenBatchTrainer
