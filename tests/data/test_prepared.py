@@ -664,6 +664,7 @@ def test_a_hub_out_of_reach_ends_in_one_line(tmp_path, hub, monkeypatch, capsys)
     monkeypatch.setattr(sources, "load_dataset", unreachable)
     told = error_of(monkeypatch, capsys, "wmt14-en-de", "--output", tmp_path)
     assert "wmt/wmt14 (de-en, validation) could not be loaded from the Hub: Couldn't reach the Hub" in told
+    assert "--source and a folder" in told
 
 
 def test_sacremoses_may_be_missing(tmp_path, hub, monkeypatch, capsys):

@@ -30,8 +30,10 @@ def open_part(part: Part, copies: Path | None) -> Dataset:
     Raises:
         UserError: it cannot be loaded, or is empty.
     """
-    place = "the Hub" if copies is None else one_line(copies)
-    with refusing_data_sets(f"{part} could not be loaded from {place}"):
+    place, hint = "the Hub" if copies is None else one_line(copies), ""
+    if copies is None:
+        hint = "Give the command again with a connection, or with --source and a folder that holds the files"
+    with refusing_data_sets(f"{part} could not be loaded from {place}", hint):
         dataset = _load(part, copies)
     if part.first is not None:
         dataset = dataset.select(range(min(part.first, len(dataset))))
