@@ -7,6 +7,7 @@ them as they are, on one line, without a link or a table of their own.
 import html
 import json
 import re
+from importlib.metadata import requires
 from typing import Any
 
 import yaml
@@ -91,10 +92,16 @@ def use_of_share(repo_id: str | None, task: str = "translation") -> str:
     unknown = "" if repo_id else f"# {UNNAMED}: the name of this repository on the Hub, or a folder with its files\n"
     return (
         "from transformers import pipeline\n\n"
+        f"# needs: pip install {' '.join(map(repr, _needed()))}\n"
         "# trust_remote_code runs the code in this repository; after `import hf_deepwide` it is not needed\n"
         f"{unknown}"
         f'{PIPELINES[task]} = pipeline("{task}", model={literal(repo_id or UNNAMED)}, trust_remote_code=True)'
     )
+
+
+def _needed() -> list[str]:
+    """What the code of a shared model imports, with the oldest versions that this package takes."""
+    return [line for line in requires("hf_deepwide") or () if re.match(r"(torch|transformers)\b", line)]
 
 
 def use_of_stock(repo_id: str | None, shown: Any) -> str:

@@ -202,6 +202,7 @@ def test_a_shared_card_names_its_repository(tmp_path):
     shared = card_text.for_repository(card, "me/mine", None)
     assert 'pipeline("translation", model="me/mine", trust_remote_code=True)' in shared
     assert "import hf_deepwide  #" not in shared
+    assert re.search(r"# needs: pip install 'torch>=[\d.]+' 'transformers>=[\d.]+'\n", shared)
     unnamed = card_text.for_repository(card, None, None)
     for each in (shared, unnamed):
         assert "author" not in each.partition("## Scores")[0]
