@@ -1,6 +1,6 @@
 """Deep and wide Transformers for machine translation, as Hugging Face model families.
 
-Importing the package registers the families with the Auto classes and with CTranslate2's converter, and
+Importing the package registers the families with the Auto classes and with CTranslate2's converter. It also registers
 `pipeline("translation")`.
 """
 

@@ -1,7 +1,7 @@
-"""The text of model cards: foreign text that stays text, and the lines that say how to load a model.
+"""The text of model cards: foreign text, escaped so that it stays text, and the code lines that load a model.
 
 Sentences of a corpus, names of files and values of a recipe may hold Markdown, HTML or line breaks. A card must show
-them as they are, on one line, without a link or a table of their own.
+them as they are, on one line, and must not turn them into links or tables.
 """
 
 import html
@@ -17,25 +17,25 @@ from .errors import UserError
 
 CARD = "README.md"  # the name under which the Hub shows a card
 UNNAMED = "REPOSITORY"
-LONGEST = 500  # characters of a foreign text
-# Renderers make links of these wherever they stand in plain text, whatever is escaped.
+LONGEST = 500  # most characters that are shown of a foreign text
+# Renderers turn these into links anywhere in plain text, and escaping does not prevent it.
 _LINK = re.compile(r"://|\bwww\.|\w@\w", re.IGNORECASE)
 _MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)#")
-# Control characters, ends of lines, halves of surrogate pairs, and what turns the direction of the text around it.
+# Control characters, line ends, halves of surrogate pairs, and characters that change the direction of text.
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _USE = re.compile(
     r"(?:import hf_deepwide [^\n]*\n)?from transformers import pipeline\n\n(?:# [^\n]*\n)*"
     r'\w+ = pipeline\("(?P<task>[\w-]+)", model=[^\n]*\)'
 )
 _USE_AND_EXAMPLE = re.compile(_USE.pattern + r"(?:\n+\w+\([^\n]*\)\n# \[[^\n]*)?(?P<end>\n```+\n)?")
-# The sentences of the template, of the cards of older runs, and of a card that was shared with another licence.
+# The sentences about the licence in the template, in older runs' cards, and in cards shared with another licence.
 _UNCHOSEN = re.compile(
     r"No licence has been chosen\. Choose one when you share the model, and respect the licence of the training data"
     r"(?: and of the base)?\."
     r"|Its licence is for whoever trained it to\s+choose, with a view to the licence of that data\."
     r"|Its licence is `[^`\n]+`\."
 )
-# Of the family `mat` ([paper](address)) with 1,234 parameters: the sentence of the template.
+# The template's words about the family, such as: of the family `mat` ([paper](address)) with 1,234 parameters.
 _FAMILY = re.compile(
     r"of the family (?P<family>`(?P<name>\w+)`(?: \(\[[^\n]+?\]\([^)\n]+\)\))?)\s+with [\d,]+ parameters\."
 )
@@ -44,13 +44,13 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
 
 def plain(value: Any) -> str:
-    """A value as text on one line, without control characters, cut to a length that a table bears."""
+    """Return a value as one line of text, without control characters, cut to `LONGEST` characters."""
     text = _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", " ".join(str(value).split()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def text(value: Any) -> str:
-    """A value as Markdown text that shows it and does nothing else; fit for titles and cells of tables."""
+    """Return a value as Markdown that shows it literally, also in a title or a table cell."""
     shown = plain(value)
     if _LINK.search(shown):
         return code(shown, cell=True)
@@ -59,7 +59,7 @@ def text(value: Any) -> str:
 
 
 def code(value: Any, cell: bool = False) -> str:
-    """A value as code within a line; in the cell of a table, its bars are escaped."""
+    """Return a value as inline code; `cell` escapes its vertical bars for a table cell."""
     shown = plain(value)
     ticks = "`" * (_longest_run(shown) + 1)
     space = " " if shown[:1] in ("`", "") or shown[-1:] == "`" else ""
@@ -67,19 +67,19 @@ def code(value: Any, cell: bool = False) -> str:
 
 
 def block(content: str, language: str = "") -> str:
-    """Lines as a block of code, which no line of theirs can end."""
+    """Return lines as a code block, whose fence is longer than every run of backticks in the lines."""
     ticks = "`" * max(3, _longest_run(content) + 1)
     return f"{ticks}{language}\n{content}\n{ticks}"
 
 
 def literal(value: str) -> str:
-    """A string as Python writes it, on one line."""
+    """Return a string as a Python literal, on one line."""
     quoted = json.dumps(value, ensure_ascii=False)
     return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 
 def use_of_folder(folder: str, task: str = "translation") -> str:
-    """The lines that load a model from its author's folder by a pipeline's task."""
+    """The code lines that load a model from its author's folder with the pipeline of a task."""
     what = "the model family and the translation pipeline" if task == "translation" else "the model family"
     return (
         f"import hf_deepwide  # registers {what}\n"
@@ -88,7 +88,7 @@ def use_of_folder(folder: str, task: str = "translation") -> str:
 
 
 def use_of_share(repo_id: str | None, task: str = "translation") -> str:
-    """The lines that load a shared model by a pipeline's task; its repository may not have a name yet."""
+    """The code lines that load a shared model with a task's pipeline; without `repo_id`, its name is `UNNAMED`."""
     unknown = "" if repo_id else f"# {UNNAMED}: the name of this repository on the Hub, or a folder with its files\n"
     return (
         "from transformers import pipeline\n\n"
@@ -100,12 +100,12 @@ def use_of_share(repo_id: str | None, task: str = "translation") -> str:
 
 
 def _needed() -> list[str]:
-    """What the code of a shared model imports, with the oldest versions that this package takes."""
+    """The packages that the code of a shared model imports, with the oldest versions that this package accepts."""
     return [line for line in requires("hf_deepwide") or () if re.match(r"(torch|transformers)\b", line)]
 
 
 def use_of_stock(repo_id: str | None, shown: Any) -> str:
-    """The lines that load a shared model of a class of Transformers, and translate.
+    """The code lines that load a shared model as a class of Transformers, and translate.
 
     Args:
         repo_id: the name of the repository, if it has one yet.
@@ -128,10 +128,10 @@ def use_of_stock(repo_id: str | None, shown: Any) -> str:
 
 
 def for_repository(card: str, repo_id: str | None, license: str | None, shown: Any = None, model: Any = None) -> str:
-    """A card for the Hub: its lines that load the model name the repository, and it names the licence, if any.
+    """A card for the Hub: its code lines name the repository, and the card names the licence if one is given.
 
-    With `shown` the model is one of a class of Transformers, and the lines need no code of ours: see `use_of_stock`.
-    The card then says of which class `model` is, and how many parameters it has.
+    `shown` is given if the model is saved as a class of Transformers. The code lines then need no code of ours (see
+    `use_of_stock`), and the card names the class of `model` and its number of parameters.
     """
     renamed: dict[str, str] = {}  # tags
     if shown is not None:
@@ -159,7 +159,7 @@ def for_repository(card: str, repo_id: str | None, license: str | None, shown: A
 
 
 def _with_metadata(card: str, license: str | None, renamed: dict[str, str]) -> str:
-    """The card with this licence, if any, and with tags that are `renamed`, if any are."""
+    """Return the card with this licence in its metadata, if one is given, and with its tags `renamed` (old to new)."""
     if license is None and not renamed:
         return card
     try:
@@ -174,24 +174,24 @@ def _with_metadata(card: str, license: str | None, renamed: dict[str, str]) -> s
 
 
 def _is_named(use: str) -> bool:
-    """True of the lines of a card that names its repository already."""
+    """Return True if the code lines of a card already name a repository."""
     return "trust_remote_code=True" in use and literal(UNNAMED) not in use
 
 
 def license_of(card: str) -> str | None:
-    """The licence that a card's metadata name; None where they name none, or cannot be read."""
+    """The licence in a card's metadata; None if the metadata have no licence or cannot be read."""
     try:
         named = ModelCard(card, ignore_metadata_errors=True).data.to_dict().get("license")
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError):  # it is foreign text, and is told of elsewhere
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError):  # foreign text; `_with_metadata` reports it
         return None
     return named if isinstance(named, str) else None
 
 
 def check_license(license: str) -> None:
-    """Refuse what cannot be the Hub's name of a licence.
+    """Refuse a string that cannot be the Hub's identifier of a licence.
 
     Raises:
-        UserError: it is none.
+        UserError: the string cannot be an identifier.
     """
     if not isinstance(license, str) or not LICENSE.fullmatch(license):
         raise UserError(

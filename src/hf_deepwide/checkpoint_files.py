@@ -1,7 +1,7 @@
-"""What the files of a checkpoint may say, seen before Transformers acts on them.
+"""Checks of a checkpoint's files, made before Transformers acts on these files.
 
 A checkpoint may come from anybody. Its JSON files can name a pickle, a file elsewhere on the disk, or a program on the
-Hub. They can ask for any amount of memory. Here they are read as text, and the weights as a list of shapes.
+Hub. They can ask for any amount of memory. Here the JSON files are read as text, and the weights as a list of shapes.
 """
 
 import importlib.util
@@ -32,27 +32,27 @@ CONFIG, WEIGHTS, ADAPTER_CONFIG, ADAPTER = (
     "adapter_model.safetensors",
 )
 INDEX = f"{WEIGHTS}.index.json"
-RESULTS = "results.json"  # what a run writes last
-MARK = "run.json"  # what `hf_deepwide.runs` marks the folder of a run by
-CTRANSLATE2, ONNX = "model.bin", "encoder.onnx"  # what marks an exported folder
+RESULTS = "results.json"  # the file that a run writes last
+MARK = "run.json"  # the file by which `hf_deepwide.runs` marks the folder of a run
+CTRANSLATE2, ONNX = "model.bin", "encoder.onnx"  # the files that mark an exported folder
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-DISTRIBUTED = "shard-*-model-*.safetensors"  # what Transformers writes from several processes
+DISTRIBUTED = "shard-*-model-*.safetensors"  # the files that Transformers writes from several processes
 JSON_FILES = (CONFIG, "generation_config.json", "tokenizer_config.json", "tokenizer.json", ADAPTER_CONFIG)
 ATTENTIONS = ("eager", "sdpa", "flex_attention")
 ATTENTION_FIELDS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 KERNEL_FIELDS = ("use_kernels", "kernel_config", "experts_implementation", "_experts_implementation")
-# A model may have more tensors and numbers than its file: a recipe may add layers, tied matrices count again, and
-# tables of positions are computed.
+# A model may have more tensors and numbers than its file: a recipe may add layers, the file holds tied matrices only
+# once, and tables of positions are computed.
 TIMES, MORE_TENSORS, MORE_NUMBERS = 4, 4096, 2**26
 
 Shapes = dict[str, list[int]]
 
 
 def check_folder(folder: Path, weights: bool) -> None:
-    """See that a folder's JSON files are such, and that its weights are no pickles.
+    """Check that a folder's JSON files can be read and, if `weights`, that it has weights that are no pickles.
 
     Raises:
-        OSError: a file is damaged, missing, or none that can be loaded.
+        OSError: a file is damaged, missing, or in a form that is not loaded.
     """
     for name in JSON_FILES:
         if (folder / name).is_file():
@@ -76,7 +76,7 @@ def check_folder(folder: Path, weights: bool) -> None:
 
 
 def check_model(where: str | Path) -> None:
-    """See that a folder holds the config of a model or of an adapter; a Hub id is not looked up.
+    """Check that a folder holds the config of a model or of an adapter; a Hub id is not looked up.
 
     Raises:
         OSError: the folder holds neither, or it was exported to another engine.
@@ -100,7 +100,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     """The fields of a JSON file.
 
     Raises:
-        OSError: the file is damaged, or holds something else.
+        OSError: the file is damaged, or does not hold an object with fields.
     """
     try:
         content = read_json(path)
@@ -112,19 +112,19 @@ def read_fields(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of the config in a folder, none where there is no config.
+    """The fields of the config in a folder; `{}` if there is no config.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the config is damaged.
     """
     return _fields_in(folder, CONFIG)
 
 
 def read_results(run: Path) -> dict[str, Any]:
-    """What a finished run has written of itself, nothing where it is not finished.
+    """The fields of a run's `results.json`; `{}` if the run is not finished.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     return _fields_in(run, RESULTS)
 
@@ -137,16 +137,18 @@ def _fields_in(folder: Path, name: str) -> dict[str, Any]:
 
 
 def fields_of(name: str, file: str) -> dict[str, Any] | None:
-    """The fields of a JSON file of a folder or Hub id; None where there is no such file."""
+    """The fields of a JSON file in a folder or of a Hub id; None if there is no such file."""
     path = find(name, file)
     return None if path is None else read_fields(path)
 
 
 def check_config(fields: dict[str, Any], trust_remote_code: bool) -> None:
-    """See that a `config.json` names no program, no other file of weights, no other kind of model, and a real dtype.
+    """Check that a `config.json` names no program, no other file of weights and no class of another model type.
+
+    Its dtype must be one of torch's, and its switches for outputs must be true or false.
 
     Raises:
-        ValueError: the config names one.
+        ValueError: a field breaks one of these rules.
     """
     for field in ("dtype", "torch_dtype"):
         dtype = fields.get(field)
@@ -168,10 +170,11 @@ def check_config(fields: dict[str, Any], trust_remote_code: bool) -> None:
 
 
 def shapes(name: str) -> Shapes | None:
-    """Names and shapes of all tensors of a folder or Hub id; None where its files are not the usual ones.
+    """Names and shapes of all tensors in a folder or of a Hub id; None if the weights are not in the usual files.
 
     Raises:
-        ValueError: the index of the files names one that is no safetensors, or is not in the folder.
+        ValueError: the index is damaged, or names a file that is no safetensors or is not in the folder; or a tensor
+            is in two files.
     """
     if Path(name).is_dir() and any(Path(name).glob(DISTRIBUTED)):
         return None
@@ -194,11 +197,11 @@ def shapes(name: str) -> Shapes | None:
 
 
 def check_size(build: Any, file: Shapes) -> None:
-    """Build a model without memory, and see that it is about as large as the file that it is to be loaded from.
+    """Build a model without memory for its weights, and check that it is not far larger than its file.
 
     Args:
-        build: makes the model.
-        file: names and shapes of the tensors of the file.
+        build: a function that builds the model.
+        file: names and shapes of the tensors in the file.
 
     Raises:
         ValueError: the model is far larger.
@@ -217,7 +220,7 @@ def check_size(build: Any, file: Shapes) -> None:
 
 @contextmanager
 def _at_most(limit: int, have: int) -> Iterator[None]:
-    """Stop a model from being built once it has too many tensors."""
+    """Stop the building of a model at more than `limit` parameters; the message names `have`, the file's number."""
     count = 0
 
     def look(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -237,7 +240,7 @@ def _at_most(limit: int, have: int) -> Iterator[None]:
 
 
 def _indexed(index: dict[str, Any]) -> list[str]:
-    """The files that an index of weights names, each once."""
+    """The files that an index of weights names, each of them once."""
     weight_map, metadata = index.get("weight_map"), index.get("metadata")
     if not isinstance(weight_map, dict) or not weight_map or not isinstance(metadata, dict):
         _no_index()
@@ -269,7 +272,7 @@ def _shapes(files: Iterable[Path]) -> Shapes:
 
 
 def find(name: str, file: str) -> Path | None:
-    """A file of a folder, or of a Hub id, from which it is fetched."""
+    """The path of a file in a folder, or of a file that is fetched from a Hub id; None if there is no such file."""
     if Path(name).is_dir():
         path = Path(name) / file
         return path if path.is_file() else None
@@ -278,14 +281,14 @@ def find(name: str, file: str) -> Path | None:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """True if a resolved path is in a folder, or is what a snapshot in the Hub's cache links to."""
+    """Return True if a resolved path is in a folder, or in the `blobs` that a snapshot in the Hub's cache links to."""
     home = folder.resolve()
     blobs = home.parents[1] / "blobs" if len(home.parents) > 1 and home.parent.name == "snapshots" else home
     return path.is_relative_to(home) or path.is_relative_to(blobs)
 
 
 def _all_fields(fields: Any) -> Iterator[tuple[str, Any]]:
-    """All fields of a config and of the configs in it."""
+    """All fields of a config and of the configs that it contains."""
     waiting = [fields]
     while waiting:
         for key, value in waiting.pop().items():
@@ -295,7 +298,7 @@ def _all_fields(fields: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_installed(attention: Any) -> bool:
-    """True for names of attention implementations for which Transformers asks no Hub."""
+    """Return True if Transformers loads an attention implementation without the Hub."""
     if isinstance(attention, dict):
         return all(map(_is_installed, attention.values()))
     if isinstance(attention, str) and attention.startswith("flash_attention"):
@@ -304,7 +307,7 @@ def _is_installed(attention: Any) -> bool:
 
 
 def _check_architectures(fields: dict[str, Any]) -> None:
-    """Refuse a config that says of itself that its weights are of another model type."""
+    """Refuse a config whose field `architectures` names a class of another model type than `model_type`."""
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     if not isinstance(architectures, list):
         return

@@ -1,8 +1,8 @@
-"""How to tell that a device, or the machine, has no memory left."""
+"""The check whether an error means that a device, or the machine, has no memory left."""
 
 import torch
 
-# What errors say that are not of the class OutOfMemoryError: of processors, Apple's GPUs, cuBLAS, CTranslate2.
+# Phrases in errors that are not of the class OutOfMemoryError: from CPUs, Apple's GPUs, cuBLAS and CTranslate2.
 PHRASES = (
     "DefaultCPUAllocator",
     "MPS backend out of memory",
@@ -12,5 +12,5 @@ PHRASES = (
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """True if a device, or the machine, has no memory left."""
+    """Return True if the error means that a device, or the machine, has no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or any(phrase in str(error) for phrase in PHRASES)

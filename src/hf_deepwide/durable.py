@@ -1,4 +1,4 @@
-"""Files and folders that are on disk in full or not at all, through a kill, a full disk, or a power cut."""
+"""Files and folders that are written in full or not at all, even if a kill, a full disk or a power cut interrupts."""
 
 import gzip
 import hashlib
@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 
 from .errors import UserError
 
-STAGING = ".saving"  # a folder for what is being written, or deleted: nothing in it is whole
+STAGING = ".saving"  # a folder for files that are being written or deleted: nothing in it is complete
 
-# What torch says, in a RuntimeError, of a file it cannot write; why, it says only where it could not open the file.
+# torch's messages, in a RuntimeError, about a file it cannot write; only if it cannot open the file, they say why.
 _TORCH = re.compile(
     r"inline_container\.cc:\d+\] \. (?:.*strerror: (?P<why>.+)|.+)|Parent directory .* does not exist"
     r"|basic_ios::clear: iostream error"
@@ -25,20 +25,20 @@ _TORCH = re.compile(
 
 
 def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = False, option: str = "") -> None:
-    """Refuse to write a file or folder that exists, and one of the inputs even where overwriting is allowed.
+    """Refuse an output path that is also an input or, without `overwrite`, exists already.
 
-    Paths are compared as places on the disk, so that another spelling, a link, or a case that the disk ignores
-    does not matter.
+    An empty folder is accepted. Paths are compared as places on the disk: another spelling, a link, or a difference in
+    case that the disk ignores does not matter.
 
     Args:
-        path: what is to be written.
+        path: the file or folder to write.
         inputs: files and folders that are read; none of them may be `path`.
-        overwrite: `path` may exist.
-        option: the option that allows it, for the message.
+        overwrite: whether `path` may exist.
+        option: the option that sets `overwrite`, for the message.
 
     Raises:
         UserError: `path` is an input, exists, is a device or a pipe, lies in a file instead of a folder or in a folder
-            that nobody may write in, or is the folder `.` or ends in `..`.
+            without write permission, or is `.` or ends in `..`.
     """
     _refuse_special(path)
     around = next(parent for parent in path.absolute().parents if parent.exists())
@@ -56,10 +56,10 @@ def check_output(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = F
 
 
 def check_permission(path: Path) -> None:
-    """See that a file or folder can be made, before there is work that would be lost.
+    """Check that a file or folder can be created, before there is work that would be lost.
 
     Raises:
-        UserError: the nearest folder above it that exists is read-only.
+        UserError: there is no permission to write in the nearest existing folder above `path`.
     """
     around = next(parent for parent in path.absolute().parents if parent.exists())
     if not os.access(around, os.W_OK | os.X_OK):
@@ -67,10 +67,10 @@ def check_permission(path: Path) -> None:
 
 
 def check_output_file(path: Path, *, inputs: Iterable[Path] = (), overwrite: bool = False, option: str = "") -> None:
-    """`check_output` of a file, whose folder has to be there: found before long work and not behind it.
+    """Check an output file as `check_output` does, and that its folder exists, before any long work begins.
 
     Raises:
-        UserError: as `check_output`; or there is no such folder, or a folder of the file's name.
+        UserError: see `check_output`; or the folder does not exist, or `path` is a folder.
     """
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.parent}; make it first")
@@ -80,9 +80,9 @@ def check_output_file(path: Path, *, inputs: Iterable[Path] = (), overwrite: boo
 
 
 def _refuse_special(path: Path) -> None:
-    """Refuse a device or a pipe, which a new file of its name would replace: /dev/null for the whole machine.
+    """Refuse a device or a pipe: a new file would replace it, such as /dev/null for the whole machine.
 
-    The links in /dev (/dev/stdout) lead to whatever a process has open, which can be a file.
+    The links in /dev (/dev/stdout) are refused, too. They lead to what a process has open, which can be a file.
     """
     link = path.is_symlink() and path.parent.resolve() == Path("/dev")
     if link or (path.exists() and not path.is_file() and not path.is_dir()):
@@ -90,14 +90,14 @@ def _refuse_special(path: Path) -> None:
 
 
 def is_same(path: Path, other: Path) -> bool:
-    """True if two paths name one place on the disk, whether it exists yet or not."""
+    """Return True if two paths name the same place on the disk, whether it exists yet or not."""
     if path.exists() and other.exists():
         return path.samefile(other)
     return path.resolve() == other.resolve()
 
 
 def is_empty_folder(path: Path) -> bool:
-    """True if the path is a folder that holds nothing."""
+    """Return True if the path is an empty folder, and not a link to one."""
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
@@ -111,22 +111,23 @@ def sha256_of(path: Path) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is there in full or not at all, compressed if its name ends in .gz."""
+    """Write a text file in full or not at all, compressed if its name ends in .gz."""
     content = text.encode()
     with whole_file(path) as draft:
         draft.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def draft_of(path: Path) -> Path:
-    """Where a file lies while it is written: a name of ours, since `.NAME` may be a file of the user."""
+    """The path of a file while it is written. The name begins with `STAGING`: `.NAME` may be a file of the user."""
     return path.with_name(f"{STAGING}-{path.name}")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield the path of an empty draft; it becomes `path` when the block ends, and vanishes on an error.
+    """Yield the path of an empty draft file; when the block ends, rename it to `path`; on an error, delete it.
 
-    The draft is made anew, so that nobody's link is followed. A link at `path` is replaced, not followed.
+    The draft is always a new file, so a link that another user placed there is not followed. A link at `path` is
+    replaced, not followed.
 
     Raises:
         UserError: `path` is a device or a pipe, or its folder is missing.
@@ -135,7 +136,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
     draft = draft_of(path)
-    draft.unlink(missing_ok=True)  # what an interrupted process left
+    draft.unlink(missing_ok=True)  # the draft that an interrupted process left
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield draft
@@ -147,9 +148,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder on the same disk; it becomes `path` when the block ends, and vanishes on an error.
+    """Yield an empty folder on the same disk; when the block ends, rename it to `path`; on an error, delete it.
 
-    `path` must not exist, or be an empty folder.
+    `path` must be missing or an empty folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as staging:
@@ -160,7 +161,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def let_others_read(folder: Path) -> None:
-    """Let others read what they may read in the folder: safetensors writes files for their owner alone."""
+    """Give files of mode 0600 the folder's permissions to read and write: safetensors writes for the owner alone."""
     usual = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o600:
@@ -168,7 +169,7 @@ def let_others_read(folder: Path) -> None:
 
 
 def publish(draft: Path, final: Path) -> None:
-    """Give a finished file or folder its name; what it holds reaches the disk before its name does."""
+    """Rename a finished draft to its final name, after its content has been flushed to the disk."""
     if draft.is_dir():
         let_others_read(draft)
     for path in [*(draft.rglob("*") if draft.is_dir() else ()), draft]:
@@ -179,9 +180,9 @@ def publish(draft: Path, final: Path) -> None:
 
 @contextmanager
 def whole_files(folder: Path, last: str = "") -> Iterator[Path]:
-    """Yield an empty folder; its files move to `folder` when the block ends, and vanish on an error.
+    """Yield an empty folder; when the block ends, move its files to `folder`; on an error in it, delete them.
 
-    Each file is there in full or not at all, and the file called `last` comes after the others. Links that have the
+    Each file arrives in full or not at all, and the file called `last` arrives after the others. Links that have the
     names of these files are replaced, not followed.
     """
     draft = open_staging(folder) / "files"
@@ -198,7 +199,7 @@ def whole_files(folder: Path, last: str = "") -> Iterator[Path]:
 
 
 def open_staging(folder: Path) -> Path:
-    """The folder in `folder` for what is being written; it is made, in place of a link of that name."""
+    """Create the staging folder in `folder`, and return it; a link of its name is replaced."""
     staging = folder / STAGING
     if staging.is_symlink():
         staging.unlink()
@@ -212,7 +213,7 @@ def _close_staging(staging: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a file, a folder or a link, if it is there. What a link points to stays."""
+    """Delete a file, a folder or a link, if it exists. The target of a link stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -220,25 +221,29 @@ def discard(path: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder such that under its own name it is never there in part; of a link, the link alone."""
+    """Delete a folder, or only the link where it is a link.
+
+    The folder is renamed first, so that a partly deleted folder never has its name.
+    """
     if folder.is_symlink():
         folder.unlink()
         return
     staging = open_staging(folder.parent)
     doomed = staging / f"deleted-{folder.name}"
-    discard(doomed)  # what a deletion that was killed left
+    discard(doomed)  # the rest of a deletion that was killed
     folder.rename(doomed)
     shutil.rmtree(doomed)
     _close_staging(staging)
 
 
 class Writing:
-    """A block that writes at a path. What keeps the block from writing does not leave it, but is kept.
+    """A context manager for writing at a path, which catches and keeps an error of writing.
 
-    Libraries raise errors of many kinds for a full disk, so no caller lists them: `why_not_written` knows them all.
+    Libraries raise many kinds of errors for a full disk. `why_not_written` recognizes them, so that no caller has to
+    list them.
 
     Attributes:
-        why: why something could not be written, in words; None after a block that wrote everything.
+        why: the reason why something could not be written; None after a block that wrote everything.
         error: the error behind `why`.
     """
 
@@ -248,11 +253,11 @@ class Writing:
         self.error: Exception | None = None
 
     def __enter__(self) -> "Writing":
-        """Begin."""
+        """Begin the block."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        """Keep an error of writing; let every other error pass."""
+        """Keep an error of writing, and end the block without it; let every other error pass."""
         if not isinstance(error, Exception) or isinstance(error, UserError):
             return False
         places = (self.path, *self.path.absolute().parents)
@@ -263,10 +268,14 @@ class Writing:
 
 @contextmanager
 def saving(path: Path, what: str = "the model") -> Iterator[None]:
-    """Save something at a path within the block.
+    """Turn an error of writing within the block into a `UserError`.
+
+    Args:
+        path: the place where the block writes.
+        what: the thing that is saved, for the message.
 
     Raises:
-        UserError: it could not be written; says why, in one line.
+        UserError: something could not be written; the message gives the reason in one line.
     """
     with Writing(path) as writing:
         yield
@@ -275,10 +284,10 @@ def saving(path: Path, what: str = "the model") -> Iterator[None]:
 
 
 def why_not_written(error: Exception, folder: Path) -> str | None:
-    """Why a file in a folder could not be written, or None if an error is of something else."""
+    """The reason why a file in a folder could not be written; None if the error is not about writing."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if type(error) is Exception and "(os error " in str(error):  # of the library `tokenizers`
+    if type(error) is Exception and "(os error " in str(error):  # raised by the library `tokenizers`
         return str(error)
     if isinstance(error, SafetensorError):
         return str(error).rpartition("I/O error: ")[2]

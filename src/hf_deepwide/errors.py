@@ -1,4 +1,4 @@
-"""The one exception for mistakes that are the user's, and how a script shows it."""
+"""The one exception for mistakes of the user, and the functions with which a script shows it."""
 
 import errno
 import struct
@@ -24,7 +24,7 @@ __all__ = [
     "some",
 ]
 
-# What libraries such as PyTorch raise for a file that they can make no sense of.
+# The errors that libraries such as PyTorch raise for a file that they cannot interpret.
 UNREADABLE = (
     OSError,
     EOFError,
@@ -38,7 +38,7 @@ UNREADABLE = (
     MemoryError,
     struct.error,
 )
-# What the system says of a path, and the user can mend; anything else it says is a fault of ours, and keeps its trace.
+# System errors about a path that the user can mend. Any other system error is a bug of ours, and keeps its traceback.
 _MENDABLE = {
     errno.EACCES: "no permission",
     errno.EPERM: "no permission",
@@ -53,16 +53,16 @@ _MENDABLE = {
 
 
 class UserError(ValueError):
-    """Something the user can mend: the message says what was wrong, where, what is accepted, and what to do."""
+    """A mistake that the user can mend: the message says what was wrong, where, what is accepted, and what to do."""
 
-    status = 2  # the exit status of a script that ends with it
+    status = 2  # the exit status of a script that ends with this error
 
 
 def need(package: str, extra: str, what: str) -> Any:
-    """Import what only an optional part of this package brings: `what` needs it.
+    """Import a package that is installed only with an `extra` of this package; `what` is the feature that needs it.
 
     Raises:
-        UserError: it cannot be imported; the message says what to install.
+        UserError: the package cannot be imported; the message says what to install.
     """
     try:
         return import_module(package)
@@ -72,7 +72,7 @@ def need(package: str, extra: str, what: str) -> Any:
 
 @contextmanager
 def prefixed(prefix: str) -> Iterator[None]:
-    """Begin the message of a `UserError` with where it is, such as `recipe.yaml: `, unless it begins so."""
+    """Put a place such as `recipe.yaml: ` before the message of a `UserError`, unless the message begins with it."""
     try:
         yield
     except UserError as error:
@@ -81,7 +81,7 @@ def prefixed(prefix: str) -> Iterator[None]:
 
 
 def some(names: Collection[str]) -> str:
-    """The first three of many names, and how many more there are."""
+    """The first three names in sorted order, and the number of the remaining names."""
     more = len(names) - 3
     return ", ".join(sorted(names)[:3]) + (f" and {more} more" if more > 0 else "")
 
@@ -92,9 +92,9 @@ def number_of(count: int, noun: str) -> str:
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script's `main`; a `UserError` ends it with one line on stderr and its exit status, not a traceback.
+    """Run a script's `main`; a `UserError` ends it with one line on stderr and its exit status, without a traceback.
 
-    So does what the system says of a path that cannot be read or written.
+    A system error about a path that cannot be read or written ends the script in the same way (see `_MENDABLE`).
     """
     try:
         main()
@@ -106,7 +106,7 @@ def run_script(main: Callable[[], None]) -> None:
 
 
 def one_line_errors() -> None:
-    """From now on mistakes end this process as `run_script` has it: for scripts of cells, which have no `main`."""
+    """Let errors end this process as in `run_script` from now on. For scripts made of cells, which have no `main`."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         message = _message(error)
@@ -119,13 +119,13 @@ def one_line_errors() -> None:
 
 
 def _message(error: BaseException) -> str | None:
-    """What to tell of a mistake that the user can mend; None of any other error."""
+    """The message of an error that the user can mend; None for any other error."""
     if isinstance(error, UserError):
         return str(error)
     if not isinstance(error, OSError) or error.errno not in _MENDABLE:
         return None
     reason = _MENDABLE[error.errno]
-    path = error.filename2 or error.filename  # of a renaming, the name that is taken, not that of the draft
+    path = error.filename2 or error.filename  # of a failed renaming, the final name, not the draft's
     return f"{one_line(path)}: {reason}" if path else reason
 
 

@@ -1,6 +1,6 @@
 """The families, one row each: classes, paper, and how a model of the family starts from a trained base.
 
-To add a family, write its two files in `models/`, and add its row to `FAMILIES`. Everything else asks the row: the
+To add a family, write its two files in `models/`, and add its row to `FAMILIES`. Everything else reads the row: the
 Auto classes, warm start, recipes, model cards, sharing.
 """
 
@@ -39,17 +39,17 @@ from .models.pretrained_model import DeepWidePreTrainedModel
 
 
 def copies_of_branches(config: DeepWideConfig, stack: str, sublayer: str) -> int:
-    """Branches of a sub-layer, `"attn"` or `"feed_forward"`, in the stack `"encoder"` or `"decoder"`."""
+    """The number of branches of a sub-layer, `"attn"` or `"feed_forward"`, in the stack `"encoder"` or `"decoder"`."""
     return config.attention_branches if sublayer == "attn" else config.ffn_branches
 
 
 def takes_all(key: str, base: VanillaTransformerConfig) -> bool:
-    """Take every tensor of the base."""
+    """Return True: every tensor of the base is used."""
     return True
 
 
 def loses_nothing(base: VanillaTransformerConfig, config: DeepWideConfig) -> list[str]:
-    """Keep the base's function."""
+    """Return no reasons: the base's function is kept."""
     return []
 
 
@@ -57,24 +57,24 @@ class Start(NamedTuple):
     """How a family starts from a base in vanilla form; the default copies all and keeps the base's function."""
 
     defaults: Mapping[str, Any] = MappingProxyType({})  # config fields that differ from those of a new model
-    free: tuple[str, ...] = ()  # shared config fields that may differ from the base's: what they describe is new
-    neutral: Mapping[str, tuple] = MappingProxyType({})  # values of such fields with which a model begins as its base
-    copies: Callable[[DeepWideConfig, str, str], int] = copies_of_branches  # of a plain sub-layer, side by side
+    free: tuple[str, ...] = ()  # shared config fields that may differ from the base's: they describe new modules
+    neutral: Mapping[str, tuple] = MappingProxyType({})  # other values of shared fields that keep the base's function
+    copies: Callable[[DeepWideConfig, str, str], int] = copies_of_branches  # branches made of a plain sub-layer
     takes: Callable[[str, VanillaTransformerConfig], bool] = takes_all  # whether a tensor of the base is used
     losses: Callable[[VanillaTransformerConfig, DeepWideConfig], list[str]] = loses_nothing  # why the function changes
 
 
 class Family(NamedTuple):
-    """What the rest of the package knows of a family."""
+    """The row of a family that translates."""
 
     config: type[DeepWideConfig]
     model: type[DeepWideModel]
     lm: type[DeepWideForConditionalGeneration]
     masked_lm: type[DeepWidePreTrainedModel] | None = None
-    paper: tuple[str, str] | None = None  # title, number at arXiv
+    paper: tuple[str, str] | None = None  # title, arXiv number
     start: Start = Start()
     is_base: bool = False  # a vanilla config can describe its models, so that other models can start from them
-    has_posteriors: bool = False  # the config has `num_posteriors` and `posterior_names`: languages choose their own
+    has_posteriors: bool = False  # the config has `num_posteriors` and `posterior_names`: a language selects its own
 
     @property
     def auto_classes(self) -> dict[str, type]:
@@ -90,7 +90,7 @@ class Family(NamedTuple):
 
 
 class EncoderFamily(NamedTuple):
-    """What the rest of the package knows of a family that understands language and does not translate."""
+    """The row of a family of encoders, which understand language and do not translate."""
 
     config: type[DeepWideConfig]
     model: type[MATRobertaPreTrainedModel]
@@ -115,12 +115,12 @@ class EncoderFamily(NamedTuple):
 
 
 def copies_of_paths(config: MultiPathConfig, stack: str, sublayer: str) -> int:
-    """Paths in the encoder, branches in the decoder."""
+    """The number of paths in the encoder, and of branches in the decoder."""
     return config.encoder_paths if stack == "encoder" else copies_of_branches(config, stack, sublayer)
 
 
 def losses_of_paths(base: VanillaTransformerConfig, config: MultiPathConfig) -> list[str]:
-    """Name norms on the paths, and weights that do not add up to 1."""
+    """Return the reason if the paths have norms, or if their weights do not add up to 1."""
     total = config.initial_path_weight * config.path_features
     if not config.path_norm and math.isclose(total, 1):
         return []
@@ -132,7 +132,7 @@ def losses_of_paths(base: VanillaTransformerConfig, config: MultiPathConfig) -> 
 
 
 def losses_of_latent_depth(base: VanillaTransformerConfig, config: LatentDepthConfig) -> list[str]:
-    """Name a selection that weighs the copied layers, or leaves them out, and norms that are left out."""
+    """Return the reason if norms are left out, or if the selection scales the copied layers or leaves them out."""
     if not config.layer_norms:
         return ["`layer_norms=False` leaves out the norms with which its layers were trained; train it before use"]
     if config.inference_selection != "hard":
@@ -152,17 +152,17 @@ NORM = re.compile(r"(_attn_layer_norm|model\.(encoder|decoder)\.layer_norm)\.")
 
 
 def lstm_takes(key: str, base: VanillaTransformerConfig) -> bool:
-    """Take neither feed-forward networks with their norms, nor norms that stood behind a sub-layer."""
+    """Return whether a tensor is used: no feed-forward networks and their norms, and no norms of a post-norm base."""
     return not REPLACED_BY_LSTM.search(key) and (base.normalize_before or not NORM.search(key))
 
 
 def losses_of_lstm(base: VanillaTransformerConfig, config: DepthwiseLSTMConfig) -> list[str]:
-    """Name the LSTM, which no base has."""
+    """Return the reason: the LSTM, which no base has."""
     return ["its embeddings and attentions are copied, and the LSTM that joins them is new; train it before use"]
 
 
 def losses_of_vanilla(base: VanillaTransformerConfig, config: VanillaTransformerConfig) -> list[str]:
-    """Name a solver, which evaluates each copied layer twice."""
+    """Return the reason if a solver evaluates each copied layer twice."""
     if config.encoder_solver == base.encoder_solver:
         return []
     return [
@@ -245,17 +245,17 @@ ENCODERS = {
 
 
 def all_families() -> dict[str, Family | EncoderFamily]:
-    """Model type to row, of families that translate and of encoders."""
+    """The rows of all families by model type: those that translate and the encoders."""
     return {**FAMILIES, **ENCODERS}
 
 
 def family_of(config_class: type[PreTrainedConfig]) -> Family | None:
-    """The row of a config class, or of the one that it extends; None if it is not of this package."""
+    """The row of a config class, or of a class that it extends; None if it belongs to no family that translates."""
     model_types = (getattr(cls, "model_type", None) for cls in config_class.__mro__)
     return next((FAMILIES[model_type] for model_type in model_types if model_type in FAMILIES), None)
 
 
 def count_posteriors(config: PreTrainedConfig) -> int:
-    """The number of posteriors among which a sentence's language chooses; 1 in a family that has none."""
+    """The number of posteriors from which the language of a sentence selects one; 1 in a family without posteriors."""
     family = family_of(type(config))
     return config.num_posteriors if family is not None and family.has_posteriors else 1

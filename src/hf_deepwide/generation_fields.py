@@ -1,4 +1,4 @@
-"""What a generation config may ask of a model: tokens that it has, no more positions than it has, and real numbers."""
+"""Checks of a generation config: it may name only tokens and positions that the model has, and only real numbers."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ IDS = (
     "bad_words_ids",
     "sequence_bias",
 )
-COUNTS = {  # the smallest and the largest that are accepted
+COUNTS = {  # the smallest and the largest value that are accepted
     "max_length": (1, math.inf),
     "max_new_tokens": (1, math.inf),
     "min_length": (0, math.inf),
@@ -59,7 +59,7 @@ SWITCHES = (
     "output_logits",
     "return_dict_in_generate",
 )
-# Searches and stops that translation does not use; most of them need code from the Hub, or one more model.
+# Search methods and stopping rules that translation does not use; most need code from the Hub, or a second model.
 STRANGE = (
     "penalty_alpha",
     "dola_layers",
@@ -80,7 +80,8 @@ def check_generation_fields(fields: dict[str, Any], vocabulary: float = math.inf
     """Check the fields of a generation config.
 
     Raises:
-        ValueError: a field is of another type, out of range, or names a token outside the vocabulary.
+        ValueError: a field has a wrong type, is out of range, or names a token outside the vocabulary; or it sets a
+            method that translation does not use.
     """
     if fields.get("eos_token_id") == []:
         _refuse("eos_token_id", [], "an id, or several")
@@ -108,14 +109,14 @@ def check_generation_fields(fields: dict[str, Any], vocabulary: float = math.inf
 
 
 def check_generation(model: PreTrainedModel) -> list[str]:
-    """Check the generation config of a model; bring it down to the positions that the model has.
+    """Check the generation config of a model, and lower its maximum lengths to the positions that the model has.
 
     Returns:
-        What was brought down, for warnings.
+        A warning for each length that was lowered.
 
     Raises:
-        ValueError: as `check_generation_fields`; or the token that begins a sentence is missing, and the config
-            has one.
+        ValueError: see `check_generation_fields`; or the generation config has no `decoder_start_token_id`, and the
+            model's config has one.
     """
     if not model.can_generate() or getattr(model, "generation_config", None) is None:
         return []
@@ -134,7 +135,7 @@ def _refuse(field: str, value: Any, accepted: str) -> NoReturn:
 
 
 def _ids(field: str, value: Any) -> Iterator[Any]:
-    """The ids of a field: an id, or lists of ids; of biases, the ids that each number is for."""
+    """The ids in a field, which holds an id or lists of ids; of `sequence_bias`, the ids without their numbers."""
     if field == "sequence_bias" and isinstance(value, dict):
         value = list(value)
     elif field == "sequence_bias" and isinstance(value, list):
@@ -151,7 +152,7 @@ def _ids(field: str, value: Any) -> Iterator[Any]:
 
 
 def _fit(settings: Any, available: int | None) -> Iterator[str]:
-    """Lower `max_length` and `max_new_tokens` to the positions of the model; the start token takes one."""
+    """Lower `max_length` and `max_new_tokens` to the model's positions, of which the start token takes one."""
     if available is None:
         return
     for field, most in (("max_length", available), ("max_new_tokens", max(available - 1, 1))):

@@ -1,4 +1,4 @@
-"""Whether the Hub answers: asked once, before its client asks for each file again and again.
+"""One check whether the Hub can be reached, before its client asks for each file several times.
 
 Without the internet, huggingface_hub asks for a missing file six times, with 23 seconds of pauses. Transformers looks
 for eight files of a model. A mistyped name thus took three minutes.
@@ -21,9 +21,10 @@ NO_WAY = (_http.ConnectError, _http.ConnectTimeout, _http.ProxyError)  # a slow 
 
 @contextmanager
 def offline_where_unreachable() -> Iterator[None]:
-    """Set the Hub's offline mode while this is open, if no connection to the Hub is to be had.
+    """Set the Hub's offline mode within the block if no connection to the Hub is possible.
 
-    What the cache holds is then loaded, and what it lacks is missed at once. A slow connection is a connection.
+    Files in the cache are then loaded, and other files are reported as missing at once. A slow connection counts as a
+    connection.
     """
     if constants.HF_HUB_OFFLINE or _is_reachable():
         yield
@@ -47,9 +48,9 @@ def _is_reachable() -> bool:
     return False
 
 
-@cache  # a call that raised is not remembered: the next model is looked for anew
+@cache  # a call that raised is not cached, so the next model tries again
 def _reach(endpoint: str) -> None:
-    """Connect to the Hub; any answer will do.
+    """Connect to the Hub; any answer counts.
 
     Raises:
         HTTPError: one of `NO_WAY`.
@@ -59,4 +60,4 @@ def _reach(endpoint: str) -> None:
     except NO_WAY:
         raise
     except HTTPError:
-        return  # an answer that is late or broken is for huggingface_hub to ask for again
+        return  # the answer was late or broken: huggingface_hub itself tries again

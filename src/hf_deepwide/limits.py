@@ -1,4 +1,4 @@
-"""What a number may be."""
+"""Ranges of accepted numbers."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from .errors import UserError, quote
 
 
 class Range(NamedTuple):
-    """The numbers from `least` to `most`, perhaps without one of the two."""
+    """The numbers from `least` to `most`, with or without these two."""
 
     least: float
     most: float
@@ -21,7 +21,7 @@ class Range(NamedTuple):
         return f"{least}, and {most}"
 
     def holds(self, value: float) -> bool:
-        """True if the value is within; NaN is within none."""
+        """Return True if the value is in the range; NaN is in no range."""
         return (
             self.least <= value <= self.most
             and not (self.excludes_least and value == self.least)
@@ -30,15 +30,15 @@ class Range(NamedTuple):
 
 
 def check_numbers(values: Any, ranges: Mapping[str, Range], section: str = "") -> None:
-    """Refuse an object's numbers that are out of their ranges; None is within each.
+    """Refuse an object's numbers that are outside their ranges; None is always accepted.
 
     Args:
         values: the object.
-        ranges: what is accepted, by the name of the attribute.
-        section: what precedes a name in the message, such as "data.".
+        ranges: the accepted range of each attribute, by its name.
+        section: prefix of the names in the message, such as "data.".
 
     Raises:
-        UserError: names the attribute, its value, and what is accepted.
+        UserError: a number is outside its range; the message names the attribute, its value, and the range.
     """
     for name, accepted in ranges.items():
         value = getattr(values, name)

@@ -1,8 +1,8 @@
-"""Loading checkpoints that somebody else may have made: no pickles, no code, one message for whatever is wrong.
+"""Loading checkpoints from any author: no pickles, no foreign code, and one error message for every fault.
 
-Weights come from safetensors alone, because unpickling a `pytorch_model.bin` can run anything. Code in a repository
-runs only if the caller says so. The weights must be exactly what the config describes. Transformers would fill missing
-weights with random numbers, leave out those that the config does not ask for, and only warn.
+Weights come from safetensors alone, because unpickling a `pytorch_model.bin` can run any code. Code in a repository
+runs only if the caller allows it. The weights must be exactly those that the config describes. Transformers would fill
+missing weights with random numbers, ignore weights that the config does not ask for, and only warn.
 """
 
 import logging
@@ -41,18 +41,18 @@ from .weight_checks import check_finite, check_shapes, check_tying
 logger = logging.getLogger(__name__)
 
 TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model")
-LEFT_OUT = re.compile(  # what fairseq's checkpoints hold beside weights: a version, computed positions, a dummy
+LEFT_OUT = re.compile(  # entries of fairseq's checkpoints that are no weights: version, computed positions, dummy
     r"(^|\.)(encoder|decoder)\.version$|\.embed_positions\.(weights|_float_tensor)$"
 )
 MOST_TOKENS = 2**31
-_LOADING = threading.RLock()  # for one thread at a time: loading by Transformers sets what all threads see
-NO_FIELDS = ("use_safetensors", "trust_remote_code", "dtype", "attn_implementation")  # options that are no fields
+_LOADING = threading.RLock()  # one thread at a time: loading changes state that all threads share
+NO_FIELDS = ("use_safetensors", "trust_remote_code", "dtype", "attn_implementation")  # options, no config fields
 WANTED = {
     "AutoModelForSeq2SeqLM": "a model that translates",
     "AutoModelForMaskedLM": "a masked language model",
     "AutoModelForSequenceClassification": "a classifier",
 }
-TASKS = {  # how the names of classes end, and the pipelines that take them
+TASKS = {  # ends of class names, and the pipelines that take these classes
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
@@ -60,7 +60,7 @@ TASKS = {  # how the names of classes end, and the pipelines that take them
     "ForCausalLM": "text-generation",
 }
 May = Callable[[PreTrainedConfig], bool]
-INNER = (LookupError, TypeError, AttributeError, AssertionError)  # which do not say what is wrong with a file
+INNER = (LookupError, TypeError, AttributeError, AssertionError)  # errors that do not say what is wrong with a file
 
 
 class _NoFolder(OSError):
@@ -72,11 +72,12 @@ def load_config(where: str | os.PathLike, prefix: str | None = None, trust_remot
 
     Args:
         where: the folder or Hub id.
-        prefix: how messages begin; None: "WHERE cannot be loaded".
+        prefix: the beginning of error messages; None: "WHERE cannot be loaded".
         trust_remote_code: run code that comes with the checkpoint.
 
     Raises:
-        UserError: there is none, it is damaged, or it is of a model type that is not known; an adapter has none.
+        UserError: the config is missing, damaged, or of an unknown model type; or `where` is an adapter, which has no
+            config.
     """
     with _RefusingFaultyFiles(where, prefix) as name:
         checkpoint_files.check_model(name)
@@ -91,7 +92,7 @@ def load_config(where: str | os.PathLike, prefix: str | None = None, trust_remot
 
 
 def check_checkpoint(where: str | os.PathLike, trust_remote_code: bool = False) -> None:
-    """See that there is a checkpoint with a config that can be read; an adapter has that of its model.
+    """Check that there is a checkpoint whose config can be read; for an adapter, the config of its base model.
 
     Raises:
         UserError: see `load_config`.
@@ -120,15 +121,16 @@ def load_model(
     Args:
         auto: an Auto class, or a model class.
         where, prefix, trust_remote_code: as for `load_config`.
-        may_lack: says of the loaded config whether weights may be missing, and then start at random, with a warning.
-        accept_unexpected: says of the loaded config whether weights that it does not ask for may be left out, with a
-            warning.
+        may_lack: a function of the loaded config: whether weights may be missing. Missing weights start at random,
+            with a warning.
+        accept_unexpected: a function of the loaded config: whether weights that the config does not ask for may be
+            left out, with a warning.
         accept_nonfinite: accept weights that are NaN or infinite.
-        options: further arguments of `from_pretrained`, fields of the config among them.
+        options: further arguments of `from_pretrained`, which may include fields of the config.
 
     Raises:
-        UserError: nothing is there; weights are pickled, damaged, not finite, missing, not asked for, or of other
-            shapes than the config says; matrices differ that the config ties; the generation config asks for tokens
+        UserError: nothing is there. Weights are pickled, damaged, not finite, missing, not asked for, or of other
+            shapes than in the config. Matrices that the config ties differ. The generation config asks for tokens
             that the model does not have.
     """
     options = {"use_safetensors": True, "trust_remote_code": trust_remote_code, **options}
@@ -163,7 +165,7 @@ def load_model(
         logger.warning("%s has weights for %s that are left out", where, some(unexpected))
     for warning in (*retied, *corrected):
         logger.warning("%s: %s", where, warning)
-    if not trust_remote_code:  # the code beside the checkpoint is not ours to pass on when the model is saved
+    if not trust_remote_code:  # a saved model must not refer to the code beside this checkpoint
         for field in ("auto_map", "custom_pipelines"):
             vars(model.config).pop(field, None)
     return model
@@ -175,7 +177,7 @@ def load_tokenizer(
     """The tokenizer of a checkpoint; arguments as for `load_config`.
 
     Raises:
-        UserError: there is none, or its files are damaged.
+        UserError: there is no tokenizer, or its files are damaged.
     """
     with _RefusingFaultyFiles(where, prefix) as name:
         folder = Path(name)
@@ -191,19 +193,19 @@ def load_tokenizer(
 
 
 def auto_class(where: str | os.PathLike) -> type[Any]:
-    """The Auto class of a run's model, which fills in masks or translates."""
+    """The Auto class of a run's model: a masked language model or a model that translates."""
     masked = any(name.endswith("ForMaskedLM") for name in load_config(where).architectures or [])
     return AutoModelForMaskedLM if masked else AutoModelForSeq2SeqLM
 
 
 @contextmanager
 def refusing_pickles(checkpoint: Path | None) -> Iterator[None]:
-    """Say so when a file of the checkpoint that a Trainer resumes from is refused: optimizer, schedule, shards.
+    """Report a pickle that PyTorch refuses while a Trainer resumes from a checkpoint: optimizer, schedule, shards.
 
-    They are read by `torch.load(weights_only=True)`, which makes tensors and plain numbers and nothing else.
+    These files are read by `torch.load(weights_only=True)`, which makes only tensors and plain numbers.
 
     Raises:
-        UserError: names the checkpoint, and what to do.
+        UserError: a file holds more; the message names the checkpoint and the remedy.
     """
     try:
         with nullcontext() if checkpoint is None else only_weights(checkpoint):
@@ -217,9 +219,9 @@ def refusing_pickles(checkpoint: Path | None) -> Iterator[None]:
 
 
 class _RefusingFaultyFiles:
-    """Check a folder's files; turn what loading raises into one `UserError`, and its warnings into silence."""
+    """Check a folder's files, turn every error of loading into one `UserError`, and silence Transformers' warnings."""
 
-    # What Transformers, huggingface_hub, PEFT and torch raise for files they can make no sense of.
+    # The errors that Transformers, huggingface_hub, PEFT and torch raise for files that they cannot interpret.
     FAILURES = (*UNREADABLE, ImportError, SafetensorError, StrictDataclassError)
 
     def __init__(self, where: str | os.PathLike, prefix: str | None, weights: bool = False) -> None:
@@ -230,7 +232,7 @@ class _RefusingFaultyFiles:
         self.hub = ExitStack()
         self.hub.enter_context(_LOADING)
         self.verbosity = transformers_logging.get_verbosity()
-        transformers_logging.set_verbosity_error()  # its reports on weights come as tables; ours is the error
+        transformers_logging.set_verbosity_error()  # it reports weights in tables; we raise an error
         try:
             _check_name(self.name)
             if Path(self.name).is_dir():
@@ -251,12 +253,12 @@ class _RefusingFaultyFiles:
             return
         if isinstance(error, SafetensorError):
             raise UserError(f"{self.prefix}: its weights are damaged ({one_line(error)})") from error
-        # The library `tokenizers` raises a plain `Exception`, or a panic of Rust's, which is none of Python's kinds.
+        # The library `tokenizers` raises a plain `Exception`, or a Rust panic, which is no `Exception`.
         if isinstance(error, self.FAILURES) or type(error) is Exception or type(error).__name__ == "PanicException":
             reason = one_line(error) or type(error).__name__
             if isinstance(error, INNER):
                 reason = f"Transformers makes no sense of its files ({type(error).__name__}: {reason})"
-            if "use_safetensors" in reason:  # Transformers advises to read the pickle, too
+            if "use_safetensors" in reason:  # Transformers' message advises to read the pickle
                 reason = (
                     "the Hub has its weights as a pickle, which is not read, and gives no safetensors; with the "
                     "internet, save a copy by `from_pretrained` and `save_pretrained`, and name its folder"
@@ -269,7 +271,7 @@ class _RefusingFaultyFiles:
 def _load_adapted(
     auto: type, name: str, adapter: dict[str, Any], trust_remote_code: bool, options: dict[str, Any]
 ) -> PreTrainedModel:
-    """The model that an adapter of PEFT's is for, which has its own place and is checked as any other, with it."""
+    """Load the base model of a PEFT adapter, checked as any other model, and then the adapter into it."""
     base = _base_of(adapter)
     if adapter.get("use_dora"):
         raise ValueError(
@@ -290,7 +292,7 @@ def _load_adapted(
     of_base = {id(parameter) for parameter in model.parameters()}
     info = model.load_adapter(name, ignore_mismatched_sizes=True)
     check_shapes(info.mismatched_keys, "the adapter does not fit its base")
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has several names
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter has several names
     loaded = {id(parameter) for key, parameter in parameters.items() if key not in info.missing_keys} - of_base
     for kind, keys in (
         ("no weights for", [key for key in info.missing_keys if id(parameters.get(key)) not in loaded]),
@@ -304,9 +306,9 @@ def _load_adapted(
 
 
 def _base_of(adapter: dict[str, Any]) -> str:
-    """The place of the model that an adapter of PEFT's is for."""
+    """The folder or Hub id of a PEFT adapter's base model."""
     base = adapter.get("base_model_name_or_path")
-    if not isinstance(base, str) or base in ("", "None"):  # of a model that was in no folder
+    if not isinstance(base, str) or base in ("", "None"):  # PEFT's entries for a model that came from no folder
         raise ValueError(
             f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not say of which model it is; save the "
             "model, load it from its folder, and give it the adapter then; or write its folder there"
@@ -315,7 +317,10 @@ def _base_of(adapter: dict[str, Any]) -> str:
 
 
 def _warn_of_untrained_codes(model: PreTrainedModel, name: str, base: str) -> None:
-    """Say that languages were added for an adapter that has no embeddings of them: PEFT leaves these out."""
+    """Warn if the adapter's tokenizer has new languages and the adapter has no embeddings of them.
+
+    PEFT does not save these embeddings with the adapter.
+    """
     if any(checkpoint_files.find(place, "tokenizer_config.json") is None for place in (name, base)):
         return
     adapted, plain = (language_ids(load_tokenizer(place)) for place in (name, base))
@@ -330,7 +335,7 @@ def _warn_of_untrained_codes(model: PreTrainedModel, name: str, base: str) -> No
 
 
 def _config(auto: type, name: str, options: dict[str, Any]) -> PreTrainedConfig:
-    """The config of a checkpoint, with the fields among the options, if the Auto class has a model for it."""
+    """Load the config of a checkpoint with the fields in `options`; refuse it if `auto` has no model class for it."""
     fields = {key: value for key, value in options.items() if key not in NO_FIELDS}
     config = AutoConfig.from_pretrained(name, trust_remote_code=options["trust_remote_code"], **fields)
     known = getattr(auto, "_model_mapping", None)
@@ -341,7 +346,7 @@ def _config(auto: type, name: str, options: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _other_task(auto: type, config: PreTrainedConfig) -> str:
-    """The end of a message: what a checkpoint serves, if its config names a class for another task."""
+    """The end of a message that names the checkpoint's task, if its config names a class for another task."""
     for name in getattr(config, "architectures", None) or []:
         for end, task in TASKS.items():
             if name.endswith(end) and not auto.__name__.endswith(end):
@@ -350,7 +355,7 @@ def _other_task(auto: type, config: PreTrainedConfig) -> str:
 
 
 def _check_size(auto: type, config: PreTrainedConfig, file: checkpoint_files.Shapes, options: dict[str, Any]) -> None:
-    """Refuse a config that asks for far more than the file has, before memory is taken."""
+    """Refuse a config that asks for far more weights than the file has, before memory is allocated."""
     trust = {"trust_remote_code": options["trust_remote_code"]}
     if getattr(config, "quantization_config", None) is not None:
         return  # its file has other tensors than the model
@@ -364,10 +369,10 @@ def _check_size(auto: type, config: PreTrainedConfig, file: checkpoint_files.Sha
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """See that a tokenizer works: its settings are of the right types, its ids within it, and it takes a sentence.
+    """Check that a tokenizer works: its settings have the right types, its ids are in range, and it takes a sentence.
 
     Raises:
-        ValueError: it does not.
+        ValueError: a setting or an id is not accepted.
     """
     limit = tokenizer.model_max_length
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
@@ -386,7 +391,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Refuse what is neither a folder nor can be a Hub id, in our words: the Hub's are of ids alone."""
+    """Refuse a name that is no folder and cannot be a Hub id; the Hub's own message is only about ids."""
     if Path(name).is_dir():
         return
     if Path(name).exists():

@@ -1,4 +1,4 @@
-"""One process at a time in a folder that is written."""
+"""A lock that lets only one process at a time write in a folder."""
 
 import errno
 import fcntl
@@ -27,18 +27,19 @@ _held: set[int] = set()  # descriptors of the locks of this process
 
 @contextmanager
 def locked(folder: Path, option: str = "training.output_dir") -> Iterator[None]:
-    """Keep a folder for this process alone; it must exist.
+    """Lock a folder, which must exist, for this process alone.
 
-    The lock is the system's (`flock`): it ends with its process, however the process ends. It also holds between
-    machines if their network file system has locks. The file says who holds the lock. Where a file system has no
-    locks, the file alone counts. It is out of date if its process has ended, which only the same machine can know.
+    The lock is the system's (`flock`): it ends with its process, however the process ends. It also works between
+    machines if their network file system has locks. The lock file names the process that holds the lock. On a file
+    system without locks, the file alone counts. The file is out of date if its process has ended, but only the same
+    machine can check that.
 
     Args:
         folder: the folder.
-        option: what names it, for the message.
+        option: the option that names the folder, for the message.
 
     Raises:
-        UserError: another process has the folder; names its host, its number and its start.
+        UserError: another process has the folder; the message names its host, its process id and its start.
     """
     path = folder / LOCK
     descriptor = _take(path, option)
@@ -53,7 +54,7 @@ def locked(folder: Path, option: str = "training.output_dir") -> Iterator[None]:
 
 
 def _take(path: Path, option: str) -> int:
-    """The descriptor of the lock that is at the path, and ours."""
+    """Lock the file at `path`, write this process into it, and return its descriptor."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -65,7 +66,8 @@ def _take(path: Path, option: str) -> int:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise UserError(f"{path} is a pipe or a device. Runs do not create them; remove it")
             _lock(descriptor, path, option)
-            # Whoever held the lock before may have deleted the file after we opened it: then it protects nothing.
+            # The process that held the lock before may have deleted the file after we opened it. The lock on a deleted
+            # file protects nothing.
             if _is_at(path, descriptor):
                 own = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
                 os.ftruncate(descriptor, 0)
@@ -105,7 +107,7 @@ def _in_use(path: Path, holder: dict[str, Any] | None, option: str) -> str:
 
 
 def _read(descriptor: int) -> dict[str, Any] | None:
-    """Who holds the lock or held it, if the file says so."""
+    """Return the process that holds or held the lock; None if the file does not name one."""
     try:
         holder = json.loads(os.pread(descriptor, 1000, 0))
     except ValueError:
@@ -116,7 +118,7 @@ def _read(descriptor: int) -> dict[str, Any] | None:
 
 
 def _is_alive(holder: dict[str, Any]) -> bool:
-    """True if the process still runs on this machine, and is not a later one with the same number."""
+    """Return True if the process still runs on this machine, and no later process has taken over its id."""
     try:
         process = psutil.Process(holder["pid"])
         return process.create_time() <= datetime.fromisoformat(holder["started"]).timestamp() + 1
@@ -136,7 +138,7 @@ def _now() -> str:
 
 
 def _give_up() -> None:
-    """Release the lock in a child that was forked: a worker may outlive this process."""
+    """Close the lock's descriptor in a forked child: a worker that outlives this process must not keep the lock."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

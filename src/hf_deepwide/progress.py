@@ -1,4 +1,4 @@
-"""Progress is a bar on a terminal and in a notebook. In a file it would be one long line of carriage returns."""
+"""Progress bars, only on a terminal and in a notebook. In a file, a bar would be one long line of carriage returns."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ _HIDDEN = ContextVar("_HIDDEN", default=False)
 
 
 def shows_bars() -> bool:
-    """True if somebody may be looking at stderr: it is a terminal, or a notebook's."""
+    """Return True if bars are not hidden, and stderr is a terminal or belongs to a notebook."""
     return not _HIDDEN.get() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
 @contextmanager
 def bars_hidden(hidden: bool) -> Iterator[None]:
-    """While it is open, no bars are drawn, if so: on a terminal they would stand between lines of output."""
+    """Draw no bars within the block if `hidden`: on a terminal they would stand between lines of output."""
     before = _HIDDEN.set(hidden or _HIDDEN.get())
     try:
         yield
@@ -27,7 +27,7 @@ def bars_hidden(hidden: bool) -> Iterator[None]:
 
 
 def tell(line: str) -> None:
-    """Print a line on stderr. When its reader has gone, as `head` does, nobody is told, and the work goes on."""
+    """Print a line on stderr. If the reader of stderr has ended, as `head` does, drop the line and continue."""
     try:
         print(line, file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -36,7 +36,7 @@ def tell(line: str) -> None:
 
 @contextmanager
 def bars_where_shown() -> Iterator[None]:
-    """While it is open, `datasets` draws its bars only where bars can be seen."""
+    """Let `datasets` draw its bars within the block only where bars can be seen."""
     if shows_bars() or are_progress_bars_disabled():
         yield
         return

@@ -1,13 +1,13 @@
-"""From latent depth to a plain model of the layers that a posterior chose (Li et al. 2020, section 2.1).
+"""Make a plain model of the layers that a posterior of a latent-depth model chose (Li et al. 2020, section 2.1).
 
     plain = prune(model)                               # one posterior
     plain = prune(model, "de")                         # one of several, by its name in `posterior_names` or its index
     small = prune(model, selection="hard")             # drops the layers that are not chosen
     same_depth = prune(model, selection="tempered")    # keeps all layers, with their weights folded in
 
-The result is a `vanilla_transformer` without posteriors. With fewer layers it is smaller and faster. By default the
-selection is the one of the model's own evaluation, so the result computes the same. A model that was trained with soft
-samples therefore keeps all its layers.
+The result is a `vanilla_transformer` without posteriors. With fewer layers it is smaller and faster. By default,
+layers are selected as in the model's own evaluation, so the result computes the same function. A model that was
+trained with soft samples therefore keeps all its layers.
 """
 
 import copy
@@ -29,27 +29,27 @@ from .weight_checks import check_weight_names
 
 SELECTIONS = ("hard", "soft", "tempered")
 LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")
-ENDS_SUBLAYER = re.compile(r"(attn\.out_proj|feed_forward\.fc2)\.(weight|bias)$")  # what z multiplies
+ENDS_SUBLAYER = re.compile(r"(attn\.out_proj|feed_forward\.fc2)\.(weight|bias)$")  # the tensors that z multiplies
 
 
 def prune(
     model: PreTrainedModel, language: int | str | None = None, *, selection: str | None = None
 ) -> VanillaTransformerForConditionalGeneration:
-    """Return a vanilla model with the function of a latent-depth model in evaluation, for one of its posteriors.
+    """Return a vanilla model that computes the function of a latent-depth model in evaluation, for one posterior.
 
     Hard selection keeps the layers that the posterior selects and drops the others. Soft selection keeps all layers.
     It multiplies the last projection of each sub-layer (`out_proj` and `fc2`, weights and biases) by the layer's z.
-    A model without LayerNorms becomes one with `residual="rezero"`, whose weights are z.
+    A model without LayerNorms becomes a model with `residual="rezero"`, whose residual weights are z.
 
     Args:
         model: a `LatentDepthForConditionalGeneration`. It is not changed and shares no memory with the result. The
             result has the model's dtype, device and generation config, and is in evaluation mode.
-        language: index or name of the posterior; not needed where there is one.
-        selection: one of `inference_selection`'s values; None: the model's own.
+        language: index or name of the posterior; not needed if the model has only one.
+        selection: one of the values of `inference_selection`; None: the model's own value.
 
     Raises:
-        UserError: another kind of model, one with an adapter, no such posterior or selection, or a stack that is left
-            without layers.
+        UserError: the model is of another kind or has an adapter; the posterior or the selection does not exist; or a
+            stack would have no layers.
     """
     _check_model(model)
     config = model.config
@@ -75,7 +75,7 @@ def prune(
 
 
 def _check_model(model: Any) -> None:
-    """Refuse what is no translation model of latent depth, and one with an adapter."""
+    """Refuse a model that is no latent-depth translation model, and a model with an adapter."""
     if not is_prunable(model):
         raise UserError(
             f"cannot prune a {type(model).__name__}: only a LatentDepthForConditionalGeneration can be, loaded by "
@@ -88,7 +88,7 @@ def _check_model(model: Any) -> None:
 
 
 def layer_weights(model: PreTrainedModel, posterior: int, selection: str) -> dict[str, list[float]]:
-    """z of each layer of encoder and decoder in evaluation; 1 in a stack that selects nothing."""
+    """The z of each encoder and decoder layer in evaluation; 1 for the layers of a stack without a selection."""
     config, selections = model.config, model.layer_selections
     return {
         stack: selections[stack].evaluation_weights(selection)[posterior].tolist()
@@ -99,19 +99,22 @@ def layer_weights(model: PreTrainedModel, posterior: int, selection: str) -> dic
 
 
 def plain_config(config: LatentDepthConfig, posterior: int, kept: dict[str, list[int]]) -> VanillaTransformerConfig:
-    """The config of a vanilla model of the layers that are kept, which translates the posterior's language pairs."""
+    """The config of a vanilla model with the kept layers; its language pairs are the posterior's."""
     fields = {name: getattr(config, name) for name in own_fields(DeepWideConfig)}
     depths = {f"{stack}_layers": len(layers) for stack, layers in kept.items()}
     joined: dict[str, Any] = {} if config.layer_norms else {"residual": "rezero", "normalize_before": False}
     plain = VanillaTransformerConfig(**fields | depths | joined)
     keep_fields(config, plain)
-    if getattr(config, "translation_pairs", None):  # those of other posteriors were copied, too
+    if getattr(config, "translation_pairs", None):  # `keep_fields` also copied other posteriors' pairs
         plain.translation_pairs = pairs_of_posterior(config, posterior) or None
     return plain
 
 
 def plain_tensors(model: PreTrainedModel, weights: dict[str, list[float]], kept: dict[str, list[int]]) -> Tensors:
-    """The tensors of the layers that are kept, renumbered, with z folded in, or, without LayerNorms, beside them."""
+    """The tensors of the vanilla model: the kept layers are renumbered, and z is multiplied into their weights.
+
+    Without LayerNorms, z is stored beside the weights, as `residual_weight`.
+    """
     has_norms, tensors = model.config.layer_norms, {}
     for name, tensor in model.state_dict().items():
         match = LAYER.match(name)
@@ -131,16 +134,16 @@ def plain_tensors(model: PreTrainedModel, weights: dict[str, list[float]], kept:
 
 
 def is_prunable(model: Any) -> bool:
-    """Whether something is a translation model of latent depth."""
+    """Return whether an object is a latent-depth translation model."""
     whole = isinstance(model, PreTrainedModel) and hasattr(model, "model") and hasattr(model, "lm_head")
     return whole and model.config.model_type == LatentDepthConfig.model_type
 
 
 def posterior_index(config: LatentDepthConfig, language: int | str | None) -> int:
-    """The index of a posterior given by index or name.
+    """The index of a posterior that is given by index or name.
 
     Raises:
-        UserError: there is none such, or none is given and there are several.
+        UserError: there is no such posterior, or `language` is None and there are several.
     """
     count, names = config.num_posteriors, config.posterior_names or []
     accepted = f"0 to {count - 1}" + (f", or one of {', '.join(names)}" if names else "")

@@ -1,4 +1,4 @@
-"""Files that a person names: looked at before they are opened, and read up to a limit."""
+"""Reading files that the user names: their kind is checked before they are opened, and their size is limited."""
 
 import json
 import os
@@ -18,9 +18,9 @@ _KINDS = (
 
 
 def what_is(path: Path) -> str | None:
-    """What is at a path: `"a file"`, `"a folder"`, `"a named pipe"`, `"a socket"`, `"a device"`; None: nothing.
+    """The kind of a path: `"a file"`, `"a folder"`, `"a named pipe"`, `"a socket"`, `"a device"`; None: nothing there.
 
-    To open a named pipe waits for somebody who writes into it, and a device may never end.
+    Opening a named pipe would wait for a process that writes into it, and reading a device may never end.
     """
     try:
         mode = os.stat(path).st_mode
@@ -30,14 +30,14 @@ def what_is(path: Path) -> str | None:
 
 
 def check_file(path: Path, label: str) -> None:
-    """Refuse what is no file that can be read to its end.
+    """Refuse a path that is no file that can be read to its end.
 
     Args:
         path: the file.
-        label: how messages call it, such as "recipe".
+        label: the name of the file's kind in messages, such as "recipe".
 
     Raises:
-        UserError: there is nothing, or a folder, a named pipe, a socket or a device.
+        UserError: the path does not exist, or is a folder, a named pipe, a socket or a device.
     """
     found = what_is(path)
     if found is None:
@@ -48,10 +48,10 @@ def check_file(path: Path, label: str) -> None:
 
 
 def read_text(path: Path, label: str, most: int) -> str:
-    """Read a UTF-8 text file of at most so many bytes, without its byte order mark.
+    """Read a UTF-8 text file of at most `most` bytes, without its byte order mark.
 
     Raises:
-        UserError: it is no file (`check_file`), larger, or not UTF-8.
+        UserError: the path is no file (`check_file`), or the file is larger or not UTF-8.
     """
     check_file(path, label)
     with open(path, "rb") as file:
@@ -68,7 +68,7 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file that a program wrote.
 
     Raises:
-        ValueError: it is damaged; the message begins with the name of the file.
+        ValueError: the file is damaged; the message begins with its name.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -77,10 +77,10 @@ def read_json(path: Path) -> Any:
 
 
 def home_expanded(path: str | Path, label: str) -> Path:
-    """Replace `~` and `~name` at the start of a path by the home folder; `label` opens the message.
+    """Replace `~` or `~name` at the start of a path by the home folder; an error message begins with `label`.
 
     Raises:
-        UserError: nobody of this name has a home folder.
+        UserError: no user of this name has a home folder.
     """
     try:
         return Path(path).expanduser()
@@ -89,9 +89,9 @@ def home_expanded(path: str | Path, label: str) -> Path:
 
 
 def folder_or_hub_id(name: str, label: str) -> str:
-    """`name` as given, but for `~` at the start of a folder's path, which is replaced; `label` opens the message.
+    """Return `name`, with `~` or `~name` at its start replaced by the home folder; see `home_expanded`.
 
     Raises:
-        UserError: nobody of this name has a home folder.
+        UserError: no user of this name has a home folder.
     """
     return str(home_expanded(name, label)) if name.startswith("~") else name

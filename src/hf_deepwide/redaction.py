@@ -1,4 +1,4 @@
-"""Tokens, passwords and keys among a recipe's values: used while a run lasts, and written nowhere."""
+"""Tokens, passwords and keys in a recipe: a run uses them, but writes them nowhere."""
 
 import re
 from typing import Any
@@ -9,13 +9,13 @@ _SECRET = re.compile(
 
 
 def is_secret(name: Any) -> bool:
-    """True if a key names a secret, such as `hub_token` or `apiKey`; a `pad_token_id` is none."""
+    """Return True if a key names a secret, such as `hub_token` or `apiKey`; `pad_token_id` does not."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", str(name)).lower()
     return _SECRET.search(words) is not None
 
 
 def take_secrets(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part a mapping, at every depth, into what may be written down and its secrets."""
+    """Split a mapping, at every depth, into values that may be written to files and secrets."""
     public, secrets = {}, {}
     for key, value in values.items():
         if is_secret(key) or (isinstance(value, list) and _holds_secret(value)):
@@ -29,20 +29,20 @@ def take_secrets(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def with_secrets(public: dict[str, Any], secrets: dict[str, Any]) -> dict[str, Any]:
-    """The mapping that `take_secrets` has parted."""
+    """Join again the two mappings that `take_secrets` returns."""
     inner = {key: with_secrets(public[key], secrets[key]) for key in public.keys() & secrets.keys()}
     return public | secrets | inner
 
 
 def without_secrets(value: Any) -> Any:
-    """A value with None in place of each secret in it."""
+    """Return a copy of a value with None in place of each secret."""
     if isinstance(value, dict):
         return {key: None if is_secret(key) else without_secrets(inner) for key, inner in value.items()}
     return [without_secrets(inner) for inner in value] if isinstance(value, list) else value
 
 
 def hide(text: str, secrets: Any) -> str:
-    """A text, such as the message of somebody else's exception, without the secrets in it."""
+    """Return a text, such as the message of a library's exception, with `…` in place of each secret."""
     if isinstance(secrets, (dict, list)):
         for inner in secrets.values() if isinstance(secrets, dict) else secrets:
             text = hide(text, inner)

@@ -9,9 +9,9 @@ from .models.word_tokenizer import WordTokenizer
 
 
 def register() -> None:
-    """Enter families and the tokenizer of words into the Auto classes, and the pipeline into the registry.
+    """Register the families and the word tokenizer with the Auto classes, and the translation pipeline.
 
-    Another call changes nothing.
+    A second call changes nothing.
     """
     for model_type, family in all_families().items():
         AutoConfig.register(model_type, family.config, exist_ok=True)
@@ -23,6 +23,6 @@ def register() -> None:
 
 
 class NoModelConfig(PreTrainedConfig):
-    """The key under which `AutoTokenizer` knows our tokenizer, which serves models of any type."""
+    """The key under which `AutoTokenizer` finds our tokenizer, which serves models of any type."""
 
     model_type = "hf_deepwide_words"

@@ -1,8 +1,8 @@
-"""The index of a sharded checkpoint (`.metadata`), which PyTorch pickles: read it only if it names shards alone.
+"""A check of the index of a sharded checkpoint (`.metadata`), which PyTorch pickles: it may name shards alone.
 
-PyTorch unpickles the index as it is, and then the values that are no tensors, such as learning rates. Both could run
-any code. Here an unpickler that knows PyTorch's own records, and nothing else, reads the index first. The values are
-read as PyTorch reads values by default elsewhere (`weights_only`).
+PyTorch unpickles the index without a check, and then the values that are no tensors, such as learning rates. Both
+could run any code. Here, an unpickler that accepts only the classes of such an index reads the index first. The values
+are then read with `weights_only`, PyTorch's default elsewhere.
 """
 
 import os
@@ -33,14 +33,14 @@ RECORDS = {
     "pathlib._local": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),  # Python 3.13
     "collections": ("OrderedDict",),
 }
-ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # what PyTorch reads in each `torch.load`
+ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # the variable that each `torch.load` reads
 
 
 class Index(pickle.Unpickler):
-    """Makes the records of an index, and refuses whatever else a pickle may ask for."""
+    """An unpickler that makes the records of an index, and refuses everything else that a pickle may ask for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """A class or function by its name, if it is a record or one of PyTorch's types of numbers."""
+        """Return a class or function by its name, if it is a record or one of PyTorch's dtypes."""
         if name in RECORDS.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is nothing that an index of shards holds")
@@ -48,10 +48,10 @@ class Index(pickle.Unpickler):
 
 @contextmanager
 def only_weights(checkpoint: Path) -> Iterator[None]:
-    """While a run is resumed: shards are indices and tensors and plain values.
+    """Check the indices of the shards, and let `torch.load` read only tensors and plain values within the block.
 
     Raises:
-        pickle.UnpicklingError: an index holds something else.
+        pickle.UnpicklingError: an index holds something other than shards.
     """
     for path in sorted(checkpoint.rglob(INDEX)):
         with path.open("rb") as file:

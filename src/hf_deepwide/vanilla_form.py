@@ -1,6 +1,6 @@
-"""Any base as a vanilla Transformer of ours: a `VanillaTransformerConfig`, and tensors under our names.
+"""Conversion of a base into a vanilla Transformer of ours: a `VanillaTransformerConfig`, and tensors under our names.
 
-A base is a model of a family whose row says `is_base`, or one of Transformers: Marian, BART, mBART, M2M100, NLLB.
+A base is a model of a family whose row has `is_base`, or a model of Transformers: Marian, BART, mBART, M2M100, NLLB.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ SHARED, ENCODER, DECODER, HEAD = (
 
 
 class Foreign(NamedTuple):
-    """What a model type of Transformers is among our options, where its config does not say so."""
+    """The values of our options for a model type of Transformers, whose config does not contain them."""
 
     position_embedding_type: str
     normalize_before: bool
@@ -45,7 +45,7 @@ FOREIGN = {
     "m2m_100": Foreign("sinusoidal", normalize_before=True, layernorm_embedding=False),
 }
 
-# Fields under the same name in the configs of all of `FOREIGN`.
+# Fields that have the same name in the configs of all model types of `FOREIGN`.
 COPIED = (
     "d_model",
     "encoder_layers",
@@ -76,10 +76,10 @@ RENAMED = (
 
 
 def load_base(base: Any) -> PreTrainedModel:
-    """The model at a folder or Hub id, in the dtype it was saved in, or the loaded model given, once it is accepted.
+    """Load the model of a folder or Hub id in its saved dtype, or take a loaded model; check that it can be a base.
 
     Raises:
-        UserError: nothing can be loaded, or what is there cannot be a base.
+        UserError: nothing can be loaded, or the model cannot be a base.
     """
     if isinstance(base, str | os.PathLike):
         prefix = f"cannot start from {quote(str(base))}"
@@ -102,7 +102,7 @@ def load_base(base: Any) -> PreTrainedModel:
 
 
 def check_tying(base: PreTrainedModel) -> None:
-    """Refuse a loaded model whose config ties matrices that differ; Transformers 5 leaves them apart."""
+    """Refuse a loaded model whose config ties matrices that differ; Transformers 5 does not tie these."""
     tied = base.get_expanded_tied_weights_keys(all_submodels=True)
     for key, source in tied.items():
         if not torch.equal(base.get_parameter(key), base.get_parameter(source)):
@@ -114,13 +114,14 @@ def check_tying(base: PreTrainedModel) -> None:
 
 
 def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensors]:
-    """A base as a vanilla Transformer of ours: its config, and its tensors under our names.
+    """Express a base as a vanilla Transformer of ours: return its config, and its tensors under our names.
 
-    A MAT is one with several `attention_branches`. The three embedding matrices are all there, tied or not, and none
-    is called `shared`. The tensors are the base's own, not copies.
+    A MAT becomes a vanilla Transformer with several `attention_branches`. The result always has three embedding
+    matrices, tied or not, and none is called `shared`. The tensors are the base's own, not copies.
 
     Raises:
-        UserError: the base has weights, or lacks weights, or computes positions, for which we have no place.
+        UserError: the base has weights for which we have no place, lacks weights, computes positions in another way,
+            or is no plain Transformer.
     """
     name, config = name_of(model), model.config
     tensors = {key: tensor for key, tensor in model.state_dict().items() if key != SHARED}
@@ -143,7 +144,7 @@ def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensor
         "share_encoder_decoder_embeddings": encoder is decoder,
         "tie_word_embeddings": model.lm_head.weight is decoder,
         "lm_head_bias": "lm_head.bias" in tensors,
-        "use_cache": True,  # Trainer saves False, which concerns training alone
+        "use_cache": True,  # Trainer saves False, which is meant for training alone
     }
     try:
         vanilla = VanillaTransformerConfig(**fields)
@@ -154,7 +155,7 @@ def as_vanilla(model: PreTrainedModel) -> tuple[VanillaTransformerConfig, Tensor
 
 
 def _positions(name: str, config: PreTrainedConfig, tensors: Tensors) -> None:
-    """Bring a foreign model's position tables to ours: cut unused rows, drop what is computed."""
+    """Convert a foreign model's position tables to ours: cut unused rows, and drop tables that we compute."""
     if config.model_type == "m2m_100" and config.pad_token_id != 1:
         raise UserError(
             f"cannot start from {name}: M2M100 counts positions from pad_token_id + 1, and ours count from 2; its "
@@ -168,7 +169,7 @@ def _positions(name: str, config: PreTrainedConfig, tensors: Tensors) -> None:
     for stack in ("encoder", "decoder"):
         key = f"model.{stack}.embeddings.positions.weight"
         if config.model_type in ("bart", "mbart"):
-            tensors[key] = tensors[key][2:]  # fairseq's: two rows for padding, which nothing looks up
+            tensors[key] = tensors[key][2:]  # from fairseq: two rows for padding, never looked up
         elif config.model_type == "marian":
             table = tensors.pop(key).float().cpu()
             length, dim = table.shape
@@ -178,7 +179,7 @@ def _positions(name: str, config: PreTrainedConfig, tensors: Tensors) -> None:
 
 
 def tie(tensors: Tensors, config: DeepWideConfig) -> Tensors:
-    """The tensors that a checkpoint of the config holds: of embeddings that are tied, only their source."""
+    """The tensors that a checkpoint with this config holds: of tied embeddings, only the source matrix."""
     tied = dict(tensors)
     if config.share_encoder_decoder_embeddings:
         tied[SHARED] = tied.pop(ENCODER)
@@ -189,10 +190,10 @@ def tie(tensors: Tensors, config: DeepWideConfig) -> Tensors:
 
 
 def check_base_config(name: str, config: PreTrainedConfig) -> None:
-    """Refuse a base by its config.
+    """Refuse a base whose config is of another model type, of a decoder alone, or quantised.
 
     Raises:
-        UserError: says what is accepted.
+        UserError: the base is refused; the message says what is accepted.
     """
     accepted = [*(model_type for model_type, family in FAMILIES.items() if family.is_base), *FOREIGN]
     if config.model_type not in accepted:
@@ -207,9 +208,9 @@ def check_base_config(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_joints(name: str, config: DeepWideConfig) -> None:
-    """Refuse a model of ours with other layers than a Transformer's, or with layers that addition does not join.
+    """Refuse a model of ours whose layers are not a plain Transformer's, or are not joined by addition.
 
-    Its weights can fit a plain Transformer, and would make another function there.
+    Its weights can fit a plain Transformer, but would compute another function there.
     """
     plain = {field: getattr(VanillaTransformerConfig, field) for field in JOINTS}
     for field, value in plain.items():
@@ -221,13 +222,13 @@ def _check_joints(name: str, config: DeepWideConfig) -> None:
 
 
 def own_fields(config_class: type[DeepWideConfig]) -> list[str]:
-    """Names of the fields that a config adds to those every config of Transformers has."""
+    """Names of the fields that a config class adds to the fields of `PreTrainedConfig`."""
     everybody = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     return [field.name for field in dataclasses.fields(config_class) if field.name not in everybody]
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """A model in a message: its class, and where it was loaded from."""
+    """The name of a model for a message: its class, and the place that it was loaded from."""
     where = getattr(model.config, "_name_or_path", "")
     loaded = where not in ("", "None")  # "None": made by `from_pretrained(None, …)`, as `from_base` does
     return f"the {type(model).__name__} {where!r}" if loaded else f"the {type(model).__name__}"

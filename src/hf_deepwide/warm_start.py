@@ -1,13 +1,13 @@
-"""Proximal initialisation: a wide model that starts as its trained base (MAT, section 3.3).
+"""Proximal initialisation: a wide model that starts with the function of its trained base (MAT, section 3.3).
 
-A base is read in two steps. `vanilla_form` expresses it as a vanilla Transformer of ours, whatever library's names it
-came in. Then the target family makes its own weights of those tensors, as its row in `families` says. By default each
-branch becomes a copy of the base's sub-layer, so that with all dropping off the mean over branches is the base's
-function. Copies are bit-identical. Without drop-branch and attention dropout they receive equal gradients, but for
-rounding: it is dropping that makes the branches differ.
+A base is read in two steps. `vanilla_form` expresses it as a vanilla Transformer of ours, whatever library it comes
+from. Then the target family makes its own weights from these tensors, by the rules in its row in `families`. By
+default, each branch becomes a bit-identical copy of the base's sub-layer. With all dropping off, the mean over
+branches is then the base's function. Without drop-branch and attention dropout, the copies receive equal gradients,
+except for rounding: only dropping makes the branches differ.
 
-The function is preserved for real tokens, marked as such by the attention masks, whose padding is on the right. A
-family that joins layers in another way does not preserve it, and its row says why (`Start.losses`).
+The function is preserved for real tokens, as marked by attention masks with padding on the right. A family that joins
+layers in another way does not preserve it. Its row gives the reason (`Start.losses`).
 """
 
 import copy
@@ -32,7 +32,7 @@ from .vanilla_form import SHARED, Tensors, as_vanilla, load_base, name_of, own_f
 
 logger = logging.getLogger(__name__)
 
-# What an override may change without changing the base's function …
+# Fields that an override may change without changing the base's function …
 BRANCHING = (
     "attention_branches",
     "ffn_branches",
@@ -46,10 +46,11 @@ BRANCHING = (
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 DROPPING = ("dropout", "attention_dropout", "activation_dropout", "layer_drop")
 POSTERIORS = ("num_posteriors", "posterior_names")  # a base has none
-# Options of layers that no base has: the config refuses them, unless the result has such layers.
+# USED_WITH: options of layers that no base has. The config refuses them unless the result has such layers.
 FREE = {*BRANCHING, *TOKEN_IDS, *DROPPING, *POSTERIORS, *USED_WITH, "init_std", "use_cache"} - {"join_ffn"}
-TYING = ("tie_word_embeddings", "share_encoder_decoder_embeddings")  # True may become False, and copies be made
-# … and what would fit its weights but make another function of them; the rest would not fit.
+TYING = ("tie_word_embeddings", "share_encoder_decoder_embeddings")  # True may become False; the matrix is then copied
+# … and fields whose other values would fit the base's weights but change the function. Other values of the remaining
+# fields would not fit the weights.
 FUNCTION = {
     "encoder_attention_heads",
     "decoder_attention_heads",
@@ -65,7 +66,7 @@ FUNCTION = {
     "language_aware",
     "pad_token_id",
 }
-# A part of the keys of each sub-layer: the field that counts its branches, its own dropout, and its name in a message.
+# Part of a sub-layer's keys to: the field that counts its branches, its own dropout, and its name in a message.
 SUBLAYERS = {
     "attn": ("attention_branches", "attention_dropout", "attentions"),
     "feed_forward": ("ffn_branches", "activation_dropout", "feed-forward networks"),
@@ -76,26 +77,26 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     """Return a model of the family `cls` that computes the function of a trained base (MAT, section 3.3).
 
     The base is not changed and shares no memory with the result. The result has the base's dtype, device and
-    generation config, and is in evaluation mode. Config fields come from the base, with two exceptions: the fields in
-    `config_overrides`, and the fields of branches if the base has a single branch and drops none (then the family's
-    defaults hold).
+    generation config, and is in evaluation mode. Config fields come from the base, except the fields in
+    `config_overrides`. If the base has a single branch and drops none, the fields of branches have the family's
+    defaults.
 
     Weights that the base does not have, such as the LSTM of a depth-wise LSTM, start as in a new model. If the result
     does not compute the base's function, a warning is logged with the reason.
 
     Args:
         cls: a `…ForConditionalGeneration` of this package.
-        base: a folder, a Hub id, or a loaded model: one of a family of ours whose row says `is_base`, Marian, BART,
+        base: a folder, a Hub id, or a loaded model: of a family of ours whose row has `is_base`, or Marian, BART,
             mBART, M2M100, NLLB.
-        config_overrides: fields that leave the function as it is: branches and dropping, dropout rates, token ids
+        config_overrides: fields that do not change the function: branches and dropping, dropout rates, token ids
             other than padding, untying of embeddings, and the longest sequence if positions are computed. A vanilla
             model from a pre-norm base can also be joined by `residual="attention"`, `"hyper"` or `"mhc"`.
             `branch_merge="double_mean"` divides the sum of the copies by N**2, as in the released code. This changes
             the function, and is logged as a warning.
 
     Raises:
-        UserError: nothing can be loaded from `base`; it has another architecture, or is quantised; an override is
-            unknown or contradicts the base.
+        UserError: nothing can be loaded from `base`; the base has another architecture or is quantised; or an override
+            is unknown or contradicts the base.
     """
     model, start = load_base(base), start_of(cls.config_class)
     name = name_of(model)
@@ -112,7 +113,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
             "reason; let `takes` and `losses` in its row of FAMILIES say so"
         )
     tensors = copy_branches({key: used[key] for key in used if key in own}, base_config, config)
-    if lacking := own - tensors.keys() - {SHARED}:  # what no base has starts as in a new model
+    if lacking := own - tensors.keys() - {SHARED}:  # weights that the base lacks start as in a new model
         fresh = cls(config)
         for module in fresh.modules():
             if isinstance(module, Join):
@@ -130,18 +131,21 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
 
 
 def start_of(config_class: type[DeepWideConfig]) -> Start:
-    """How models of a config class start from a base; by the default rules where no row names the class."""
+    """The rules by which models of a config class start from a base; the default rules for a class without a row."""
     family = family_of(config_class)
     return Start() if family is None else family.start
 
 
 def losses(base: VanillaTransformerConfig, config: DeepWideConfig) -> list[str]:
-    """Reasons why a model of `config` that starts from `base` does not compute its function, with all dropping off."""
+    """Reasons why a model of `config` that starts from `base` does not compute the base's function, dropping off."""
     return merge_losses(base, config) + start_of(type(config)).losses(base, config)
 
 
 def merge_losses(base: Any, config: Any) -> list[str]:
-    """The reasons that lie in how branches are merged. A config names its branches, their merge and `join_ffn`."""
+    """The reasons that come from the merging of branches.
+
+    Both configs need the fields for the numbers of branches and `branch_merge`, and `config` needs `join_ffn`.
+    """
     reasons = []
     for field, *_ in SUBLAYERS.values():
         have, want = getattr(base, field), getattr(config, field)
@@ -156,11 +160,11 @@ def merge_losses(base: Any, config: Any) -> list[str]:
 
 
 def preserves_function(config: DeepWideConfig, base: VanillaTransformerConfig | None = None) -> bool:
-    """Whether a model of this config that was made by `from_base` computes the base's function, with dropping off.
+    """Return whether a model that `from_base` makes computes the base's function, with all dropping off.
 
     Args:
-        config: the result's.
-        base: the base's, in vanilla form; None: a base without branches.
+        config: the config of the result.
+        base: the config of the base, in vanilla form; None: a base without branches.
     """
     return not losses(VanillaTransformerConfig() if base is None else base, config)
 
@@ -168,7 +172,7 @@ def preserves_function(config: DeepWideConfig, base: VanillaTransformerConfig | 
 def target_config(
     name: str, config_class: type[DeepWideConfig], base: VanillaTransformerConfig, overrides: dict[str, Any]
 ) -> DeepWideConfig:
-    """The target's config: the base's fields, the family's defaults for what a single branch leaves open, overrides.
+    """The target's config: the base's fields, the family's defaults for its branches (see `inherited`), and overrides.
 
     Raises:
         UserError: an override is unknown, invalid, or would change the base's shapes or function.
@@ -197,16 +201,16 @@ def target_config(
 
 
 def inherited(base: Any, fields: Iterable[str]) -> dict[str, Any]:
-    """The base's values of these fields, without those of branches if it has a single branch and drops none."""
+    """The base's values of `fields`, without fields of branches if the base has a single branch and drops none."""
     plain = base.attention_branches == base.ffn_branches == 1 and not (base.drop_branch or base.ffn_drop_branch)
     return {field: getattr(base, field) for field in fields if not (plain and field in BRANCHING)}
 
 
 def check_field(config_class: type, field: str, known: Iterable[str]) -> None:
-    """See that an override names a field.
+    """Check that an override names a field of the config.
 
     Raises:
-        UserError: it does not; the message names the nearest.
+        UserError: there is no such field; the message names the most similar field.
     """
     known = list(known)
     if field not in known:
@@ -216,10 +220,10 @@ def check_field(config_class: type, field: str, known: Iterable[str]) -> None:
 
 
 def check_copies(name: str, base: Any, config: Any) -> None:
-    """See that each branch of the base becomes equally many branches.
+    """Check that every branch of the base can be copied equally often.
 
     Raises:
-        UserError: a number of branches is no multiple of the base's.
+        UserError: a number of branches is no multiple of the base's number.
     """
     for field, *_ in SUBLAYERS.values():
         have, want = getattr(base, field), getattr(config, field)
@@ -231,14 +235,14 @@ def check_copies(name: str, base: Any, config: Any) -> None:
 
 
 def _reason(field: str) -> str:
-    """Why a field cannot differ from the base's."""
+    """The reason why a field cannot differ from the base's."""
     if field == "initialization":
         return "its weights are copied, so that no rule starts them"
     return "it was trained for that one" if field in FUNCTION else "its weights have no such shapes"
 
 
 def _is_free(field: str, base: VanillaTransformerConfig) -> bool:
-    """Whether a field can differ from the base's without changing its function."""
+    """Return whether a field can differ from the base's without a change of the function."""
     if field == "max_position_embeddings":
         return base.position_embedding_type != "learned"
     if field == "join_ffn":
@@ -247,10 +251,10 @@ def _is_free(field: str, base: VanillaTransformerConfig) -> bool:
 
 
 def copy_branches(tensors: Tensors, base: DeepWideConfig, config: DeepWideConfig) -> Tensors:
-    """Fresh tensors in which the base's branches stand side by side as often as the target's fit.
+    """Return new tensors in which the base's branches are repeated until they fill the target's branches.
 
-    Projections into N branches are N blocks of rows, projections out of them N blocks of columns, biases N blocks.
-    With k copies `[N*D, D]` becomes `[k*N*D, D]`, and `[D, N*D]` becomes `[D, k*N*D]`.
+    Projections into N branches are N blocks of rows, projections out of them N blocks of columns. With k copies
+    `[N*D, D]` becomes `[k*N*D, D]`, and `[D, N*D]` becomes `[D, k*N*D]`. Biases are repeated like rows.
     """
 
     start = start_of(type(config))
@@ -275,9 +279,18 @@ def copy_branches(tensors: Tensors, base: DeepWideConfig, config: DeepWideConfig
 def logit_difference(
     base: PreTrainedModel, other: PreTrainedModel, seed: int = 0, **base_inputs: torch.Tensor
 ) -> tuple[float, float]:
-    """How far the logits of two models differ on a random batch of four with padding, and the largest of the first's.
+    """Compare the logits of two models on a random batch of four sentences with padding.
 
-    Both are called in the mode and dtype they are in; `base_inputs` are further inputs of the first.
+    Both models keep their mode and dtype.
+
+    Args:
+        base: the first model.
+        other: the second model.
+        seed: the seed of the batch.
+        base_inputs: further inputs of the first model.
+
+    Returns:
+        The largest absolute difference of the logits, and the largest absolute logit of the first model.
     """
     generator, config = torch.Generator().manual_seed(seed), base.config
     length = min(24, *(model.config.max_position_embeddings for model in (base, other)))
@@ -301,12 +314,12 @@ def logit_difference(
 
 
 def _warn(name: str, model: PreTrainedModel, base: VanillaTransformerConfig, config: DeepWideConfig) -> None:
-    """Log in what training the result differs from training the base."""
+    """Log warnings about settings with which training the result may go wrong or differ from training the base."""
     start = start_of(type(config))
     ffn = "drop_branch" if config.ffn_drop_branch is None else "ffn_drop_branch"
     for (sublayer, (branches, dropout, plural)), drop in zip(SUBLAYERS.items(), ("drop_branch", ffn), strict=True):
         copies = max(start.copies(config, stack, sublayer) for stack in ("encoder", "decoder"))
-        # paths are more than there are branches, and are not dropped
+        # a Multi-Path model has more paths than branches, and its paths are not dropped
         zero = [dropout] if copies > getattr(config, branches) else [drop, dropout]
         if copies > getattr(base, branches) and not any(getattr(config, field) for field in zero):
             fields = " and ".join(f"`{field}`" for field in zero)

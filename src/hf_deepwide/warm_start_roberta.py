@@ -1,8 +1,8 @@
 """Proximal initialisation of MAT for language understanding from a trained RoBERTa (MAT, sections 3.3 and 6).
 
-A base is RoBERTa or of a class with the same architecture (XLM-R, CamemBERT), or a model of the family itself. Each
-branch becomes a copy of the base's attention, so that with all dropping off the logits are the base's. A base without
-a head for the task gives all but the head, which starts as in a new model.
+A base is a RoBERTa, a model with the same architecture (XLM-R, CamemBERT), or a model of the family itself. Each
+branch becomes a copy of the base's attention, so that with all dropping off the logits are the base's. If the base has
+no head for the task, the head starts as in a new model.
 """
 
 import dataclasses
@@ -55,9 +55,9 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
     """Return a model of the family that computes the function of a trained base, with all dropping off.
 
     The base is not changed and shares no memory with the result. The result has the base's dtype and device, and is in
-    evaluation mode. Config fields come from the base, with two exceptions: the fields in `config_overrides`, and the
-    fields of branches if the base has a single branch and drops none (then the family's defaults hold). If the labels
-    have another order, the rows of the head get this order.
+    evaluation mode. Config fields come from the base, except the fields in `config_overrides`. If the base has a
+    single branch and drops none, the fields of branches have the family's defaults. If `config_overrides` change the
+    order of the labels, the rows of the head are reordered, too.
 
     Args:
         cls: `MATRobertaModel`, `MATRobertaForMaskedLM` or `MATRobertaForSequenceClassification`.
@@ -65,7 +65,7 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         config_overrides: branches and dropping, dropout rates, labels, token ids other than padding.
 
     Raises:
-        UserError: nothing can be loaded from `base`; it has another architecture; an override is unknown, or
+        UserError: nothing can be loaded from `base`; the base has another architecture; or an override is unknown or
             contradicts the base.
     """
     model = _load(base)
@@ -99,13 +99,13 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
 
 
 def order_of_labels(base: PreTrainedConfig, config: PreTrainedConfig) -> list[int] | None:
-    """The base's number of each label, where both have the same names in another order."""
+    """The base's index of each label, if both configs have the same label names in another order; else None."""
     theirs, ours = ([names[number] for number in sorted(names)] for names in (base.id2label, config.id2label))
     return [theirs.index(name) for name in ours] if theirs != ours and sorted(theirs) == sorted(ours) else None
 
 
 def _load(base: Any) -> PreTrainedModel:
-    """The base with the head that its config names, once its architecture is accepted."""
+    """Check the base's architecture, and return the base with the head that its config names."""
     if not isinstance(base, str | os.PathLike):
         if not isinstance(base, PreTrainedModel):
             raise UserError(
@@ -124,16 +124,16 @@ def _load(base: Any) -> PreTrainedModel:
     check_encoder_config(repr(str(base)), config)
     names = getattr(config, "architectures", None) or []
     auto = next((auto for end, auto in HEADS.items() if any(str(name).endswith(end) for name in names)), AutoModel)
-    # published models come with a pooler, which no head of theirs reads
+    # published models have a pooler, which none of their heads reads
     plain: dict[str, Any] = {"add_pooling_layer": False} if auto is AutoModel and config.model_type in ROBERTA else {}
     return load_model(auto, base, prefix, accept_unexpected=lambda _: True, dtype="auto", **plain)
 
 
 def check_encoder_config(name: str, config: PreTrainedConfig) -> None:
-    """Refuse another architecture.
+    """Refuse a config of another architecture.
 
     Raises:
-        UserError: says what is accepted.
+        UserError: the config is refused; the message says what is accepted.
     """
     if config.model_type == MATRobertaConfig.model_type:
         return
@@ -148,7 +148,7 @@ def check_encoder_config(name: str, config: PreTrainedConfig) -> None:
 
 
 def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
-    """A base as a model of the family: its config, and its tensors under our names, those of its head included."""
+    """Express a base as a model of the family: return its config, and its tensors under our names, head included."""
     config = model.config
     if config.model_type == MATRobertaConfig.model_type:
         tensors = model.state_dict()
@@ -156,7 +156,7 @@ def as_family(model: PreTrainedModel) -> tuple[MATRobertaConfig, Tensors]:
             f"model.{key}": tensor for key, tensor in tensors.items()
         }
     body = model.base_model.state_dict()
-    first = config.pad_token_id + 1  # position 0 stands in this row
+    first = config.pad_token_id + 1  # this row holds position 0
     positions = body["embeddings.position_embeddings.weight"][first:]
     tensors = {
         "model.encoder.embeddings.positions.weight": positions + body["embeddings.token_type_embeddings.weight"][0]
@@ -197,7 +197,7 @@ def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MAT
     fields = inherited(base, [key for key in known if hasattr(base, key) and key != "num_labels"])
     for key, value in overrides.items():
         check_field(MATRobertaConfig, key, known)
-        unties = key == "tie_word_embeddings" and value is False  # the copy of the matrix is then trained on its own
+        unties = key == "tie_word_embeddings" and value is False  # the copied matrix is then trained separately
         free = key in FREE or unties or (key == "join_ffn" and base.ffn_branches == 1)
         if not free and value != getattr(base, key):
             raise UserError(

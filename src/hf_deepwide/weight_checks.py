@@ -1,4 +1,4 @@
-"""What weights of a checkpoint must be: finite, of the names and shapes of its config, and tied as the config says.
+"""Checks of a checkpoint's weights: they must be finite, and fit the config in names, shapes and tying.
 
 Transformers only warns if a checkpoint breaks one of these rules.
 """
@@ -13,10 +13,14 @@ from .errors import some
 
 
 def check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], what: str) -> None:
-    """Refuse tensors of other shapes than the model has: name, the file's shape and the model's.
+    """Refuse a model and a file whose tensors have different shapes.
+
+    Args:
+        mismatched: name, shape in the file and shape in the model of each differing tensor.
+        what: the beginning of the message.
 
     Raises:
-        ValueError: names the first tensor.
+        ValueError: there is such a tensor; the message names the first.
     """
     if found := sorted(mismatched):
         (key, theirs, ours), *rest = found
@@ -28,7 +32,7 @@ def check_finite(model: torch.nn.Module) -> None:
     """Refuse a model with weights that are NaN or infinite.
 
     Raises:
-        ValueError: names the first tensor.
+        ValueError: there are such weights; the message names the first tensor.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and not is_finite(tensor):
@@ -36,9 +40,9 @@ def check_finite(model: torch.nn.Module) -> None:
 
 
 def check_weight_names(model: PreTrainedModel) -> None:
-    """Refuse a loaded model whose weights a new model of its config does not have: an adapter renames some of them.
+    """Refuse a loaded model with other weights than a new model of its config; an adapter renames some weights.
 
-    Transformers would save or copy them all the same, and start at random what it does not find.
+    Transformers would save or copy such weights without an error, and start at random the weights that it misses.
 
     Raises:
         ValueError: see `check_tensors`.
@@ -47,10 +51,10 @@ def check_weight_names(model: PreTrainedModel) -> None:
 
 
 def check_surplus(names: Set[str], cls: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, torch.Tensor]:
-    """Refuse names of tensors that a new model does not have; returns the new model's tensors, without memory.
+    """Refuse names of tensors that a new model does not have; return the new model's tensors, on the meta device.
 
     Raises:
-        ValueError: names some.
+        ValueError: there are such names; the message lists some.
     """
     with torch.device("meta"):
         asked = cls(copy.deepcopy(config)).state_dict()
@@ -65,16 +69,16 @@ def check_surplus(names: Set[str], cls: type[PreTrainedModel], config: PreTraine
 def check_tensors(
     tensors: Mapping[str, torch.Tensor], cls: type[PreTrainedModel], config: PreTrainedConfig, without: str = ""
 ) -> None:
-    """Refuse tensors that are not those of a new model, which is built without memory.
+    """Refuse tensors with other names or shapes than in a new model, which is built on the meta device.
 
     Args:
         tensors: name to tensor.
         cls: the model's class.
-        config: its config.
-        without: a name that does not count, such as that of a matrix that is there under other names.
+        config: the model's config.
+        without: a name that may be missing, such as the name of a matrix that `tensors` has under other names.
 
     Raises:
-        ValueError: names some, or one of another shape.
+        ValueError: names or shapes differ; the message lists some names, or one tensor with its shape.
     """
     asked = check_surplus(tensors.keys(), cls, config)
     asked.pop(without, None)
@@ -86,17 +90,26 @@ def check_tensors(
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """True if no number is NaN or infinite. A finite sum shows it at once; large numbers may have an infinite sum."""
+    """Return True if no number is NaN or infinite. A finite sum proves it; finite numbers may have an infinite sum."""
     tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch adds no numbers of 8 bits
     return bool(tensor.sum().isfinite() or tensor.isfinite().all())
 
 
 def check_tying(model: PreTrainedModel, loaded: Set[str]) -> list[str]:
-    """See that what the config ties is tied: Transformers leaves apart what differs in the file.
+    """Check that the matrices that the config ties are tied: Transformers does not tie them if the file's differ.
 
     For a Marian it is known which matrix is right. Marian NMT and Transformers before 5 have only one matrix where the
-    config ties two; a second matrix in the file is left over from conversion. It is tied again, and a warning is
-    returned. `loaded` are the names of the weights that the file has.
+    config ties two. A second matrix in the file is left over from conversion, so it is tied again.
+
+    Args:
+        model: the loaded model.
+        loaded: the names of the weights in the file.
+
+    Returns:
+        A warning if matrices were tied again.
+
+    Raises:
+        ValueError: tied matrices differ in another model.
     """
     wanted = model.get_expanded_tied_weights_keys(all_submodels=True)
     apart = sorted(wanted.keys() - model.all_tied_weights_keys.keys())

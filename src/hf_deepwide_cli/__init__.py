@@ -1,8 +1,8 @@
-"""The command `hf-deepwide`, one file a subcommand.
+"""The command `hf-deepwide`, with one file for each subcommand.
 
-This package lies beside the library: `import hf_deepwide` loads PyTorch, and `--help` need not wait for it. The
-docstring of a subcommand's file is its manual. `configure` adds its arguments. `run` imports what it needs. A file may
-also have `run_light`: it does what needs no library, and returns True if nothing is left to do.
+This package is separate from the library: `import hf_deepwide` loads PyTorch, and `--help` need not wait for that. The
+docstring of a subcommand's file is its manual. `configure` adds its arguments. `run` imports the modules it needs. A
+file may also have `run_light`, which works without the library, and returns True if nothing is left to do.
 """
 
 import difflib
@@ -41,9 +41,9 @@ COMMANDS = {
 
 
 def main(command: str | None = None) -> None:
-    """Run a subcommand: `command`, else the first word of the command line; Ctrl-C ends it in one word.
+    """Run the subcommand `command`, or the first word of the command line; Ctrl-C ends it with one word.
 
-    Nothing that is printed is lost where the terminal knows fewer letters: the others are written as \\u2026.
+    Characters that the terminal cannot encode are printed as escapes such as \\u2026.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -60,7 +60,7 @@ def main(command: str | None = None) -> None:
 
 
 def run_subcommand(command: str | None) -> None:
-    """Find the subcommand, read its arguments, run it."""
+    """Find the subcommand, read its arguments, and run it."""
     words = sys.argv[1:]
     if command is None:
         command, *words = _first(words)
@@ -76,24 +76,24 @@ def run_subcommand(command: str | None) -> None:
             if hasattr(module, "run_light") and module.run_light(args):
                 sys.stdout.flush()
                 return
-        except OSError as error:  # goes wrong in `run`, too, which says it in one line
-            if error.errno == errno.ENOSPC:  # of standard output, of which only the first error is told
+        except OSError as error:  # `run` meets the same error, and reports it in one line
+            if error.errno == errno.ENOSPC:  # except on standard output, which reports only its first error
                 raise
         execute(lambda: module.run(args))
 
 
 def execute(run: Callable[[], None]) -> None:
-    """Run with logging set up; a mistake of the user's ends in one line; several processes part in good order."""
+    """Set up logging, call `run`, and leave the process group; an error of the user is reported in one line."""
     from transformers.utils.logging import disable_progress_bar
 
     from hf_deepwide.errors import run_script
     from hf_deepwide.training.process_group import leaving_process_group
 
-    disable_progress_bar()  # of loading and saving weights, which takes no time
-    first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
+    disable_progress_bar()  # the bar for loading and saving weights, which is fast
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, only rank 0 logs
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("hf_deepwide").setLevel(logging.INFO if first else logging.ERROR)
-    # each process has a largest batch of its own
+    # each process has its own largest batch, so every process reports it
     logging.getLogger("hf_deepwide.training.out_of_memory").setLevel(logging.INFO if first else logging.WARNING)
 
     def run_and_leave() -> None:
@@ -105,9 +105,9 @@ def execute(run: Callable[[], None]) -> None:
 
 
 class Output:
-    """Standard output that is no error without a reader: once `head` has stopped, what is printed goes nowhere.
+    """Standard output that raises no error when its reader, such as `head`, has ended: later output is dropped.
 
-    A disk that is full is an error once.
+    Any other error, such as a full disk, is raised once, and later output is dropped, too.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -117,27 +117,27 @@ class Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As a text stream."""
+        """Write like a text stream."""
         return self._unless_broken(lambda: self._stream.write(text)) or 0
 
     def flush(self) -> None:
-        """As a text stream."""
+        """Flush like a text stream."""
         self._unless_broken(self._stream.flush)
 
     def _unless_broken(self, do: Callable[[], int | None]) -> int | None:
         try:
             return do()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for what is printed from here on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for all later output
             if not isinstance(error, BrokenPipeError):
                 raise
             return None
 
 
 def with_or_without_reader(run: Callable[[], object]) -> object:
-    """Return what `run` returns. It goes on, and writes its files, if the reader of what it prints stops early."""
+    """Return the result of `run`, which goes on and writes its files even if the reader of its output ends early."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        output = cast(TextIO, Output(sys.stdout or nowhere))  # None: it is closed
+        output = cast(TextIO, Output(sys.stdout or nowhere))  # None: stdout is closed
         with redirect_stdout(output):
             try:
                 return run()
@@ -146,7 +146,7 @@ def with_or_without_reader(run: Callable[[], object]) -> object:
 
 
 def _first(words: list[str]) -> list[str]:
-    """The words, beginning with a known subcommand; anything else ends here, with help or one line."""
+    """Return the words if the first one is a known subcommand; else exit with the help, the version or an error."""
     if not words or words[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         listing = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())

@@ -1,9 +1,9 @@
-"""Average the weights of checkpoints, as papers do with the last five.
+"""Average the weights of checkpoints, as many papers do with the last five.
 
     hf-deepwide average runs/multi30k/checkpoint-{1200,1300,1400} --output runs/multi30k-mean
 
-The result is what `from_pretrained` loads: the mean in the checkpoints' own precision, summed in float64, with the
-config, the generation config and the tokenizer of the checkpoint named last.
+The result is a checkpoint for `from_pretrained`. The weights are summed in float64, and their mean is saved in the
+checkpoints' own precision. Config, generation config and tokenizer come from the checkpoint that is named last.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check the output folder and the checkpoints, average."""
+    """Check the output folder and the checkpoints, and average."""
     from hf_deepwide.checkpoint_files import MARK, read_config
     from hf_deepwide.durable import check_output
     from hf_deepwide.errors import UserError

@@ -7,17 +7,17 @@
     hf-deepwide compare … --equivalence bleu=0.5 loss=0.02 --output comparison.json
 
 The first system is the baseline. A system is the folder of a finished run, or a file of translations. Commas join the
-runs of several seeds. Welch's t-test over the seeds then tests whether new trainings would differ, too. Holm's
-adjustment corrects for the number of systems. --equivalence tests whether a difference is within a margin. The
-paired test over sentences (approximate randomisation) is about these trained models only. Validation losses come
-first, if all systems are runs with the same tokenizer and validation set.
+runs of several seeds into one system. Welch's t-test over the seeds then tests whether new trainings would differ,
+too. Holm's adjustment corrects for the number of systems. --equivalence tests whether a difference is within a margin.
+The paired test over sentences (approximate randomisation) is about these trained models only. Validation losses are
+shown first, if all systems are runs with the same tokenizer and validation set.
 
-Several test sets are compared together; --test_set chooses one of them, as the recipes call it.
+Several test sets are compared together; --test_set chooses one of them by its name in the recipes.
 
-Runs are scored as the section evaluation of their recipes says, if these sections agree. All runs must have the same
-test set. A warning says if runs were translated with different beams, or if runs of one system have different recipes.
+Runs are scored by the section `evaluation` of their recipes, if these sections agree. All runs must have the same test
+set. A warning is printed if runs were translated with different beams, or if a system's runs have different recipes.
 
-With two or three runs of a system, believe Welch's test rather than the interval, which is too narrow then.
+With two or three runs of a system, believe Welch's test rather than the interval, which is then too narrow.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compare, print a table, write it as JSON."""
+    """Compare the systems, print a table, and write it as JSON."""
     from pathlib import Path
 
     from hf_deepwide.durable import check_output_file, write_whole

@@ -1,14 +1,14 @@
-"""Convert a checkpoint of fairseq: a Transformer, a model of the MAT fork, or one of examples/latent_depth.
+"""Convert a checkpoint of fairseq: a Transformer, a model of the MAT fork, or a model of examples/latent_depth.
 
     hf-deepwide convert checkpoint_best.pt runs/mine --dict dict.en.txt --codes bpecodes
     hf-deepwide convert checkpoint_best.pt runs/mine --dict dict.de.txt dict.en.txt --codes bpecodes
     hf-deepwide convert checkpoint_best.pt runs/mine --no_tokenizer
 
-Nothing in the file is run: it may hold tensors, plain values and an argparse.Namespace. --dict names the dictionary,
-or the source's and the target's. --codes names the merges of subword-nmt or fastBPE; without them each symbol is a
-word. The tokenizer splits text at white space, so text must be tokenised as it was for fairseq. The output is a
-checkpoint for `from_pretrained`, `pipeline`, `hf-deepwide init` and `init_from` of a recipe. The command reads the
-output back.
+No code in the file is run: the file may hold only tensors, plain values and an argparse.Namespace. --dict names one
+dictionary for both languages, or two, of the source and the target. --codes names the merges of subword-nmt or
+fastBPE; without them, each symbol is a word. The tokenizer splits text at white space, so text must be tokenised as it
+was for fairseq. The output is a checkpoint for `from_pretrained`, `pipeline`, `hf-deepwide init` and `init_from` of a
+recipe. The command loads the output again, as a check.
 """
 
 import argparse

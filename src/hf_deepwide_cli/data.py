@@ -8,14 +8,15 @@
     hf-deepwide data conala --source PATH --output runs/code
 
 Corpora: iwslt14-de-en, wmt14-en-de, wmt14-en-fr, wmt15-cs-en, wmt17, wmt19-de-fr, wmt19-en-de, ted8, opus100,
-multi30k, multi30k-tokenised; of code, conala, django. The last line that is printed names a recipe that reads what was
-prepared.
+multi30k, multi30k-tokenised; of code, conala, django. The last line that is printed names a recipe that reads the
+prepared corpus.
 
---source is a folder with the files as released (.gz or not), or with copies of the data sets of the Hub. Tokenising
-needs `pip install 'hf_deepwide[corpora]'`.
+--source is a folder with the files as released (.gz or not), or with copies of the Hub's data sets. Tokenising needs
+`pip install 'hf_deepwide[corpora]'`.
 
-Files are written whole. A manifest beside them has their digests, so a second start verifies what is there and makes
-the rest. Counts and digests that were published are checked; --unchecked prepares a part of a corpus, too.
+Files are written in full or not at all. A manifest beside them has their digests. A second start of the command checks
+the existing files by it, and makes only the missing files. Counts and digests are compared with the published ones;
+--unchecked accepts others, to prepare a part of a corpus.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """List the corpora, or say what will be done, and do it."""
+    """List the corpora; or describe the preparation of one, and carry it out."""
     from hf_deepwide.data.arguments import Places
     from hf_deepwide.data.prepared.catalogue import CORPORA
     from hf_deepwide.data.prepared.code import CODE_CORPORA, CodeCorpus

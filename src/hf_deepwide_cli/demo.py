@@ -1,10 +1,10 @@
-"""Show a web page that translates with one or several models, and draws what each model did.
+"""Show a web page that translates with one or several models, and draws how each model computed its translation.
 
     hf-deepwide demo runs/quickstart
     hf-deepwide demo runs/vanilla runs/mat exported-int8 --port 8000
 
 A model is the folder of a run, a checkpoint, a folder that was exported to CTranslate2, or a Hub id. The page shows
-translations, all beams with their scores, times, and pictures: attention of each branch, layers that latent depth
+translations, all beams with their scores, times, and figures: attention of each branch, layers that latent depth
 uses, weights of paths, gates of depth-wise LSTMs. Only this machine can open the page, unless --host allows others.
 """
 
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load the models, serve the page until it is interrupted."""
+    """Load the models, and serve the page until it is interrupted."""
     from hf_deepwide.demo import serve
 
     serve(args.models, args.host, args.port)

@@ -6,35 +6,35 @@ A checkpoint (a folder or a Hub id of any encoder-decoder model) on a test set:
         --source test_2016_flickr.en.gz --reference test_2016_flickr.de.gz \
         --translations mat.de.txt --output mat.json
 
-A file of translations, one a line:
+A file of translations, one in each line:
 
     hf-deepwide evaluate --hypotheses mat.de.txt --reference test_2016_flickr.de.gz
 
-Other systems against this system, by paired bootstrap resampling and approximate randomisation. Where the two
-disagree, believe the randomisation: the bootstrap is lenient. Each system is a file of translations, or a checkpoint
-folder with --source:
+Other systems against this system, by paired bootstrap resampling and approximate randomisation. If the two tests
+disagree, believe the randomisation: the bootstrap is too lenient. Each system is a file of translations, or a
+checkpoint folder, which needs --source:
 
     hf-deepwide evaluate --hypotheses vanilla.de.txt --reference test_2016_flickr.de.gz \
         --compare mat.de.txt runs/multi30k-deep --source test_2016_flickr.en.gz --metrics bleu chrf
 
-As the MAT paper scores IWSLT'14 (tokenised, lowercased, beam 5, length penalty 1.2):
+Scores as in the MAT paper for IWSLT'14 (tokenised, lowercased, beam 5, length penalty 1.2):
 
     hf-deepwide evaluate --model runs/iwslt14-mat \
         --source test.de.gz --reference test.en.gz --metrics multi_bleu --lowercase \
         --num_beams 5 --length_penalty 1.2
 
-A multilingual checkpoint on all its pairs, each with its own files, and on average:
+A multilingual checkpoint on all its language pairs, each with its own files, and the average over the pairs:
 
     hf-deepwide evaluate --model runs/multi30k_en_xx --pairs en-de en-fr en-cs \
         --source 'test_2016_flickr.{source_lang}.gz' --reference 'test_2016_flickr.{target_lang}.gz' \
         --translations 'out.{pair}.txt' --output multilingual.json
 
-For one of its pairs, add --source_lang en --target_lang de. Names of models are filled in, too: the pruned models of
-all languages are --model 'runs/pruned-{target_lang}'.
+For a single pair, give --source_lang en --target_lang de instead of --pairs. With --pairs, languages replace the names
+in braces, also in --model: --model 'runs/pruned-{target_lang}' means the pruned models of all languages.
 
-If all pairs share one language, and it is the source of some and the target of others, two means are reported, too:
-of the pairs from this language, and of the pairs into it. The scores of papers on OPUS-100 (BLEU_94, BLEU_4, win ratio
-against Zhang et al. 2020), from the translations of a finished run:
+If one language is the source of some pairs and the target of all others, two more means are reported: of the pairs
+from this language, and of the pairs into it. The scores of papers on OPUS-100 (BLEU_94, BLEU_4, win ratio against
+Zhang et al. 2020), from the translations of a finished run:
 
     ZHANG=benchmarks/opus100_zhang2020.tsv
     hf-deepwide evaluate --pairs $(cut -sf1 $ZHANG | tail -n +2) --win_ratio $ZHANG --metrics bleu \
@@ -50,7 +50,7 @@ from typing import Any
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments; the library knows the defaults of those that are not given."""
+    """Add the arguments. An argument that is not given is left out, and the library sets its default."""
     parser.argument_default = argparse.SUPPRESS
     option = parser.add_argument
     option("--reference", required=True, help="file of reference translations, one a line")
@@ -94,7 +94,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def boolean(word: str) -> bool:
-    """`true` or `false`, as a recipe writes them."""
+    """Return the value of a word such as `true` or `false`, as in a recipe."""
     values = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if word.lower() not in values:
         raise argparse.ArgumentTypeError(f"{word[:80]!r} is neither true nor false")
@@ -102,7 +102,7 @@ def boolean(word: str) -> bool:
 
 
 def refuse_unused(given: dict[str, Any]) -> None:
-    """Refuse options of translating where nothing is translated."""
+    """Refuse options for translating if nothing is translated, and options for tests without `--compare`."""
     from hf_deepwide.data.arguments import fill_in
     from hf_deepwide.errors import UserError
     from hf_deepwide.evaluation.arguments import SEARCH

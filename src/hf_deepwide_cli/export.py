@@ -4,12 +4,12 @@
     hf-deepwide export runs/multi30k-mat --to ctranslate2 --output exported-int8 --quantization int8
     hf-deepwide export runs/multi30k-lstm --to onnx --output exported-onnx
 
-The model is a folder or a Hub id. CTranslate2 translates without PyTorch. In int8, with one thread of a CPU, it was
-1.5 to 6 times as fast as `generate` in float32; with two threads it often was not faster. CTranslate2 takes most
-families, and refuses the others. ONNX takes nearly all models, as an encoder and a decoder with cache.
+The model is a folder or a Hub id. CTranslate2 translates without PyTorch. In int8, on one CPU thread, it was 1.5 to 6
+times as fast as `generate` in float32; with two threads it often was not faster. CTranslate2 takes most families, and
+refuses the others. ONNX takes nearly all models, as an encoder and a decoder with cache.
 
-The folder holds the model, its tokenizer, and a README whose lines translate, without this package. The result
-computes what the model computes: scores in float32 are compared before the folder is written.
+The folder holds the model, its tokenizer, and a README with code that translates without this package. The result
+computes the same function as the model: scores in float32 are compared before the folder is written.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Export; print where the result is."""
+    """Export the model, and print the path of the result."""
     from hf_deepwide import export_ctranslate2, export_onnx
     from hf_deepwide.errors import UserError
 

@@ -4,13 +4,14 @@
     hf-deepwide init Helsinki-NLP/opus-mt-en-de runs/mat2 --attention_branches 2 --dropout 0.3
 
 The base is a folder or a Hub id: our vanilla model or MAT, Marian, BART, mBART, M2M100 or NLLB. Options set fields of
-the new config, if they do not change the function of the base. --family chooses another family:
+the new config. A field that would change the function of the base is refused, or a warning names the reason. --family
+chooses another family:
 
     hf-deepwide init Helsinki-NLP/opus-mt-en-de runs/ours --family vanilla_transformer
 
 The output is a checkpoint with the base's generation config and tokenizer, for `from_pretrained`, `pipeline` and
 `init_from` of a recipe. A recipe for mBART, M2M100 or NLLB names languages by the codes of the tokenizer (deu_Latn).
-The command reads the output back, and compares its logits on a random batch with the base's, in float32.
+The command loads the output again, and compares its logits on a random batch with the base's, in float32.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 
 TAKES_OVERRIDES = True
 TOLERANCE = 1e-5  # relative to the largest logit, or to 1
-ROUNDED_TOLERANCE = 1e-2  # of a base in half precision, whose computed positions are rounded and ours are not
+ROUNDED_TOLERANCE = 1e-2  # for a base in half precision: its computed positions are rounded, ours are not
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Load, widen, save, read back and compare."""
+    """Load the base, widen it, save the result, load it again, and compare."""
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
             if tokenizer is not None:
                 tokenizer.save_pretrained(draft)
         saved = load_model(AutoModelForSeq2SeqLM, draft)
-        several = count_posteriors(model.config) > 1  # all start alike, so that any will do
+        several = count_posteriors(model.config) > 1  # all posteriors start alike, so any one can be used
         chosen: dict[str, Any] = {"posteriors": torch.zeros(4, dtype=torch.long)} if several else {}
         difference, largest = logit_difference(saved.float(), base.float(), **chosen)
         if preserves and not difference <= tolerance * max(1, largest):

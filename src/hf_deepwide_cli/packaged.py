@@ -1,4 +1,4 @@
-"""The packaged recipes as text. Reading them here spares a command the seconds in which the library loads PyTorch."""
+"""The packaged recipes as text, read without the library, whose import of PyTorch takes seconds."""
 
 import itertools
 import re
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SECTIONS = ("model", "data", "tokenizer", "training", "evaluation")
-WIDEST = 44  # where comments stand at most; behind a longer value they stand where the value ends
+WIDEST = 44  # last column at which comments are aligned; after a longer value, a comment follows directly
 _LINE = re.compile(r"  (\w+): ")
 _COMMENT = re.compile(r"(  \w+: [^#]*?) +(# .*)")
 
@@ -21,7 +21,7 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """The names of the packaged recipes; the files in `base/` are only parts of others."""
+    """The names of the packaged recipes, without the files in `base/`, which are only parts of other recipes."""
     files = (file.relative_to(folder()).with_suffix("").as_posix() for file in folder().rglob("*.yaml"))
     return sorted(name for name in files if not name.startswith("base/"))
 
@@ -33,13 +33,13 @@ def title(text: str) -> str:
 
 
 def header(text: str) -> str:
-    """The comment at the head of a recipe."""
+    """The comment at the beginning of a recipe."""
     lines = text.splitlines(keepends=True)
     return "".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 
 def whole(path: Path) -> str:
-    """A packaged recipe as one text, with the keys of the recipes that it extends, and with all comments."""
+    """A packaged recipe as one text, with the keys of the recipes that it extends and with all comments."""
     text = path.read_text(encoding="utf-8")
     if _parent(text) is None:
         return text
@@ -50,13 +50,13 @@ def whole(path: Path) -> str:
 
 
 def _parent(text: str) -> str | None:
-    """The file that a recipe extends."""
+    """The file that a recipe extends, or None."""
     found = re.search(r"^extends: (\S+)", text, flags=re.MULTILINE)
     return found and found[1]
 
 
 def _sections(path: Path) -> dict[str, dict[str, str]]:
-    """Section to key to its lines; the parent's keys come first, and the recipe's own lines replace them."""
+    """The lines of a recipe by section and key. The parent's keys come first; the recipe's lines replace theirs."""
     text = path.read_text(encoding="utf-8")
     parent = _parent(text)
     sections = _sections(path.parent / parent) if parent else {}
@@ -68,7 +68,7 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _keys(text: str) -> dict[str, dict[str, str]]:
-    """Section to key to its lines, of a text alone."""
+    """The lines of one text by section and key, without the recipe that it extends."""
     sections: dict[str, dict[str, str]] = {}
     keys: dict[str, str] = {}
     key = ""
@@ -84,7 +84,7 @@ def _keys(text: str) -> dict[str, dict[str, str]]:
 
 
 def with_comments(text: str, other: str, without: Collection[str] = ()) -> str:
-    """A recipe's text with the comments that another text has behind the same keys, but for the keys `without`."""
+    """Return a recipe's text with the comments of the same keys in another text, except for the keys in `without`."""
     sections, theirs = _keys(text), _keys(other)
     for name, keys in sections.items():
         for key, lines in keys.items():
@@ -95,7 +95,7 @@ def with_comments(text: str, other: str, without: Collection[str] = ()) -> str:
 
 
 def _aligned(keys: dict[str, str]) -> str:
-    """The lines of a section, with the comments in one column."""
+    """Return the lines of a section, with the comments in one column."""
     parts = [_COMMENT.fullmatch(lines.rstrip("\n")) for lines in keys.values()]
     width = max((len(part[1]) for part in parts if part and len(part[1]) <= WIDEST), default=0)
     return "".join(

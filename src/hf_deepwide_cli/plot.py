@@ -11,12 +11,13 @@ with `training.gradient_norms: true` it also draws gradient_norms.png (Li et al.
 `layers` prints which layers every posterior selects. It draws how much the layers were used over training, and samples
 of z (Li et al. 2020, Figures 5 and 6).
 
-`joints` draws which layers read which (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over training. For
-attention residuals and streams (hyper-connections, mHC), it draws what sub-layers read, over random tokens.
+`joints` draws which earlier layers each layer reads (DLCL, DenseFormer), and the gates of a Runge-Kutta encoder over
+training. For attention residuals and streams (hyper-connections, mHC), it draws the weights with which sub-layers
+read, as means over random tokens.
 
 `paths` prints the weights of paths, and draws how unequal they are in each layer (Lin et al. 2023, Figure 7).
 
-A run is its folder, or one of its checkpoints; `paths` takes a Hub id, too. A finished run already holds its own
+A run is given by its folder or by one of its checkpoints; `paths` takes a Hub id, too. A finished run already has
 figures in `plots/`. Existing figures are not replaced without --overwrite.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments, kind by kind."""
+    """Add the arguments of each kind of figure."""
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     curves = kinds.add_parser("curves", help="learning curves and gradient norms of runs, side by side")
     curves.add_argument("runs", nargs="+", type=Path, help="folders of runs or checkpoints")
@@ -47,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Draw."""
+    """Draw the figures, and print their paths."""
     from hf_deepwide.runs import figures
 
     kinds: dict[str, Callable[..., Iterable[Path]]] = {

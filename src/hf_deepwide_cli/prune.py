@@ -5,9 +5,9 @@
     hf-deepwide prune runs/latent runs/folded --selection tempered
 
 The model is a folder or a Hub id. If it has several posteriors, --language names one. `--selection tempered` (or soft)
-keeps all layers and folds their weights in; this is the default after training with soft samples. The output is a
-`vanilla_transformer` with the model's generation config and tokenizer. The command reads the output back, and compares
-its logits on a random batch with the model's.
+keeps all layers and multiplies their weights by z; this is the default after training with soft samples. The output is
+a `vanilla_transformer` with the model's generation config and tokenizer. The command loads the output again, and
+compares its logits on a random batch with the model's.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load, prune, save, read back and compare."""
+    """Load the model, prune it, save the result, load it again, and compare."""
     import torch
     from transformers import AutoModelForSeq2SeqLM
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import packaged
 
-# Fields of latent depth that count updates. In a fitted recipe the last of them ends after this share of the training.
+# Fields of latent depth that count updates. In a fitted recipe, the longest of them ends after this share of training.
 ANNEALED = ("temperature_anneal_steps", "soft_selection_steps", "kl_anneal_steps", "target_depth_anneal_steps")
 ANNEALED_SHARE = 2 / 3
 
@@ -34,9 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run_light(args: argparse.Namespace) -> bool:
-    """List, print or copy packaged recipes without loading the library; False leaves everything else to `run`.
+    """List, print or copy packaged recipes without loading the library; return False for everything else.
 
-    What goes wrong here goes wrong in `run`, too, which says why.
+    `run` then does the rest. If something fails here, it also fails in `run`, which reports the reason.
     """
     if args.fit is not None:
         return False
@@ -87,7 +87,7 @@ def _target(place: Path, name: str) -> Path:
 
 
 def _write_new(target: Path, text: str) -> bool:
-    """Write a file that does not exist, in full or not at all; False if it exists or cannot be written in this way."""
+    """Write a new file in full or not at all; return False if the file exists or cannot be written in this way."""
     draft = target.with_name(f".{target.name}")
     try:
         file = draft.open("x", encoding="utf-8")
@@ -105,7 +105,7 @@ def _write_new(target: Path, text: str) -> bool:
 
 
 def whole(path: Path) -> str:
-    """A recipe as one file: the text itself, or its comment and the merged values where it extends another."""
+    """A recipe as one file: its own text, or, if it extends another recipe, its comment and the merged values."""
     from hf_deepwide.runs.recipe import EXTENDS, PACKAGED, read_values
 
     text = path.read_text(encoding="utf-8-sig")
@@ -117,7 +117,7 @@ def whole(path: Path) -> str:
 
 
 def _sections(values: dict[str, dict[str, Any]]) -> str:
-    """The sections that have keys; a recipe of another task than translation has no section `evaluation`."""
+    """The YAML text of the sections that have keys; only recipes for translation have a section `evaluation`."""
     from hf_deepwide.runs.recipe import used_values
     from hf_deepwide.runs.yaml_values import to_yaml
 
@@ -125,14 +125,14 @@ def _sections(values: dict[str, dict[str, Any]]) -> str:
 
 
 def fitted(path: Path, source: Path, target: Path) -> str:
-    """A recipe as one file, with settings that fit the size of two text files; what to expect goes to stderr.
+    """A recipe as one file, with settings that fit the size of two text files.
 
-    Training is counted in epochs, so that validation and checkpoints come once an epoch, too. A vocabulary is fitted
-    only where subwords are learnt.
+    Training is counted in epochs, so validation and checkpoints come once in each epoch, too. The vocabulary size is
+    fitted only if the recipe learns subwords. A line about the results to expect is printed on stderr.
 
     Raises:
-        UserError: no recipe for training a translation model, or one that does not train on two files; a file that
-            cannot be read, or files of different lengths.
+        UserError: the recipe does not train a translation model on two files; a file cannot be read; or the files have
+            different numbers of lines.
     """
     from hf_deepwide.data.batches import round_up
     from hf_deepwide.data.text_files import read_lines
@@ -167,7 +167,7 @@ def fitted(path: Path, source: Path, target: Path) -> str:
         tokenizer["vocab_size"] = suggested.vocab_size
     for name in ("max_steps", "gradient_accumulation_steps", "eval_steps", "save_steps"):
         training.pop(name, None)
-    if averaged := training.get("average_last"):  # of checkpoints, which are an epoch apart now
+    if averaged := training.get("average_last"):  # the checkpoints are now one epoch apart
         training["average_last"] = min(averaged, suggested.num_train_epochs // 4)
     annealed = {name: steps for name, steps in values["model"].items() if name in ANNEALED and steps}
     longest_steps, end = max(annealed.values(), default=0), int(ANNEALED_SHARE * suggested.updates)
@@ -182,5 +182,5 @@ def fitted(path: Path, source: Path, target: Path) -> str:
         f"# {path.stem}, fitted to {len(sources):,} sentence pairs, for about {suggested.updates:,} updates:\n"
         f"# {settings}. A recipe that extends this one names your data.\n"
     )
-    numbered = [*by_steps, "num_train_epochs"]  # what is said of these keys names numbers of the other corpus
+    numbered = [*by_steps, "num_train_epochs"]  # their comments have numbers of the other corpus
     return f"{header}\n{packaged.with_comments(_sections(values), whole(path), numbered)}"

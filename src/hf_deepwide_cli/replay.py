@@ -3,8 +3,9 @@
     hf-deepwide replay runs/wmt14_en_de_mat/faults/step-8123
     hf-deepwide replay runs/wmt14_en_de_mat/faults/step-8123 --rank 1 --device cuda
 
-The folder is what a run leaves when it stops at such a step, or skips it (training.on_nonfinite): the batches, the
-random generators before each of them, and the model as it was. Nothing is changed in it.
+A run writes the folder when it stops at such a step, or skips it (training.on_nonfinite). The folder holds the
+batches, the states of the random generators before each batch, and the model before the step. The command changes
+nothing in it.
 """
 
 import argparse
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Replay, print."""
+    """Replay the step, and print the results."""
     import torch
 
     from hf_deepwide.errors import UserError

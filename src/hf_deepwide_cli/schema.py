@@ -1,4 +1,4 @@
-"""Print the JSON schema of a recipe, with which editors complete and explain its keys.
+"""Print the JSON schema of a recipe. Editors use it to complete and explain the keys.
 
     hf-deepwide schema > recipe.schema.json
     hf-deepwide schema masked-lm > masked_lm.schema.json
@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print."""
+    """Print the schema."""
     import json
 
     from hf_deepwide.runs.classification import ClassificationRecipe

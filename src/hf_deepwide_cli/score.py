@@ -2,10 +2,10 @@
 
     hf-deepwide score --model runs/quickstart --source test.de --target test.en > scores.tsv
 
-A line of the output has the natural log-probability of a target, a tab, and the number of its tokens. The number
+A line of the output has the natural log-probability of a target, a tab, and the number of its tokens. This number
 includes `</s>`, and the language code with which beam search begins. Beam search ranks translations by
-log-probability / tokens ** length_penalty. `hf-deepwide translate --n_best` writes translations to score by another
-model.
+log-probability / tokens ** length_penalty. `hf-deepwide translate --n_best` writes lists of translations, which
+another model can score.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read both files, load the model, score."""
+    """Read both files, load the model, and score the targets."""
     from pathlib import Path
 
     from hf_deepwide.data.text_files import read_lines

@@ -11,8 +11,8 @@ Without the package, the folder or repository loads through `AutoModelForSeq2Seq
 `--space` writes a Hugging Face Space instead: the page of `hf-deepwide demo` with this model.
 
 `--as` writes the model as a class of Transformers, which needs no code of ours: m2m_100 (pre-norm, sinusoids), marian
-(post-norm, Marian's sinusoids), bart (post-norm, learned positions) or mbart (pre-norm, learned positions). A model
-that does not compute exactly the same is refused.
+(post-norm, Marian's sinusoids), bart (post-norm, learned positions) or mbart (pre-norm, learned positions). A model is
+refused if it would not compute exactly the same function in this class.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Share; print where the result is."""
+    """Share the model, and print the place of the result."""
     from hf_deepwide.sharing.share import share
 
     print(share(**vars(args)))

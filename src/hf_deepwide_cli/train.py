@@ -6,18 +6,18 @@
     hf-deepwide train classification classification/mrpc --model.init_from PATH --tokenizer.path PATH
 
 A recipe is a YAML file, or the name of a packaged recipe (`hf-deepwide recipes`). Any key can be set on the command
-line by its dotted name; values are YAML. `masked-lm` trains a masked language model,
-`classification` fine-tunes a trained encoder on labelled sentences.
+line by its dotted name; values are YAML. `masked-lm` trains a masked language model. `classification` fine-tunes a
+trained encoder on labelled sentences.
 
-Several processes, each with its own GPU or share of the cores:
+Several processes, each with its own GPU or its share of the CPU cores:
 
     accelerate launch --num_processes 8 -m hf_deepwide.cli train wmt14_en_de_mat
     python -m torch.distributed.run --nproc_per_node 8 -m hf_deepwide.cli train RECIPE
 
-The same command continues an interrupted run. On a CPU it ends with the same weights as a run without interruption. A
-finished run is not changed without --overwrite. The run's folder (training.output_dir, by default runs/RECIPE) holds
-the model for `from_pretrained` and `pipeline`, README.md, results.json, translations.txt, plots/, recipe.yaml,
-run.json and the checkpoints.
+The same command continues an interrupted run. On a CPU, the run then ends with the same weights as without the
+interruption. A finished run is not changed without --overwrite. The run's folder (training.output_dir, by default
+runs/RECIPE) holds the model for `from_pretrained` and `pipeline`, README.md, results.json, translations.txt, plots/,
+recipe.yaml, run.json and the checkpoints.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Train, print the scores."""
+    """Train a model, and print the scores."""
     from hf_deepwide.errors import UserError, quote
 
     task, recipe = (args.recipe[0], args.recipe[1:]) if args.recipe[0] in TASKS else (None, args.recipe)
@@ -106,5 +106,5 @@ def train_classification(recipe: str, overrides: list[str], overwrite: bool) -> 
 
 
 def _is_first() -> bool:
-    """Whether this is the process that speaks, of several."""
+    """Return whether this process has rank 0, which alone prints."""
     return os.environ.get("RANK", "0") == "0"

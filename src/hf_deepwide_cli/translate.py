@@ -7,14 +7,15 @@
     hf-deepwide translate --model facebook/nllb-200-1.3B --source_lang deu_Latn --target_lang eng_Latn < text.de
 
 The output has as many lines as the input, in the same order; an empty line stays empty. A text of any length needs
-the memory of a few thousand lines. `--resume` continues after the lines that the output already has. It does not
+only the memory for a few thousand lines. `--resume` continues after the lines that the output already has. It does not
 check which model made these lines.
 
 With `--n_best N` a line of the output is JSON: a list of the N best translations. Each has its `text` and its `score`,
 the log-probability divided by length**length_penalty. The list of an empty line is empty.
 
-`--sample` draws each token at random from the model's distribution, as back-translation wants it. What is drawn
-follows from the seed and the line. Equal lines get equal translations, also in another run, and after `--resume`.
+`--sample` draws each token at random from the model's distribution, as is usual for back-translation. The random
+numbers depend only on the seed and the line. Equal lines get equal translations, also in another run, and after
+`--resume`.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load the model, translate."""
+    """Load the model, and translate."""
     import json
 
     from hf_deepwide.errors import UserError

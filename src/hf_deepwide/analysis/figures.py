@@ -1,4 +1,4 @@
-"""Figures without a screen."""
+"""Make and save figures without a screen."""
 
 import io
 import warnings
@@ -15,11 +15,14 @@ from matplotlib.ticker import FixedFormatter, FuncFormatter
 from ..durable import whole_file
 from ..errors import UserError, quote
 
-FEW = 3  # points of a curve that are marked, as a line of one point cannot be seen
+FEW = 3  # a curve with fewer points gets markers, because a line of one point cannot be seen
 
 
 def new_figure(rows: int, columns: int, panel: tuple[float, float], **options: object) -> tuple[Figure, np.ndarray]:
-    """A figure of `rows` by `columns` panels, each `panel` inches wide and high; `options` are those of `subplots`."""
+    """Make a figure of `rows` by `columns` panels.
+
+    `panel` is the width and height of a panel in inches. `options` are passed to `subplots`.
+    """
     width, height = panel
     figure = Figure(figsize=(1.2 + width * columns, 0.6 + height * rows), layout="constrained")
     FigureCanvasAgg(figure)
@@ -27,10 +30,10 @@ def new_figure(rows: int, columns: int, panel: tuple[float, float], **options: o
 
 
 def image_path(path: Path) -> Path:
-    """The file that `save` writes: a name without an ending gets `.png`.
+    """Return the path of the file that `save` writes: a name without an ending gets `.png`.
 
     Raises:
-        UserError: the file's ending is no kind of image.
+        UserError: the file's ending names no image format.
     """
     path = Path(path)
     path = path if path.suffix else path.with_name(f"{path.name}.png")
@@ -41,13 +44,13 @@ def image_path(path: Path) -> Path:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the image, in full or not at all; its folder is made.
+    """Write the image, in full or not at all, and return its path. Make its folder if needed.
 
-    All text is shown as it is, also where names of runs, languages or files have dollar signs. Only the numbers that
-    Matplotlib itself puts on an axis are formulas (powers of ten).
+    All text is shown as it is, even if the name of a run, a language or a file contains dollar signs. Only the numbers
+    that Matplotlib itself puts on an axis are formulas (powers of ten).
 
     Raises:
-        UserError: the file's ending is no kind of image.
+        UserError: the file's ending names no image format.
     """
     path = image_path(path)
     _show_as_it_is(figure)
@@ -58,7 +61,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def as_svg(figure: Figure) -> str:
-    """The figure as SVG whose text stays text: a browser has letters that Matplotlib's own font lacks."""
+    """Return the figure as SVG. Its text stays text, because a browser has letters that Matplotlib's font lacks."""
     _show_as_it_is(figure)
     image = io.StringIO()
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
@@ -68,7 +71,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def _show_as_it_is(figure: Figure) -> None:
-    """Let no text of a figure be a formula but the numbers that Matplotlib itself puts on an axis."""
+    """Turn off formulas in all text of a figure, except in the numbers that Matplotlib itself puts on an axis."""
     numbers = {
         label
         for axes in figure.axes
@@ -81,9 +84,9 @@ def _show_as_it_is(figure: Figure) -> None:
 
 
 def run_labels(folders: Sequence[Path]) -> list[str]:
-    """What runs are called in a figure: their folder's name, or as much of its path as tells them apart.
+    """Return the labels of runs in a figure: the folder's name, or as much of its path as makes the labels differ.
 
-    A checkpoint is called by its run, too: `latent/checkpoint-400`.
+    The label of a checkpoint also contains its run: `latent/checkpoint-400`.
 
     Raises:
         UserError: a folder is given twice.

@@ -1,4 +1,4 @@
-"""How large the gradient of each layer is: where it vanishes or explodes (Li et al. 2020, Figure 2)."""
+"""The gradient norm of each layer, which shows where gradients vanish or explode (Li et al. 2020, Figure 2)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,17 +13,17 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from .figures import FEW, new_figure, save
 
-KEY = "gradient_norms"  # in an entry of the log: {"encoder": L numbers, "decoder": L numbers}, bottom to top
+KEY = "gradient_norms"  # the key in a log entry: {"encoder": L numbers, "decoder": L numbers}, bottom to top
 PLOT = Path("plots", "gradient_norms.png")
-CURVES = 6  # moments of training in one panel
+CURVES = 6  # curves in one panel, each from one step of training
 
 
 def layer_gradient_norms(model: nn.Module, scale: float = 1.0) -> dict[str, list[float]]:
-    """The L2 norm of the gradient of all parameters of each layer, by stack, bottom to top.
+    """Return the L2 norm of each layer's gradient, over all parameters of the layer, by stack, bottom to top.
 
     Args:
-        model: an encoder, a decoder, or both, with `layers`, after a backward pass.
-        scale: what the loss was multiplied by (fp16).
+        model: a model with an encoder, a decoder, or both, which have `layers`, after a backward pass.
+        scale: the factor by which the loss was multiplied (fp16).
     """
     norms = {}
     for stack in ("encoder", "decoder"):
@@ -31,23 +31,23 @@ def layer_gradient_norms(model: nn.Module, scale: float = 1.0) -> dict[str, list
         gradients = [[p.grad for p in layer.parameters() if p.grad is not None] for layer in layers]
         totals = [torch.stack(torch._foreach_norm(each)).norm() if each else torch.zeros(()) for each in gradients]
         if totals:
-            totals = [total.full_tensor() if isinstance(total, DTensor) else total for total in totals]  # of shards
+            totals = [total.full_tensor() if isinstance(total, DTensor) else total for total in totals]  # shards
             norms[stack] = (torch.stack([total.float().cpu() for total in totals]) / scale).tolist()
     return norms
 
 
 class GradientNorms(TrainerCallback):
-    """Writes the layers' gradient norms into the log.
+    """A callback that writes the gradient norms of the layers into the log.
 
-    The Trainer hands them over by `measure`, after the backward pass and before gradients are clipped. The entries
-    (`KEY`) are part of `trainer_state.json`; a finished run has the figure `plots/gradient_norms.png`.
+    The Trainer calls `measure` after the backward pass and before it clips gradients. The entries (`KEY`) are part of
+    `trainer_state.json`. A finished run has the figure `plots/gradient_norms.png`.
     """
 
     def __init__(self) -> None:
         self.norms: dict[str, list[float]] = {}
 
     def measure(self, model: nn.Module, args: TrainingArguments, state: TrainerState, scale: float = 1.0) -> None:
-        """Measure if this step will be logged; `state.global_step` does not count it yet."""
+        """Measure the gradient norms if this step will be logged. `state.global_step` does not count this step yet."""
         step = state.global_step + 1
         if args.logging_strategy != "steps" or step % state.logging_steps == 0 or step == 1:
             self.norms = layer_gradient_norms(model, scale)
@@ -60,17 +60,19 @@ class GradientNorms(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Amend the newest entry; what reports single numbers (TensorBoard) has had its copy before."""
+        """Add the norms to the newest log entry. TensorBoard takes only single numbers, and has its copy already."""
         if "loss" in (logs or {}) and self.norms:
             state.log_history[-1][KEY] = self.norms
 
 
 def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:
-    """Gradient norm by layer at some moments of training: a row for each run, a panel for each stack (Figure 2).
+    """Plot the gradient norm by layer at some steps of training (Figure 2).
+
+    The figure has a row for each run and a panel for each stack.
 
     Args:
-        histories: label of each run, to its `TrainerState.log_history`; runs without norms are left out.
-        path: the image to write; its folder is made.
+        histories: maps the label of each run to its `TrainerState.log_history`. Runs without norms are left out.
+        path: the image to write. Its folder is made if needed.
 
     Raises:
         ValueError: no run has gradient norms in its log.
@@ -83,7 +85,7 @@ def plot_gradient_norms(histories: Mapping[str, Sequence[dict]], path: Path) -> 
     figure, axes = new_figure(len(runs), len(stacks), (3.6, 2.6), sharey=True)
     for row, (label, entries) in zip(axes, runs.items(), strict=True):
         places = torch.linspace(0, len(entries) - 1, min(CURVES, len(entries))).round().int().tolist()
-        moments = [entries[place] for place in places]  # the first and the last among them
+        moments = [entries[place] for place in places]  # the first and the last entry are among them
         colors = colormaps["viridis"](torch.linspace(0, 0.9, len(moments)).tolist())
         for axis, stack in zip(row, stacks, strict=True):
             for entry, color in zip(moments, colors, strict=True):

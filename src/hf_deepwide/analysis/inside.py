@@ -1,4 +1,4 @@
-"""What a model does with one sentence: attention of each branch to the source, gates of depth-wise LSTMs, layers used.
+"""Look inside a model on one sentence: attention to the source by branch, gates of depth-wise LSTMs, layers used.
 
 Shapes: N branches, M heads of a branch, T target tokens, S source tokens, L layers, P posteriors, D model width.
 """
@@ -19,18 +19,18 @@ from .figures import new_figure
 from .layer_utilization import layer_selections
 
 GATES = ("input", "forget", "output")
-CELL = 0.17  # inches of a token on an axis
-SMALLEST = 2.2  # inches of a panel's side
+CELL = 0.17  # inches for a token on an axis
+SMALLEST = 2.2  # least inches of a panel's side
 
 
 class Inside(NamedTuple):
-    """What was seen in one pass.
+    """The attention weights and gates of one forward pass.
 
     Attributes:
-        attention: of each decoder layer that ran, counted from 1, each branch's weights `[N, T, S]`, the mean of the
-            branch's heads. Each target token attends to the source while the model predicts this token.
-        gates: of each stack with depth-wise LSTMs, the gates of each cell `[L, 3]` in the order of `GATES`, the mean
-            over positions and features.
+        attention: maps the number of each decoder layer that ran, from 1, to attention weights `[N, T, S]`. A branch's
+            weights are the mean of its heads. The row of a target token is the attention that predicts this token.
+        gates: maps each stack with depth-wise LSTMs to its gates `[cells, 3]`, in the order of `GATES`. Each gate is a
+            mean over positions and features. A layer has one cell, or two (decoder, `decoder_merge="two_lstms"`).
     """
 
     attention: dict[int, torch.Tensor]
@@ -40,15 +40,15 @@ class Inside(NamedTuple):
 def look_inside(
     model: PreTrainedModel, source_ids: Sequence[int], target_ids: Sequence[int], **inputs: torch.Tensor
 ) -> Inside:
-    """Run an encoder-decoder model once over a sentence and its translation, and note what it does.
+    """Run an encoder-decoder model once over a sentence and its translation, and record its attention and gates.
 
-    The model must be in evaluation mode. It comes back as it was, and must do nothing else meanwhile.
+    The model must be in evaluation mode. Nothing else may use it during this call. Afterwards the model is as before.
 
     Args:
-        model: any encoder-decoder model; models that are not of this package have one branch.
+        model: any encoder-decoder model. A model that is not from this package has one branch.
         source_ids: `S` token ids.
-        target_ids: `T + 1` token ids, with the token that the decoder starts with.
-        inputs: what else the model takes, such as `posteriors`.
+        target_ids: `T + 1` token ids, with the decoder's start token.
+        inputs: further inputs of the model, such as `posteriors`.
     """
     attention: dict[int, torch.Tensor] = {}
     gates: dict[str, list[torch.Tensor]] = {}
@@ -75,7 +75,7 @@ def look_inside(
     try:
         with torch.no_grad(), _eager(model):
             source, target = (torch.tensor([ids], device=model.device) for ids in (source_ids, target_ids))
-            # asked for by `output_attentions`, the weights of our branches would be averaged
+            # for our models, `output_attentions` would return the weights averaged over branches
             outputs = model(
                 input_ids=source,
                 attention_mask=torch.ones_like(source),
@@ -103,7 +103,7 @@ def _cross_attentions(model: nn.Module) -> list[MultiBranchAttention]:
 
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model compute attention in the plain way for a while, which alone gives the weights."""
+    """Use eager attention within the block: no other attention implementation returns the weights."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -113,11 +113,11 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 
 
 def draw_attention(weights: torch.Tensor, source: Sequence[str], target: Sequence[str]) -> Figure:
-    """Heat maps of attention, a panel for each branch: target tokens (rows) by source tokens (columns).
+    """Draw heat maps of attention, a panel for each branch: target tokens (rows) by source tokens (columns).
 
     Args:
-        weights: `[N, T, S]`.
-        source, target: the S and T tokens as a reader knows them.
+        weights: attention weights `[N, T, S]`.
+        source, target: the S source tokens and T target tokens as readable text.
     """
     branches = len(weights)
     columns = min(branches, 2)
@@ -139,10 +139,10 @@ def draw_attention(weights: torch.Tensor, source: Sequence[str], target: Sequenc
 
 
 def draw_selection(model: nn.Module, posterior: int = 0) -> Figure:
-    """The layers that a latent-depth model uses for one posterior, a panel for each latent stack.
+    """Draw the layers that a latent-depth model uses for one posterior, a panel for each latent stack.
 
-    A bar is as high as q, the probability that the posterior selects the layer. Layers that evaluation uses are dark;
-    where it weighs layers instead of choosing them, a dot shows the weight z.
+    The height of a bar is q, the probability that the posterior selects the layer. Layers that evaluation uses are
+    dark. If evaluation weighs layers instead of choosing them, a dot shows the weight z.
 
     Raises:
         ValueError: the model has no latent depth.
@@ -172,7 +172,7 @@ def draw_selection(model: nn.Module, posterior: int = 0) -> Figure:
 
 
 def draw_lstm_gates(gates: dict[str, torch.Tensor]) -> Figure:
-    """How far the gates of depth-wise LSTMs are open, over the cells of each stack; see `Inside.gates`."""
+    """Draw how far the gates of depth-wise LSTMs are open, over the cells of each stack; see `Inside.gates`."""
     figure, axes = new_figure(1, len(gates), (3.2, 1.8), sharey=True)
     for axis, (stack, cells) in zip(axes[0], gates.items(), strict=True):
         for gate, values in zip(GATES, cells.T.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""What sub-layers read: sources of attention residuals, or the streams of hyper-connections and mHC.
+"""The weights with which sub-layers read sources (attention residuals) or streams (hyper-connections and mHC).
 
 Shapes: J sub-layers of a stack, K sources, n streams.
 """
@@ -17,13 +17,13 @@ from ..models.joined_layers import Join
 from .figures import new_figure, save
 
 JOINTS = Path("plots", "joint_weights.png")
-CELL = 0.2  # inches of a cell
+CELL = 0.2  # inches for a cell of a heat map
 TICKS = 16  # at most, on an axis
-TOKENS = 4, 24  # sentences and length of random ones
+TOKENS = 4, 24  # number and length of random sentences
 
 
 def joined_stacks(model: nn.Module) -> dict[str, list[Join]]:
-    """The joints of each stack from bottom to top; empty for a model whose sub-layers are joined in another way."""
+    """Return the joints of each stack, bottom to top. A model whose sub-layers are joined in another way has none."""
     stacks = {name: getattr(getattr(model, "model", None), name, None) for name in ("encoder", "decoder")}
     joins = {
         name: [module for module in stack.modules() if isinstance(module, Join)]
@@ -34,7 +34,7 @@ def joined_stacks(model: nn.Module) -> dict[str, list[Join]]:
 
 
 def random_tokens(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A batch of sentences and translations of random tokens without padding, always the same."""
+    """Return a batch of random source and target tokens without padding. The batch is always the same."""
     generator, config = torch.Generator().manual_seed(0), model.config
     length = min(TOKENS[1], config.max_position_embeddings)
     sizes = {"input_ids": config.vocab_size, "decoder_input_ids": config.decoder_vocab_size}
@@ -47,15 +47,17 @@ def random_tokens(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def joint_weights(model: PreTrainedModel, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The mean weights of each joint over all positions of a batch, by stack, for joined sub-layers.
+    """Return the mean weights of each joint over all positions of a batch, by stack.
 
-    Attention residuals: `[J, J + 1]`, or with fewer columns in blocks. Row k weighs the sources that sub-layer k + 1
-    reads, the last row those of the final norm; sources that are not there yet are not a number. Streams: `[J, n,
-    n + 2]`: of each stream how much is read, how much goes to each stream, and how much is written to it.
+    Attention residuals give `[J, J + 1]`, or fewer columns with blocks. Row k, from 1, holds the weights of the
+    sources that sub-layer k + 1 reads. The last row is for the final norm. Sources that do not exist yet are NaN.
+
+    Streams give `[J, n, n + 2]`. The first weight of a stream is that of reading it. The next n are the weights with
+    which it goes to each stream. The last is the weight with which the sub-layer's output is written to it.
 
     Args:
-        model: a model, which must do nothing else meanwhile.
-        inputs: a batch without padding, with the inputs of the decoder; without any, random tokens.
+        model: the model. Nothing else may use it during this call.
+        inputs: a batch without padding, decoder inputs included. Without inputs, the batch is `random_tokens`.
     """
     stacks, seen = joined_stacks(model), {}
 
@@ -85,7 +87,7 @@ def joint_weights(model: PreTrainedModel, **inputs: torch.Tensor) -> dict[str, t
 
 
 def _to_one_length(rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Vectors filled up with not-a-number to the longest; matrices have one shape."""
+    """Fill vectors up with NaN to the length of the longest. Matrices already have one shape."""
     if rows[0].dim() > 1:
         return rows
     longest = max(map(len, rows))
@@ -93,11 +95,11 @@ def _to_one_length(rows: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def draw_joint_weights(weights: Mapping[str, torch.Tensor], title: str = "") -> Figure:
-    """A heat map for each stack: sub-layers (rows) by the sources or the streams that they read, mix and write.
+    """Draw a heat map for each stack: sub-layers (rows) by the sources or the streams that they read, mix and write.
 
     Args:
-        weights: what `joint_weights` gives.
-        title: above the panels.
+        weights: the result of `joint_weights`.
+        title: the title above the panels.
     """
     tables = {stack: table.flatten(1) for stack, table in weights.items()}
     largest = max(table[~table.isnan()].abs().max().item() for table in tables.values())
@@ -105,7 +107,7 @@ def draw_joint_weights(weights: Mapping[str, torch.Tensor], title: str = "") -> 
     figure, axes = new_figure(1, len(tables), (max(2.4, CELL * columns), max(2.4, CELL * rows)))
     for axis, (stack, table) in zip(axes[0], tables.items(), strict=True):
         joints, is_sources = len(table), weights[stack].dim() == 2
-        if not is_sources:  # all that is read, then all that is mixed, then all that is written
+        if not is_sources:  # columns: all read weights, then all mixing weights, then all write weights
             read, *mixed, written = weights[stack].unbind(2)
             table = torch.cat([read, *mixed, written], dim=1)
         image = axis.imshow(table, cmap="RdBu", vmin=-largest, vmax=largest, aspect="auto")
@@ -130,17 +132,17 @@ def draw_joint_weights(weights: Mapping[str, torch.Tensor], title: str = "") -> 
 
 
 def _row(index: int, joints: int) -> str:
-    """The sub-layer that reads what the joint behind sub-layer `index + 1` mixes; the last is read by the norm."""
+    """Return the number of the sub-layer that reads the mixture of joint `index`; `end` is the final norm."""
     return str(index + 2) if index < joints - 1 else "end"
 
 
 def plot_joint_weights(model: PreTrainedModel, path: Path, title: str = "") -> Path:
-    """Draw what sub-layers read, over random tokens; see `draw_joint_weights`.
+    """Draw the weights with which sub-layers read, over random tokens; see `draw_joint_weights`.
 
     Args:
         model: a model with `residual` attention, hyper or mhc.
-        path: the image to write; its folder is made.
-        title: above the panels.
+        path: the image to write. Its folder is made if needed.
+        title: the title above the panels.
 
     Raises:
         ValueError: the model's sub-layers are joined in another way.

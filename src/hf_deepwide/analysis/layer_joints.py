@@ -1,4 +1,4 @@
-"""What learned ways to join layers have come to: which layers read which, and the gates of a Runge-Kutta encoder."""
+"""The learned weights that join layers: which layers read which, and the gates of a Runge-Kutta encoder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,27 +13,28 @@ from ..models.layer_combination import LayerSum
 from .figures import FEW, new_figure, save
 
 WEIGHTS, GATES = Path("plots", "layer_weights.png"), Path("plots", "solver_gates.png")
-GATE = "solver_gate/"  # in an entry of the log, before the layer's number: the mean of its gate
-CELL = 0.24  # inches of a layer on an axis
+GATE = "solver_gate/"  # the start of a log key; the layer's number follows, and the value is the mean of its gate
+CELL = 0.24  # inches for a layer on an axis
 TICKS = 12  # at most, on an axis
 
 
 def layer_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The learned weights of sums over layers (DLCL, DenseFormer), by stack; empty for a model without sums.
+    """Return the learned weights of sums over layers (DLCL, DenseFormer), by stack; {} for a model without sums.
 
-    Row l of `[L + 1, L + 1]` weighs the embeddings and the outputs of layers 1 to l. Its sum is the input of layer
-    l + 1, and the last row's is what the stack gives. Weights that no sum uses are 0.
+    Row l, from 0, of `[L + 1, L + 1]` weighs the embeddings and the outputs of layers 1 to l. The weighted sum is the
+    input of layer l + 1, and for the last row the output of the stack. Weights that no sum uses are 0. An output that
+    passes without a sum has the weight 1.
     """
     sums = {name: module for name, module in model.named_modules() if isinstance(module, LayerSum)}
     return {name.split(".")[-2]: module.rows() for name, module in sums.items()}  # model.encoder.combination
 
 
 def draw_layer_weights(weights: Mapping[str, torch.Tensor], title: str = "") -> Figure:
-    """A heat map for each stack: who reads (rows, the first layer above) by what is read (columns).
+    """Draw a heat map for each stack: the reading layers (rows, the first layer at the top) by the outputs they read.
 
     Args:
-        weights: what `layer_weights` gives.
-        title: above the panels.
+        weights: the result of `layer_weights`.
+        title: the title above the panels.
     """
     largest = max(float(table.abs().max()) for table in weights.values())
     side = max(2.2, CELL * max(map(len, weights.values())))
@@ -54,9 +55,9 @@ def draw_layer_weights(weights: Mapping[str, torch.Tensor], title: str = "") -> 
 
 
 def solver_gates(history: Sequence[dict]) -> tuple[list[int], torch.Tensor]:
-    """The gates of the encoder's layers over training: steps, and the means `[steps, L]`; no steps without gates.
+    """Return the gates of the encoder's layers over training: the steps, and the mean gates `[steps, L]`.
 
-    A layer that LayerDrop has skipped so far has not a number.
+    A history without gates gives no steps. A layer that LayerDrop has skipped so far is NaN.
 
     Args:
         history: `TrainerState.log_history`.
@@ -80,7 +81,7 @@ def plot_layer_weights(model: nn.Module, path: Path, title: str = "") -> Path:
 
 
 def plot_solver_gates(history: Sequence[dict], path: Path, title: str = "") -> Path:
-    """Draw how much the first of two evaluations counts, a curve for each encoder layer over the steps.
+    """Draw the weight of the first of two evaluations over the steps, a curve for each encoder layer.
 
     Raises:
         ValueError: the history has no gates.

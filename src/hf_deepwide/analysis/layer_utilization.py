@@ -1,4 +1,4 @@
-"""Which layers a latent-depth model uses: for each language over training, and in samples (Li et al. 2020, 5 and 6).
+"""The layers that a latent-depth model uses: by language over training, and in samples (Li et al. 2020, Figures 5, 6).
 
 Shapes: N posteriors (languages), L layers.
 """
@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..models.layer_selection import LayerSelection, gumbel_difference, sample_selection
 from .figures import new_figure, save
 
-KEY = "layer_utilization"  # in an entry of the log: {"decoder": N lists of L probabilities, …}
+KEY = "layer_utilization"  # the key in a log entry: {"decoder": N lists of L probabilities, …}
 PLOT = Path("plots", "layer_utilization.png")
 SAMPLES = "selection_samples.png"
 
@@ -23,12 +23,12 @@ Table = Sequence[Sequence[float]]  # N rows of L numbers
 
 
 def layer_selections(model: nn.Module) -> dict[str, LayerSelection]:
-    """The posteriors of each latent stack, `"encoder"` and `"decoder"`; none of a model without."""
+    """Return the posteriors of each latent stack, `"encoder"` or `"decoder"`; {} for a model without latent depth."""
     return getattr(model, "layer_selections", {})
 
 
 def layer_utilization(model: nn.Module) -> dict[str, Table]:
-    """q, the probability with which each posterior selects each layer, of each latent stack."""
+    """Return q, the probability that each posterior selects each layer, for each latent stack."""
     return {
         stack: [[round(q, 4) for q in row] for row in selection.probabilities.tolist()]
         for stack, selection in layer_selections(model).items()
@@ -36,12 +36,12 @@ def layer_utilization(model: nn.Module) -> dict[str, Table]:
 
 
 def posterior_names(config: Any) -> list[str]:
-    """What the posteriors are of: their names, or numbers where they have none."""
+    """Return the names of the posteriors, such as languages. Without names they are `posterior 0`, `posterior 1`, …"""
     return config.posterior_names or [f"posterior {i}" for i in range(config.num_posteriors)]
 
 
 class LayerUtilization(TrainerCallback):
-    """Writes into each entry of the log how much each posterior uses each layer.
+    """A callback that writes into each log entry how much each posterior uses each layer.
 
     The entries (`KEY`) are part of `trainer_state.json` and so survive an interruption. A finished run has the figure
     `plots/layer_utilization.png`.
@@ -56,19 +56,19 @@ class LayerUtilization(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Amend the newest entry; what reports single numbers (TensorBoard) has had its copy before."""
+        """Add the table to the newest log entry. TensorBoard takes only single numbers, and has its copy already."""
         if "loss" in (logs or {}):
             state.log_history[-1][KEY] = layer_utilization(model)
 
 
 def plot_layer_utilization(history: Sequence[dict], path: Path, names: Sequence[str], title: str = "") -> Path:
-    """Utilisation of each layer over training, a panel for each language, and one for the mean u_l (Figure 6).
+    """Plot the utilisation of each layer over training, a panel for each language and one for the mean u_l (Figure 6).
 
     Args:
         history: `TrainerState.log_history` of a run with `LayerUtilization`.
-        path: the image to write; its folder is made.
-        names: what each posterior is of.
-        title: above the panels.
+        path: the image to write. Its folder is made if needed.
+        names: the names of the posteriors.
+        title: the title above the panels.
 
     Raises:
         ValueError: the history has no utilisations.
@@ -98,11 +98,11 @@ def plot_layer_utilization(history: Sequence[dict], path: Path, names: Sequence[
 
 
 def selection_samples(model: nn.Module, seed: int = 0, hard: bool = False) -> dict[str, torch.Tensor]:
-    """One z of each layer and posterior, as training draws them: of each latent stack `[N, L]`.
+    """Draw one z for each layer and posterior, as training does: `[N, L]` for each latent stack.
 
     Args:
-        model: a model of latent depth.
-        seed: of the noise; the same for all models, so that they differ by their posteriors alone.
+        model: a latent-depth model.
+        seed: seed of the noise. With the same seed, the samples of models differ only because their posteriors differ.
         hard: whether z is 0 or 1.
     """
     config, samples = model.config, {}
@@ -117,12 +117,13 @@ def selection_samples(model: nn.Module, seed: int = 0, hard: bool = False) -> di
 def plot_selection_samples(
     samples: Mapping[str, Mapping[str, torch.Tensor]], path: Path, names: Sequence[str]
 ) -> Path:
-    """Samples z of several models, one beside the other: layers by languages (Figure 5, which compares priors).
+    """Plot samples z of several models, a row for each model: layers by languages (Figure 5, which compares priors).
 
     Args:
-        samples: label of each model, to what `selection_samples` gives of it; all have the same stacks.
-        path: the image to write; its folder is made.
-        names: what each posterior is of.
+        samples: maps the label of each model to its result of `selection_samples`. A stack that a model lacks stays
+            empty.
+        path: the image to write. Its folder is made if needed.
+        names: the names of the posteriors.
     """
     stacks = list(dict.fromkeys(stack for tables in samples.values() for stack in tables))
     figure, axes = new_figure(len(samples), len(stacks), (4.5, 0.7 + 0.28 * len(names)))
@@ -140,7 +141,7 @@ def plot_selection_samples(
 
 
 def _label_cells(axis: Axes, layers: int, names: Sequence[str]) -> None:
-    """Layers counted from 1 below, at most a dozen of them named; languages to the left."""
+    """Label the x axis with at most 12 layer numbers, from 1, and the y axis with the languages."""
     shown = range(0, layers, -(-layers // 12))
     axis.set_xticks(shown, [str(layer + 1) for layer in shown])
     axis.set_yticks(range(len(names)), names)

@@ -1,4 +1,4 @@
-"""Learning curves: of one run, and of several runs in one figure (Li et al. 2020, Figure 3)."""
+"""Learning curves of one run, or of several runs in one figure (Li et al. 2020, Figure 3)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,39 +14,39 @@ PANELS = (
     ("eval_bleu", "validation BLEU"),
     ("eval_accuracy", "validation accuracy"),
 )
-STYLES = ("-", "--", ":", "-.")  # of each ten runs another one, as there are ten colours
+STYLES = ("-", "--", ":", "-.")  # the line style changes after every ten runs, because there are ten colours
 PANELS_OF_ONE = (
-    # title of the axis, (key of the log, label), logarithmic
+    # title of the axis, (key in the log, label) of each line, logarithmic
     ("loss per token", (("loss", "training"), ("eval_loss", "validation")), False),
     ("BLEU", (("eval_bleu", "validation"),), False),
     ("gradient norm", (("grad_norm", None),), True),
     ("learning rate", (("learning_rate", None),), False),
 )
 DRAWN = {"reconstruction", *(key for key, _ in PANELS), *(key for _, lines, _ in PANELS_OF_ONE for key, _ in lines)}
-BLEU_OF_PAIR = "eval_bleu_"  # in an entry of the log, before the pair
+BLEU_OF_PAIR = "eval_bleu_"  # the start of a log key; the language pair follows
 
 
 def is_drawn(key: str) -> bool:
-    """True of what a figure shows of an entry of the log: it has to be a number."""
+    """Return True if a figure shows the values of this log key. Such a value must be a number."""
     return key in DRAWN or key.startswith(BLEU_OF_PAIR)
 
 
 def reconstruction(entry: dict) -> dict:
-    """An entry whose loss is the cross-entropy alone, where the log tells it apart, so that models compare."""
+    """Return a log entry with the cross-entropy alone as its loss, if it is logged, so that models can be compared."""
     return entry | {"loss": entry["reconstruction"]} if "reconstruction" in entry else entry
 
 
 def plot_runs(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:
-    """Training and validation loss, BLEU and accuracy of each run over steps; panels without data are left out.
+    """Plot training and validation loss, BLEU and accuracy of each run over steps. Panels without data are left out.
 
-    What is infinite or not a number, as after a divergence, leaves a gap.
+    A value that is infinite or NaN, as after a divergence, leaves a gap.
 
     Args:
-        histories: label of each run, to its `TrainerState.log_history`.
-        path: the image to write; its folder is made.
+        histories: maps the label of each run to its `TrainerState.log_history`.
+        path: the image to write. Its folder is made if needed.
 
     Raises:
-        ValueError: no run has logged any of it.
+        ValueError: no run has logged any of these values.
     """
     curves = {
         label: {
@@ -70,25 +70,25 @@ def plot_runs(histories: Mapping[str, Sequence[dict]], path: Path) -> Path:
         axis.set_xlabel("step")
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
-    lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}  # not each is in each panel
+    lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}  # a panel may lack a run
     most = max(axes[0], key=lambda axis: len(axis.get_lines()))
     most.legend(lines.values(), lines.keys(), frameon=False, fontsize="small")
     return save(figure, path)
 
 
 def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Path:
-    """Draw loss, BLEU, gradient norm and learning rate over steps; panels without data are left out.
+    """Plot loss, BLEU, gradient norm and learning rate over steps. Panels without data are left out.
 
-    If a loss has further terms, the cross-entropy alone is drawn, as validation has it alone.
+    If the training loss has further terms, only its cross-entropy is drawn, to compare with the validation loss.
 
     Args:
         history: `TrainerState.log_history`.
-        path: the image to write; its folder is made.
-        title: above the panels.
+        path: the image to write. Its folder is made if needed.
+        title: the title above the panels.
     """
     history = [*map(reconstruction, history)]
     panels = [panel for panel in PANELS_OF_ONE if any(_series(history, key)[0] for key, _ in panel[1])]
-    panels = panels or PANELS_OF_ONE[-1:]  # of a run that ended before its first log, an empty one
+    panels = panels or PANELS_OF_ONE[-1:]  # a run that ended before its first log gets one empty panel
     figure, axes = new_figure(len(panels), 1, panel=(5.8, 2.2), sharex=True)
     axes = axes[:, 0]
     pairs = sorted({key for entry in history for key in entry if key.startswith(BLEU_OF_PAIR)})
@@ -112,6 +112,6 @@ def plot_learning_curves(history: Sequence[dict], path: Path, title: str) -> Pat
 
 
 def _series(history: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one logged quantity."""
+    """Return the steps and values of one logged quantity."""
     entries = [(entry["step"], entry[key]) for entry in history if key in entry]
     return [step for step, _ in entries], [value for _, value in entries]

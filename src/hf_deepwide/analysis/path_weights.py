@@ -1,4 +1,4 @@
-"""What the path weights of a Multi-Path encoder have become (Lin et al. 2023, Figure 7)."""
+"""The learned path weights of a Multi-Path encoder (Lin et al. 2023, Figure 7)."""
 
 import math
 import statistics
@@ -16,9 +16,9 @@ SUBLAYERS = {"self_attn_paths": "attention", "feed_forward_paths": "FFN"}
 
 
 def path_weights(model: nn.Module) -> dict[str, list[list[float]]]:
-    """The alphas of every encoder layer, for `"attention"` and `"FFN"`: of each layer, one of each feature.
+    """Return the alphas of each encoder layer, one for each feature, by sub-layer (`"attention"` and `"FFN"`).
 
-    Raw features come first, new ones after them. Empty for a model without learnable path weights.
+    Raw features come first, and new features after them. A model without learnable path weights gives {}.
     """
     weights: dict[str, list[list[float]]] = {}
     for name, module in model.named_modules():
@@ -28,21 +28,21 @@ def path_weights(model: nn.Module) -> dict[str, list[list[float]]]:
 
 
 def spread(alphas: list[float]) -> float:
-    """How unequal the weights of a sub-layer are: standard deviation over |mean|.
+    """Return how unequal the weights of a sub-layer are: standard deviation / |mean|.
 
-    For two paths that is the paper's |alpha_1 - alpha_2| / |alpha_1 + alpha_2|.
+    For two paths, this is the paper's |alpha_1 - alpha_2| / |alpha_1 + alpha_2|.
     """
     mean = statistics.fmean(alphas)
     return statistics.pstdev(alphas) / abs(mean) if mean else math.inf
 
 
 def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:
-    """Draw, over the layers, the spread of attention's and the FFN's weights (Figure 7), and below the weights.
+    """Plot the spread of the attention and FFN weights over the layers (Figure 7), and the weights below it.
 
     Args:
         model: a Multi-Path model.
-        path: the image to write; its folder is made.
-        title: above the panels.
+        path: the image to write. Its folder is made if needed.
+        title: the title above the panels.
 
     Raises:
         ValueError: the model has no learnable path weights.
@@ -74,7 +74,7 @@ def plot_path_weights(model: nn.Module, path: Path, title: str = "") -> Path:
 
 
 def draw_path_weights(model: nn.Module) -> Figure:
-    """A table of the weights of attention's and the FFN's features: a row for each encoder layer, raw features first.
+    """Draw a table of the attention and FFN path weights: a row for each encoder layer, raw features first.
 
     Args:
         model: a Multi-Path model.

@@ -21,7 +21,7 @@ LanguageTag = Literal["source", "decoder", "none"]
 PosteriorsBy = Literal["target", "source", "pair", "none"]
 
 ROOT_VARIABLE = "HF_DEEPWIDE_DATA"
-PAIRS = 10_000  # most language pairs of a run: of a hundred languages into a hundred
+PAIRS = 10_000  # most language pairs of a run: from a hundred languages into a hundred
 TOKENS, COUNT = 10**9, 10**12  # limits that no corpus comes near
 RANGES = {
     "sampling_temperature": Range(1, math.inf),
@@ -30,22 +30,22 @@ RANGES = {
     "train_size": Range(1, 1_000_000),
     "max_length": Range(2, TOKENS),  # a word and </s>
     "max_length_ratio": Range(1, TOKENS),
-    "synthetic_rate": Range(0.001, 1000),  # beyond, the pairs of one kind would be seen a thousand times an epoch
+    "synthetic_rate": Range(0.001, 1000),  # beyond it, pairs of one kind could be seen 1000 times an epoch
 }
-ALONE: dict[str, Any] = {  # keys of several language pairs, and their values where there is one
+ALONE: dict[str, Any] = {  # keys for several language pairs, with the values that a run of a single pair has
     "language_tag": "source",
     "posteriors": "none",
     "sampling_temperature": 1.0,
     "train_only_pairs": [],
 }
 FILES = ("text", "tsv", "jsonl", "datasets")
-READ_BY = {  # the formats that read a key; each other format refuses it
+READ_BY = {  # each key with the formats that read it; all other formats refuse the key
     **dict.fromkeys(("root", "train", "validation", "test", "streaming", "drop_duplicates", "synthetic"), FILES),
     **dict.fromkeys(("source_field", "target_field"), FILES[1:]),
     **dict.fromkeys(("name", "config"), FILES[3:]),
     **dict.fromkeys(("seed", "train_size"), ("phrases",)),
 }
-TAG = re.compile(r"<(?!/?s>|pad>|unk>|mask>|2\w+>)[^<>\s]+>")  # names neither a control token nor a language
+TAG = re.compile(r"<(?!/?s>|pad>|unk>|mask>|2\w+>)[^<>\s]+>")  # neither a control token nor a tag of a language
 
 
 class Places:
@@ -54,14 +54,18 @@ class Places:
     root: str | None = None
 
     def resolve(self, path: str) -> Path:
-        """`path` as given if absolute, else under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""
+        """Return `path` if absolute, else the path under `root`, `$HF_DEEPWIDE_DATA` or the working directory."""
         place = home_expanded(path, "data")
         if self.root:
             return home_expanded(self.root, "data.root") / place
         return home_expanded(os.environ.get(ROOT_VARIABLE) or ".", f"${ROOT_VARIABLE}") / place
 
     def location(self, split: Split) -> str:
-        """Where `split` is, or a `UserError` if the recipe does not say."""
+        """Return the place of `split` that the recipe gives.
+
+        Raises:
+            UserError: the recipe does not give the split.
+        """
         value = getattr(self, split)
         if value is None:
             raise UserError(f"data.{split} is not set: the recipe names no {split} split")
@@ -70,22 +74,22 @@ class Places:
 
 @dataclass
 class DataArguments(Places):
-    """The section `data` of a recipe: where the pairs come from and which of them are trained on.
+    """The section `data` of a recipe: where the pairs come from, and which pairs are used for training.
 
-    `train`, `validation` and `test` say where a split is: a prefix (format text: `{prefix}.{lang}`, else
+    `train`, `validation` and `test` give the place of a split: a prefix (format text: `{prefix}.{lang}`, else
     `{prefix}.{lang}.gz`), a file (tsv, jsonl; `.gz` too), the name of a split (datasets), nothing (phrases).
     Relative paths start at `root`, else at `$HF_DEEPWIDE_DATA`, else at the working directory. `test` may be a list:
-    each test set is scored alone, and all sentences together.
+    then each test set is scored alone, and all sentences together.
 
-    A TSV file has two columns, source and target, and no quoting; or a header that contains both fields.
-    JSONL rows and `datasets` columns hold the fields themselves or within a dict `translation`. A field left
-    None is called by its language code.
+    A TSV file has no quoting. It has two columns, source and target, or a header that contains both fields. JSONL rows
+    and `datasets` columns hold the fields themselves, or hold them within a dict `translation`. A field name that is
+    None is replaced by the language code.
 
-    With `streaming` training pairs are read while they are trained on, and never all in memory. `shuffle_buffer` of
-    them are held at a time, sorted by length into batches, and shuffled: the larger, the better both are done. A file
-    whose beginning differs from its end should be shuffled beforehand.
+    With `streaming`, training pairs are read during training, and are never all in memory. A buffer holds
+    `shuffle_buffer` pairs at a time. Within the buffer, pairs are sorted by length into batches, and shuffled: a
+    larger buffer improves both. Shuffle a file beforehand if its beginning differs from its end.
 
-    With a tokenizer that has language codes of its own (NLLB, mBART, M2M100) the languages are these.
+    With a tokenizer that has its own language codes (NLLB, mBART, M2M100), the languages are given by these codes.
 
     A format refuses keys that it does not read, such as `train` beside the format phrases.
 
@@ -97,25 +101,25 @@ class DataArguments(Places):
     - an empty side, always.
 
     `pairs` trains several language pairs in one run: `[en-de, en-fr]`. It replaces `source_lang` and `target_lang`
-    (en and de if neither is said). The places of the data are then read once for each pair, and `{pair}`,
-    `{source_lang}` and `{target_lang}` are filled in: `ted8/{pair}/train`. `{sorted_pair}` is the two languages in
-    alphabetical order, for collections that hold a corpus once for both directions. `train_only_pairs` names the pairs
-    that have no validation and test set.
+    (default: en and de). The places of the data are then read once for each pair. In them `{pair}`, `{source_lang}`
+    and `{target_lang}` are replaced by the pair's values: `ted8/{pair}/train`. `{sorted_pair}` is the two languages in
+    alphabetical order, for collections that hold one corpus for both directions. `train_only_pairs` lists the pairs
+    without a validation and test set.
 
-    `language_tag` says how the model learns which language is wanted. "source" puts a tag `<2de>` before the source.
-    "decoder" makes the tag the decoder's first token. "none" tells nothing, which is enough where all pairs have one
-    target. `posteriors` gives a latent-depth model one posterior per target language, source language or pair, and
-    a language-aware model its norms.
+    `language_tag` chooses how the model receives the target language. "source" puts a tag `<2de>` before the source.
+    "decoder" makes the tag the decoder's first token. "none" adds no tag, which is enough where each source language
+    has only one target language. `posteriors` gives a latent-depth model one posterior per target language, source
+    language or pair. A language-aware model gets its norms in the same way.
 
-    `sampling_temperature` T shows a pair of n sentences in proportion to n^(1/T). At T = 1 each sentence is seen once
-    an epoch. Above 1 the largest pair is still seen once, and smaller pairs more often. At infinity (`.inf`) all pairs
-    weigh the same.
+    `sampling_temperature` T: a pair with n sentences is seen in proportion to n^(1/T). At T = 1 each sentence is seen
+    once an epoch. Above 1 the largest pair is still seen once, and smaller pairs more often. At infinity (`.inf`) all
+    pairs have the same weight.
 
-    `synthetic` is where pairs are that a model has made, as `train` says where the real pairs are. Of back-translation
-    the sources are made, of distillation the targets. `synthetic_tag`, such as `<bt>`, is put before synthetic sources
-    (Caswell et al. 2019). `synthetic_rate` is the number of synthetic pairs that are seen for each real pair. Nothing
-    is left out: the pairs of one kind are seen once an epoch, and those of the other kind as often as the rate asks
-    for, once or more. Without a rate each pair is seen once.
+    `synthetic` is the place of pairs that a model generated, as `train` is the place of the real pairs.
+    Back-translation generates the sources, distillation the targets. `synthetic_tag`, such as `<bt>`, is put before
+    synthetic sources (Caswell et al. 2019). `synthetic_rate` is the number of synthetic pairs that are seen for each
+    real pair. No pair is left out: one kind of pairs is seen once an epoch. The other kind is seen once or more, as
+    often as the rate requires. Without a rate each pair is seen once.
     """
 
     format: Format = "text"
@@ -191,7 +195,7 @@ class DataArguments(Places):
 
     @property
     def kinds(self) -> list["DataArguments"]:
-        """The section as it would be for real training pairs alone, and for synthetic pairs alone."""
+        """A copy of the section for each kind of training pairs: real pairs, and synthetic pairs if there are any."""
         neither: dict[str, Any] = {"synthetic": None, "synthetic_tag": None, "synthetic_rate": None}
         places = [self.train, *([] if self.synthetic is None else [self.synthetic])]
         return [dataclasses.replace(self, **neither, train=place) for place in places]
@@ -243,9 +247,9 @@ class DataArguments(Places):
 
     @property
     def test_sets(self) -> dict[str, "DataArguments"]:
-        """Name of a test set to the section that has it alone; {} where `test` is no list.
+        """The name of each test set, with a copy of the section for this test set alone; {} where `test` is no list.
 
-        A name is the last part of the place, or the whole place where two last parts are equal.
+        A name is the last part of the place. If two last parts are equal, all names are whole places.
         """
         places = self.test if isinstance(self.test, list) else []
         short = [re.split(r"[/\\]", place)[-1] for place in places]
@@ -296,7 +300,7 @@ class DataArguments(Places):
             self.for_pair(pair)
 
     def for_pair(self, pair: str) -> "DataArguments":
-        """The section as it would be for one of the `pairs` alone."""
+        """Return a copy of the section for a single one of the `pairs`."""
         source_lang, target_lang = split_pair(pair)
         places: dict[str, Any] = {
             place: fill_in(getattr(self, place), pair, f"data.{place}")
@@ -313,14 +317,14 @@ class DataArguments(Places):
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:
-        """Source and target language of each pair, whether there are several or one."""
+        """Source and target language of each pair, also of a single pair."""
         if self.pairs is None:
             return [(str(self.source_lang), str(self.target_lang))]
         return [split_pair(pair) for pair in self.pairs]
 
     @property
     def posterior_names(self) -> list[str]:
-        """What each posterior of a latent-depth model is of, in the order of their indices; [] for none."""
+        """The language or pair of each posterior of a latent-depth model, in the order of the indices; [] for none."""
         of = {"target": lambda pair: pair[1], "source": lambda pair: pair[0], "pair": "-".join}.get(self.posteriors)
         return list(dict.fromkeys(map(of, self.language_pairs))) if of else []
 
@@ -336,16 +340,16 @@ class DataArguments(Places):
 
 
 def split_pair(pair: str) -> tuple[str, str]:
-    """Source and target language; of `en-zh-CN` en and zh-CN."""
+    """Return the source and the target language of a pair: en and zh-CN for `en-zh-CN`."""
     source_lang, _, target_lang = pair.partition("-")
     return source_lang, target_lang
 
 
 def fill_in(text: str | None, pair: str, where: str) -> str | None:
-    """A text with a language pair in place of its `{pair}`, `{source_lang}`, `{target_lang}` and `{sorted_pair}`.
+    """Replace `{pair}`, `{source_lang}`, `{target_lang}` and `{sorted_pair}` in a text by a pair's values.
 
     Raises:
-        UserError: something else is in braces; `where` opens the message.
+        UserError: another name is in braces. The message begins with `where`.
     """
     source_lang, target_lang = split_pair(pair)
     names = {"pair": pair, "source_lang": source_lang, "target_lang": target_lang}
@@ -359,7 +363,7 @@ def fill_in(text: str | None, pair: str, where: str) -> str | None:
 
 
 def where_paths_start() -> str:
-    """The end of each message about a file that was not found."""
+    """Return the last sentence of each message about a file that was not found."""
     variable = os.environ.get(ROOT_VARIABLE)
     root = "not set"
     if variable:

@@ -1,9 +1,9 @@
-"""Batches by tokens: put pairs of similar length together, pad.
+"""Batches by tokens: put pairs of similar length together, and pad them.
 
 Shape legend: [sentences, source] and [sentences, target], lengths in tokens with `</s>`.
 
-Lengths are rounded up to a multiple: 8 where tensor cores want it, 1 or 2 on processors, where padding costs more than
-it saves. `training.arguments` chooses. The number of sentences in a batch is rounded down to the same multiple.
+Lengths are rounded up to a multiple: 8 for tensor cores, 1 or 2 on CPUs, where padding costs more than it saves.
+`training.arguments` chooses the multiple. The number of sentences in a batch is rounded down to the same multiple.
 """
 
 import heapq
@@ -22,40 +22,41 @@ from .sampling import Repeats
 logger = logging.getLogger(__name__)
 
 BatchBy = Literal["padded", "real"]
-SPREAD = 8  # of lengths that differ by less, the copies of a sentence may share neighbours
+SPREAD = 8  # with `copies`, lengths are rounded up to this multiple at least; see `TokenBatchSampler`
 
 
 class TokenBatchSampler:
     """Batches of pairs of similar length with at most `max_tokens` tokens, for `DataLoader(batch_sampler=…)`.
 
-    As the papers count, a batch has sentences × max(longest source, longest target) tokens, padding included. With
-    `batch_by="real"` padding does not count: neither all sources nor all targets of a batch exceed `max_tokens`.
-    Every pair occurs exactly once an epoch, unless `copies` asks for more.
+    As in the papers, a batch has sentences × max(longest source, longest target) tokens, padding included. With
+    `batch_by="real"` padding does not count: the source tokens of a batch are at most `max_tokens`, and so are the
+    target tokens. Every pair occurs exactly once an epoch, unless `copies` requires more.
 
-    Pairs are sorted once, longest first, and cut into batches as large as fit. In each epoch a pair changes places
-    only with pairs of the same lengths, as they are counted. So `set_epoch` changes which pairs share a batch, and the
-    order of batches. It never changes the number of batches or their shapes. All of it follows from `seed` and the
-    epoch, and is the same on every rank; accelerate deals the batches out to the ranks.
+    Pairs are sorted once, longest first, and cut into batches as large as `max_tokens` allows. In each epoch pairs are
+    shuffled only among pairs with the same (rounded) lengths. So `set_epoch` changes which pairs share a batch, and
+    the order of the batches. It never changes the number of batches or their shapes. The result depends only on `seed`
+    and the epoch, and is the same on every rank. accelerate distributes the batches over the ranks.
 
     Args:
         source_lengths, target_lengths: tokens of each pair, `</s>` included.
-        max_tokens: upper bound of a batch.
-        seed: of the shuffling.
-        batch_multiple: the number of batches is a multiple of it (ranks × accumulation steps), so that every
-            optimizer step has the same number. The largest batches are halved until it is: nothing is
+        max_tokens: most tokens of a batch.
+        seed: seed of the shuffling.
+        batch_multiple: the number of batches is a multiple of this number (ranks × accumulation steps), so that every
+            optimizer step has the same number of batches. To reach it, the largest batches are halved: nothing is
             repeated or dropped.
-        length_multiple: lengths are rounded up to it, as `TranslationCollator` pads.
+        length_multiple: lengths are rounded up to this multiple, as `TranslationCollator` pads them.
         batch_by: what `max_tokens` counts: "padded" or "real" tokens.
-        shuffle: False gives the same batches each epoch, longest first.
-        copies: how often each pair is seen in an epoch on average, 1 or more; None: once. Of 1.3, all pairs are seen
-            once, and three in ten, others each epoch, once more. Where some are seen more than once, lengths count in
-            multiples of 8 or more: pairs of exactly equal lengths are few, and a pair's copies would share batches.
+        shuffle: False gives the same batches in each epoch, longest first.
+        copies: how often each pair is seen in an epoch on average, 1 or more; None: once. With 1.3, all pairs are seen
+            once, and three in ten are seen twice; these are other pairs in each epoch. If a pair is seen more than
+            once, lengths are rounded up to multiples of 8 or more. Without this rounding few pairs would have equal
+            lengths, and the copies of a pair would share batches.
 
     Raises:
         UserError: a pair alone exceeds `max_tokens`, or there are too few pairs for a multiple of `batch_multiple`.
     """
 
-    batch_size = None  # what accelerate looks at: sizes vary, and it must not even out or drop anything
+    batch_size = None  # accelerate reads it: batch sizes vary, and accelerate must not change or drop batches
     drop_last = False
 
     def __init__(
@@ -88,8 +89,8 @@ class TokenBatchSampler:
         counted = multiple if copies is None or max(copies) == 1 else max(multiple, SPREAD)
         source, target = (np.minimum(round_up(lengths, counted), max_tokens) for lengths in (source, target))
         width = np.maximum(source, target)
-        # Longest first, and within one width along the line from long source to long target, so that
-        # neighbours differ in one side at a time and few batches mix lengths.
+        # Longest first. Pairs of one width are sorted from long source to long target, so that neighbours differ in
+        # one side at a time and few batches mix lengths.
         self._order = np.lexsort((target - source, -width))
         self._repeats = None
         if copies is not None:
@@ -104,7 +105,7 @@ class TokenBatchSampler:
         return len(self._batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle of the next iteration."""
+        """Set the epoch, which determines the shuffle of the next iteration."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -121,24 +122,25 @@ class TokenBatchSampler:
 
 
 def round_up(lengths: np.ndarray | int, multiple: int) -> np.ndarray | int:
-    """Lengths as they are padded."""
+    """Round lengths up to a multiple, as they are padded."""
     return -(-lengths // multiple) * multiple
 
 
 def counted_multiple(length_multiple: int, batch_by: BatchBy) -> int:
-    """The multiple that lengths are rounded up to before they are counted."""
+    """Return the multiple to which lengths are rounded up before they are counted."""
     return length_multiple if batch_by == "padded" else 1
 
 
 def _full_by_padded(source: np.ndarray, target: np.ndarray, max_tokens: int) -> np.ndarray:
-    """For each pair, the end of the largest batch that starts there. The longest pairs come first."""
+    """Return for each pair the end of the largest batch that starts there. The longest pairs come first."""
     return np.arange(len(source)) + max_tokens // np.maximum(source, target)
 
 
 def _full_by_real(source: np.ndarray, target: np.ndarray, max_tokens: int) -> np.ndarray:
-    """The same where padding does not count: the first pair with which one side exceeds `max_tokens`.
+    """Return for each pair the end of the largest batch that starts there, where padding does not count.
 
-    Behind the last pair the shortest sentences are thought to go on.
+    The end is the first pair with which one side exceeds `max_tokens`. The list is treated as if its last pair were
+    repeated without end, so that the last batch is not rounded down to fewer sentences.
     """
     ends = []
     for lengths in (source, target):
@@ -150,14 +152,17 @@ def _full_by_real(source: np.ndarray, target: np.ndarray, max_tokens: int) -> np
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
-    """Start and end of each run of equal rows."""
+    """Return start and end of each run of equal rows."""
     cuts = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
     bounds = [0, *cuts.tolist(), len(rows)]
     return list(pairwise(bounds))
 
 
 def _cut(full: np.ndarray, batch_multiple: int, sentence_multiple: int) -> list[tuple[int, int]]:
-    """Cut pairs into stretches (start, end), given where a full one ends; see the class for the rest."""
+    """Cut pairs into batches (start, end); `full` has the end of the largest batch from each start.
+
+    `TokenBatchSampler` describes the two multiples.
+    """
     pairs, batches, start = len(full), [], 0
     while start < pairs:
         end = min(start + _round_down(int(full[start]) - start, sentence_multiple), pairs)
@@ -180,16 +185,16 @@ def _cut(full: np.ndarray, batch_multiple: int, sentence_multiple: int) -> list[
 
 
 def _round_down(sentences: int, multiple: int) -> int:
-    """Round down to a multiple, except below it."""
+    """Round down to a multiple; leave a number below the multiple as it is."""
     return sentences - sentences % multiple if sentences > multiple else sentences
 
 
 class TranslationCollator:
-    """Pads encoded pairs on the right and adds the decoder's input.
+    """Pad encoded pairs on the right, and add the decoder's input.
 
     Returns `input_ids` and `attention_mask` [sentences, source]. Rows with labels also give `labels` and
     `decoder_input_ids` [sentences, target]. `labels` are padded with -100, which the loss ignores. `decoder_input_ids`
-    are the labels one place to the right, behind the row's `decoder_start`, else behind `decoder_start_token_id`.
+    are the labels shifted right by one. They begin with the row's `decoder_start`, else with `decoder_start_token_id`.
     Rows with a `posterior` give `posteriors` [sentences]. Other fields are left out.
     """
 

@@ -1,6 +1,7 @@
-"""Subword merges that somebody has learnt with subword-nmt, as a tokenizer that `AutoTokenizer` loads.
+"""Existing subword merges, learnt with subword-nmt or fastBPE, as a tokenizer that `AutoTokenizer` loads.
 
-Published scores belong to a segmentation. With the same merges a sentence has the same pieces here as there.
+A published score depends on the segmentation of the text. With the published merges a sentence has the same pieces as
+in the publication.
 """
 
 import gzip
@@ -20,24 +21,24 @@ SPECIAL_TOKENS = {
     "eos_token": "</s>",
     "unk_token": "<unk>",
 }  # ids 0 to 3
-ENCODING = "utf-8-sig"  # a byte order mark is no text
+ENCODING = "utf-8-sig"  # the byte order mark is not part of the text
 VERSION, END_OF_WORD = "#version: 0.2", "</w>"
 COUNTED = re.compile(r"[^ ]+ [^ ]+ \d+")  # a merge of fastBPE
 
 
 def tokenizer_from_codes(codes: Path, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer of subword-nmt's merges (Sennrich et al. 2016, algorithm 1).
+    """Make a tokenizer from a file of merges (Sennrich et al. 2016, algorithm 1).
 
-    Text is split at white space only, so it must be tokenised already. The entries are the special tokens, each
-    character of `texts` inside and at the end of a word, and each merge. The vocabulary of subword-nmt is a little
-    smaller: it lists only pieces that occur in the segmented text.
+    Text is split at white space only, so it must be tokenised already. The vocabulary has the special tokens, the
+    characters of `texts`, and the pieces of each merge. Each character has two entries: inside a word and at its end.
+    The vocabulary of subword-nmt is a little smaller: it has only pieces that occur in the segmented text.
 
     Args:
-        codes: what `subword-nmt learn-bpe` writes, `.gz` too.
+        codes: a file that `subword-nmt learn-bpe` or fastBPE wrote, `.gz` too.
         texts: the training data, whose characters are the smallest pieces.
 
     Raises:
-        UserError: the file is missing or holds something else, or there is no text.
+        UserError: the file is missing or is not a file of merges, or there is no text.
     """
     merges = read_codes(codes)
     characters = sorted({character for text in texts for character in text if not character.isspace()})
@@ -53,7 +54,7 @@ def tokenizer_from_codes(codes: Path, texts: Iterable[str]) -> PreTrainedTokeniz
 
 
 def bpe_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer of merges whose pieces are all in the vocabulary."""
+    """Make a tokenizer from a vocabulary and merges; the vocabulary must contain all pieces of the merges."""
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary, merges=merges, unk_token=SPECIAL_TOKENS["unk_token"], end_of_word_suffix=END_OF_WORD
@@ -65,25 +66,26 @@ def bpe_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> 
 
 
 def finish(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Let each sentence end with `</s>`, and wrap the tokenizer for Transformers."""
+    """Append `</s>` to each sentence, and wrap the tokenizer for Transformers."""
     end = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
     )
-    # Cleaning up would delete the space before "?" and "!" that French has, and no round trip would be exact.
+    # Cleaning up would delete the French space before "?" and "!": decoding would not give back the text.
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, padding_side="right", **SPECIAL_TOKENS
     )
 
 
 def read_codes(path: Path, prefix: str = "tokenizer.codes") -> list[tuple[str, str]]:
-    """The merges in a file of subword-nmt or fastBPE, most frequent first.
+    """Read the merges in a file of subword-nmt or fastBPE, most frequent first.
 
-    Each line is a merge. A file of fastBPE has no first line with a version, and counts behind the merges.
+    Each line is a merge. A file of subword-nmt begins with a line for the version. A file of fastBPE has no such line,
+    and has a count after each merge.
 
     Args:
         path: the file.
-        prefix: how messages begin.
+        prefix: beginning of error messages.
 
     Raises:
         UserError: there is no such file, or a line is not a merge.
@@ -93,7 +95,7 @@ def read_codes(path: Path, prefix: str = "tokenizer.codes") -> list[tuple[str, s
     try:
         is_packed = path.suffix == ".gz"
         with gzip.open(path, "rt", encoding=ENCODING) if is_packed else path.open(encoding=ENCODING) as file:
-            lines = file.read().removesuffix("\n").split("\n")  # other ends of lines can be pieces
+            lines = file.read().removesuffix("\n").split("\n")  # other line separators can be pieces
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{prefix}: {path} cannot be read ({one_line(error)})") from error
     counted = COUNTED.fullmatch(lines[0]) is not None

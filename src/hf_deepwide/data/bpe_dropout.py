@@ -1,8 +1,8 @@
-"""BPE-dropout: in training a sentence is cut into other pieces each time (Provilkov et al. 2020, arXiv 1910.13267).
+"""BPE-dropout: training cuts a sentence into other pieces each time (Provilkov et al. 2020, arXiv 1910.13267).
 
-BPE joins pieces, the most frequent pair first. With dropout each possible merge is left out with a probability, anew
-before each merge (algorithm 1 there). So the model sees a word in several segmentations, and its rarer pieces more
-often. Validation, tests and all use of the model cut words without dropout.
+BPE joins pairs of pieces, the most frequent pair first. With dropout, before each merge, each possible merge is left
+out with a fixed probability (algorithm 1 of the paper). So the model sees several segmentations of a word, and sees
+rare pieces more often. Validation, tests and inference cut words without dropout.
 """
 
 import random
@@ -16,11 +16,11 @@ from .subword_collator import WORD_STARTS, check_marks, subword_model, words_of
 
 
 class BPEDropout:
-    """Cuts token ids into other pieces of the same words.
+    """Replace token ids by the ids of other pieces of the same words.
 
     Args:
         tokenizer: a fast tokenizer whose model is BPE.
-        rate: p, the probability that a merge is left out: 0 gives back all ids, 1 gives single characters.
+        rate: p, the probability that a merge is left out: 0 returns the ids unchanged, 1 gives single characters.
 
     Raises:
         UserError: the tokenizer has no merges.
@@ -50,7 +50,7 @@ class BPEDropout:
         self._starts, self._ends = whole | starts, whole | ends
 
     def __call__(self, ids: Sequence[int], draws: random.Random) -> list[int]:
-        """Cut a sentence anew, with random numbers from `draws`."""
+        """Cut a sentence into pieces again, with random numbers from `draws`."""
         words = words_of(ids, self._starts, self._ends)
         return [piece for word in words for piece in self._cut(word, draws)]
 
@@ -69,7 +69,7 @@ class BPEDropout:
         return pieces
 
     def _characters(self, number: int) -> Iterator[int]:
-        """The smallest pieces that a piece is merged from."""
+        """Yield the smallest pieces from which a piece is merged."""
         if number not in self._parts:
             yield number
             return

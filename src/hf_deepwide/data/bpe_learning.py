@@ -1,7 +1,8 @@
 """Learn subword merges as subword-nmt does, ties included (Sennrich et al. 2016, algorithm 1).
 
 The trainer of the library `tokenizers` breaks ties between equally frequent pairs in another way, and so finds other
-merges. Published segmentations are those of subword-nmt. The merges of the control's corpus are found again exactly.
+merges. Published segmentations come from subword-nmt. On the control's corpus (`docs/results.md`), this module finds
+exactly the published merges.
 """
 
 import heapq
@@ -21,7 +22,7 @@ Merge = tuple[str, str]
 
 
 class _Greatest(tuple):
-    """A pair of pieces that a heap puts before the smaller ones."""
+    """A pair of pieces with inverted order: a heap returns the greatest pair first."""
 
     def __lt__(self, other: tuple) -> bool:
         return tuple.__gt__(self, other)
@@ -30,7 +31,7 @@ class _Greatest(tuple):
 def learn_merges(texts: Iterable[str], number: int) -> list[Merge]:
     """Learn at most `number` merges from tokenised text, most frequent first.
 
-    Of equally frequent pairs the greatest comes first, by the order of its characters.
+    If pairs are equally frequent, the greatest pair in the order of characters comes first.
 
     Raises:
         UserError: there is no text.
@@ -41,7 +42,7 @@ def learn_merges(texts: Iterable[str], number: int) -> list[Merge]:
     words = [[*map(intern, word[:-1]), intern(word[-1] + END_OF_WORD)] for word in counts]
     occurrences = list(counts.values())
     frequency: Counter[Merge] = Counter()
-    places: defaultdict[Merge, set[int]] = defaultdict(set)  # words that hold a pair, or once held it
+    places: defaultdict[Merge, set[int]] = defaultdict(set)  # pair: words that contain it or did before
     for place, (word, count) in enumerate(zip(words, occurrences, strict=True)):
         for pair in pairwise(word):
             frequency[pair] += count
@@ -54,7 +55,7 @@ def learn_merges(texts: Iterable[str], number: int) -> list[Merge]:
             count, greatest = heapq.heappop(heap)
             pair = (greatest[0], greatest[1])
             if -count != frequency[pair]:
-                continue  # counted anew since; its later entry is in the heap, too
+                continue  # an outdated count: the heap also has an entry with the present count
             if -count < LEAST:
                 break
             merges.append(pair)
@@ -78,7 +79,7 @@ def learn_merges(texts: Iterable[str], number: int) -> list[Merge]:
 
 
 def merged(pieces: Sequence[str], pair: Merge) -> list[str]:
-    """The pieces of a word after a merge, from left to right."""
+    """Return the pieces of a word after a merge, applied from left to right."""
     (left, right), whole = pair, intern("".join(pair))
     result: list[str] = []
     place = 0
@@ -90,5 +91,5 @@ def merged(pieces: Sequence[str], pair: Merge) -> list[str]:
 
 
 def codes_text(merges: Iterable[Merge]) -> str:
-    """The merges as the file that subword-nmt writes, which `tokenizer.codes` reads."""
+    """Return the merges in the file format of subword-nmt, which `tokenizer.codes` reads."""
     return "\n".join([VERSION, *map(" ".join, merges)]) + "\n"

@@ -1,4 +1,4 @@
-"""Labelled sentences and pairs of sentences: read, check, encode."""
+"""Labelled sentences and sentence pairs: read, check and encode them."""
 
 import csv
 import logging
@@ -18,7 +18,7 @@ from .text_files import checked_characters, find_file, json_rows, read_lines
 
 logger = logging.getLogger(__name__)
 
-KEYS = {"text": "sentence1", "pair": "sentence2", "label": "label"}  # part of a row to the key that names its column
+KEYS = {"text": "sentence1", "pair": "sentence2", "label": "label"}  # part of a row: the key that gives its column
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 NUMBERS = {"max_length": RANGES["max_length"], "validation_size": Range(1, RANGES["train_size"].most)}
 
@@ -27,15 +27,16 @@ NUMBERS = {"max_length": RANGES["max_length"], "validation_size": Range(1, RANGE
 class ClassificationArguments(Places):
     """The section `data` of a recipe for classification.
 
-    `train`, `validation` and `test` are files with a header (format `tsv`, without quoting; `csv`; `jsonl`; `.gz`,
-    too), or the names of splits (format `datasets`, with `name` and `config`). Relative paths start at `root`, else
-    at `$HF_DEEPWIDE_DATA`, else at the working directory. `sentence1`, `sentence2` and `label` are the names of
-    columns; without `sentence2` single sentences are classified. `labels` lists the classes in the order of their
-    numbers; None: the order that a data set declares for its column, else the classes of the training split, sorted.
-    Of two classes the second is the positive one of F1.
+    `train`, `validation` and `test` are files with a header, or names of splits. The formats of files are `tsv`
+    (without quoting), `csv` and `jsonl`, all also as `.gz`. Splits have the format `datasets`, with `name` and
+    `config`. Relative paths start at `root`, else at `$HF_DEEPWIDE_DATA`, else at the working directory. `sentence1`,
+    `sentence2` and `label` are the names of columns. Without `sentence2`, single sentences are classified. `labels`
+    lists the classes in the order of their numbers. If it is None, a data set may declare an order for its column;
+    else the classes of the training split are sorted. With two classes, F1 takes the second class as the positive
+    class.
 
     Without a `validation` split, `validation_size` rows of the training split are held out, the same for all seeds.
-    Sequences of more than `max_length` tokens are cut, the longer sentence of a pair first.
+    Sequences of more than `max_length` tokens are cut. In a pair, the longer sentence is cut first.
     """
 
     format: Literal["tsv", "csv", "jsonl", "datasets"] = field(
@@ -73,7 +74,7 @@ class ClassificationArguments(Places):
 
 
 def read_splits(args: ClassificationArguments) -> dict[str, Dataset]:
-    """The splits that a recipe names, as rows with `text`, perhaps `pair`, and the class's name `label`.
+    """Read the splits of a recipe as rows with `text`, the name of the class `label` and, for pairs, `pair`.
 
     Raises:
         UserError: a file or a column is missing or empty.
@@ -82,7 +83,7 @@ def read_splits(args: ClassificationArguments) -> dict[str, Dataset]:
 
 
 def hold_out(args: ClassificationArguments, splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """The splits, with `validation_size` rows of the training split as the validation split if there is none.
+    """Return the splits; if there is no validation split, take `validation_size` training rows for it.
 
     Raises:
         UserError: the training split has too few rows.
@@ -97,10 +98,11 @@ def hold_out(args: ClassificationArguments, splits: Mapping[str, Dataset]) -> di
 
 
 def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) -> list[str]:
-    """The classes in the order of their numbers.
+    """Return the classes in the order of their numbers.
 
     Raises:
-        UserError: there is only one, a split has others, or they are numbers with fractions that are not listed.
+        UserError: there is only one class, a split has another class, or the classes are numbers with fractions that
+            `labels` does not list.
     """
     names = args.labels or _declared_names(args) or sorted(set(splits["train"]["label"][:]))
     if not args.labels and all(map(_is_number, names)) and (fractions := [name for name in names if "." in name]):
@@ -124,7 +126,7 @@ def class_names(args: ClassificationArguments, splits: Mapping[str, Dataset]) ->
 def encode_rows(
     args: ClassificationArguments, rows: Dataset, names: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> Dataset:
-    """Rows with `input_ids`, `attention_mask` and the class's number `labels`; the log counts rows that are cut."""
+    """Encode rows as `input_ids`, `attention_mask` and `labels` (the class's number); log how many rows are cut."""
     numbers, cut = {name: number for number, name in enumerate(names)}, 0
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -166,7 +168,7 @@ def _read(args: ClassificationArguments, split: Split) -> Dataset:
 def _read_data_set(
     args: ClassificationArguments, place: str, columns: Mapping[str, str], prefix: str
 ) -> dict[str, list[str]]:
-    """The wanted columns of a split on the Hub, or of a folder that `datasets` reads."""
+    """Return the wanted columns of a split on the Hub, or in a folder that `datasets` reads."""
     rows = _load(args, place, prefix)
     for role, column in columns.items():
         if column not in rows.column_names:
@@ -177,7 +179,7 @@ def _read_data_set(
         if kinds := {type(value) for value in values} & {list, dict}:
             raise UserError(f"{prefix}: {_is_no_text(column, kinds.pop())}")
         taken[role] = [_text(value) for value in values]
-    if named := getattr(rows.features[args.label], "names", None):  # numbers stand beside the names of classes
+    if named := getattr(rows.features[args.label], "names", None):  # a column of class numbers
         taken["label"] = [
             "" if number is None else named[number] if 0 <= number < len(named) else str(number)
             for number in rows[args.label][:]
@@ -192,7 +194,7 @@ def _load(args: ClassificationArguments, place: str, prefix: str) -> Dataset:
 
 
 def _declared_names(args: ClassificationArguments) -> list[str] | None:
-    """The classes that a data set declares for its column, in the order of their numbers; None: it declares none."""
+    """Return the classes that a data set declares for its column, in the order of their numbers; None without."""
     if args.format != "datasets":
         return None
     place = args.location("train")
@@ -200,7 +202,7 @@ def _declared_names(args: ClassificationArguments) -> list[str] | None:
 
 
 def _read_table(file: Path, columns: Mapping[str, str], kind: str) -> dict[str, list[str]]:
-    """The wanted columns of a table with a header. Text is never taken for a number or a date."""
+    """Return the wanted columns of a table with a header. Text is never converted to a number or a date."""
     style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {"strict": True}
     table = csv.reader((f"{line}\n" for line in read_lines(file)), **style)
     taken: dict[str, list[str]] = {role: [] for role in columns}
@@ -221,7 +223,7 @@ def _read_table(file: Path, columns: Mapping[str, str], kind: str) -> dict[str, 
 
 
 def _read_objects(file: Path, columns: Mapping[str, str]) -> dict[str, list[Any]]:
-    """The wanted fields of a file with an object on each line."""
+    """Return the wanted fields of a file that has a JSON object on each line."""
     taken: dict[str, list[Any]] = {role: [] for role in columns}
     for where, row in json_rows(file):
         for role, column in columns.items():
@@ -253,5 +255,5 @@ def _is_number(text: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A cell as text; None and NaN, which is no equal of itself, are empty."""
+    """Return a cell as text; None and NaN (which differs from itself) become the empty string."""
     return "" if value is None or value != value else str(value).strip()

@@ -1,7 +1,7 @@
-"""Parallel corpora: from files, the Hub or the embedded generator to a dataset of `source` and `target`.
+"""Parallel corpora: read files, the Hub or the embedded generator into a dataset of `source` and `target`.
 
-Line i of one language is the translation of line i of the other. Whatever is wrong is an error that names file and
-line. On the training split some faults are filtered instead, and counted in the log.
+Line i of one language is the translation of line i of the other language. Each fault in a file is an error that names
+the file and the line. In the training split, pairs with certain faults are left out instead, and the log counts them.
 """
 
 import functools
@@ -38,27 +38,28 @@ logger = logging.getLogger(__name__)
 
 Pair = tuple[int, str, str]  # line (or row) counted from 1, source, target
 
-# What a column of sentences may be called in the first line of a file.
+# Usual names of a column of sentences in the first line of a file.
 HEADERS = {"source", "target", "src", "tgt", "trg", "src_text", "tgt_text", "source_text", "target_text", "sentence"}
 HEADERS |= {"translation", "input", "output", "english", "german", "french", "spanish", "russian", "chinese"}
-CHUNK = 100_000  # pairs that live as Python strings at a time; the rest is Arrow, three times smaller
+CHUNK = 100_000  # pairs that are Python strings at a time; all others are in Arrow, which takes a third of the memory
 
 
 def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDataset:
     """Load one split as a dataset with the string columns `source` and `target`.
 
-    Validation and test come back whole and in order. In training, pairs with an empty side (white space only)
-    are left out, and repeated pairs if `args.drop_duplicates`; the log says how many. Streams are filtered as
-    they flow.
+    Validation and test splits are returned whole and in order. In training, pairs with an empty side (nothing but
+    spaces and invisible characters) are left out. With `args.drop_duplicates`, repeated pairs are left out too. The
+    log counts both. Streams are filtered while they are read.
 
-    With several language pairs, the column `pair` is the index in `args.pairs`. The pairs follow one another. Training
-    streams take turns instead, and a shorter stream begins again until the longest has ended. Of several test sets,
-    the column `test_set` is the index in `args.test`. With synthetic pairs, which follow the real ones, the column
-    `synthetic` is 1 for them and 0 for real pairs.
+    With several language pairs, the column `pair` is the index in `args.pairs`. The language pairs follow one another.
+    Training streams take turns instead, and a shorter stream begins again until the longest has ended. With several
+    test sets, the column `test_set` is the index in `args.test`. Synthetic pairs follow the real pairs. Then the
+    column `synthetic` is 1 for synthetic and 0 for real pairs.
 
     Raises:
-        UserError: a file, field or split is missing; line counts differ; bytes are not UTF-8; gzip or a JSON line is
-            broken; a file is empty; a side is empty outside training. The message names the file and the line.
+        UserError: a file, field or split is missing, line counts differ, bytes are not UTF-8, gzip or a JSON line is
+            broken, a file is empty, a word is too long, or a side is empty outside training. The message names the
+            file and the line.
     """
     if args.pairs is not None:
         return _load_pairs(args, split)
@@ -74,8 +75,8 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
     if args.format == "datasets" and args.streaming:
         return _stream(args, split)
     if args.streaming and split == "train":
-        _say_once.cache_clear()  # another run says it again
-        next(_kept_pairs(args, split), None)  # what is wrong from the first line on should be told now
+        _say_once.cache_clear()  # the next run logs its counts again
+        next(_kept_pairs(args, split), None)  # raise errors of the first lines now
         features = Features({"source": Value("string"), "target": Value("string")})
         return IterableDataset.from_generator(_kept_pairs, features, {"args": args, "split": split})
     files, pairs = _read(args, split)
@@ -83,13 +84,13 @@ def load_parallel(args: DataArguments, split: Split) -> Dataset | IterableDatase
 
 
 def load_whole(args: DataArguments, split: Split) -> Dataset:
-    """`load_parallel` of a split that is evaluated on; of a stream, all of it."""
+    """Load a split for evaluation as `load_parallel` does, and read a stream to its end."""
     loaded = load_parallel(args, split)
     return Dataset.from_list(list(loaded)) if isinstance(loaded, IterableDataset) else loaded
 
 
 def _read(args: DataArguments, split: Split) -> tuple[tuple[str, str], Iterator[Pair]]:
-    """Names of source and target, for messages, and all pairs of a split."""
+    """Return the names of source and target, for messages, and an iterator over all pairs of a split."""
     readers: dict[str, Callable] = {
         "text": _read_text,
         "tsv": _read_tsv,
@@ -100,7 +101,7 @@ def _read(args: DataArguments, split: Split) -> tuple[tuple[str, str], Iterator[
 
 
 def local_files(args: DataArguments, split: Split) -> list[Path]:
-    """The files that a split is read from, where these are files of text."""
+    """Return the files from which a split is read; [] for the formats `datasets` and `phrases`."""
     if args.pairs is not None:
         return [path for pair in args.pairs for path in local_files(args.for_pair(pair), split)]
     if args.synthetic is not None and split == "train":
@@ -113,7 +114,7 @@ def local_files(args: DataArguments, split: Split) -> list[Path]:
 
 
 def _kept_pairs(args: DataArguments, split: Split) -> Iterator[dict[str, str]]:
-    """The pairs of local files that stay, as rows; for streams."""
+    """Yield the pairs of local files that pass the filter, as rows of a stream."""
     files, pairs = _read(args, split)
     keep = PairFilter(split, files, streamed=True)
     for line, source, target in pairs:
@@ -124,15 +125,15 @@ def _kept_pairs(args: DataArguments, split: Split) -> Iterator[dict[str, str]]:
 
 @functools.cache
 def _say_once(counts: str) -> None:
-    """Log the counts of a pass; each pass over a file has the same."""
+    """Log the counts of a pass once; each further pass over a file has the same counts."""
     logger.info(counts)
 
 
 def _check_headers(args: DataArguments, split: Split) -> None:
-    """See that a TSV file of several language pairs names its columns: their order fits one direction alone.
+    """Check that a TSV file of several language pairs has a header: a fixed order of columns fits one direction only.
 
     Raises:
-        UserError: it does not.
+        UserError: the header does not name all columns.
     """
     readers: dict[Path, list[DataArguments]] = {}
     for pair in args.evaluated_pairs if split != "train" else args.pairs:
@@ -168,7 +169,7 @@ def _load_pairs(args: DataArguments, split: Split) -> Dataset | IterableDataset:
 
 
 def _with_column(part: Dataset | IterableDataset, name: str, index: int) -> Dataset | IterableDataset:
-    """The same rows with one more column, which is the same everywhere."""
+    """Add a column to the rows that has the same value in each row."""
     if isinstance(part, IterableDataset):
         return part.map(lambda row: {**row, name: index})
     return part.add_column(name, [index] * len(part))
@@ -254,7 +255,7 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
 
 
 def looks_like_header(cells: list[str], args: DataArguments) -> bool:
-    """Whether a first line names columns: one as is wanted, or one of single words as files of sentences have it."""
+    """Return whether a first line is a header: a wanted column, or only single words with one of `HEADERS`."""
     wanted = {args.source_name.lower(), args.target_name.lower()}
     names = [cell.strip(" '\"").lower() for cell in cells]
     are_words = all(len(name.split()) == 1 for name in names)
@@ -273,7 +274,7 @@ def _read_jsonl(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterat
 
 
 def pick(row: dict, name: str, where: str) -> str:
-    """The text `row[name]` or `row["translation"][name]`; null counts as empty. `where` opens an error."""
+    """Return the text `row[name]` or `row["translation"][name]`; null becomes "". `where` opens error messages."""
     nested = row.get("translation")
     nested = nested if isinstance(nested, dict) else {}
     if name not in row and name not in nested:
@@ -293,11 +294,11 @@ def pick(row: dict, name: str, where: str) -> str:
 
 @contextmanager
 def refusing_data_sets(message: str, hint: str = "") -> Iterator[None]:
-    """Turn what `datasets` raises for unknown names, configs and splits and for broken files into a `UserError`.
+    """Turn errors of `datasets` (unknown names, configs and splits, broken files) into a `UserError`.
 
     Args:
-        message: what could not be done; the reason follows it.
-        hint: what to do, after the reason.
+        message: beginning of the message: what could not be done. The reason follows.
+        hint: end of the message: what the user can do.
     """
     try:
         with bars_where_shown():
@@ -305,7 +306,7 @@ def refusing_data_sets(message: str, hint: str = "") -> Iterator[None]:
     except UserError:
         raise
     except (ValueError, TypeError, RuntimeError, OSError, DatasetsError, pickle.UnpicklingError) as error:
-        # of a broken file `datasets` says only that something went wrong, and keeps what it was as the cause
+        # for a broken file, the error of `datasets` gives no reason; the reason is its `__cause__`
         reason = error if error.__cause__ is None else f"{error}: {error.__cause__}"
         raise UserError(f"{message}: {one_line(reason)}{hint and f'. {hint}'}") from error
 
@@ -316,14 +317,14 @@ def _opening(args: DataArguments, split_name: str) -> AbstractContextManager[Non
 
 
 def load_texts(name: str, config: str | None, split_name: str, streaming: bool = False) -> Dataset | IterableDataset:
-    """`datasets.load_dataset`, to which the words None, NA and null in a table are words, and not missing."""
+    """Call `datasets.load_dataset`, but keep the words None, NA and null in a table as text, not as missing values."""
     options = load_dataset_builder(name, config).config
     words = {"keep_default_na": False} if hasattr(options, "keep_default_na") else {}
     return load_dataset(name, config, split=split_name, streaming=streaming, **words)
 
 
 def _open_dataset(args: DataArguments, split_name: str) -> Dataset | IterableDataset:
-    """Open a Hub name or a local directory (files, or what `save_to_disk` wrote)."""
+    """Open a data set of the Hub or a local directory (files, or the output of `save_to_disk`)."""
     local = args.resolve(args.name)
     name = str(local) if local.is_dir() else args.name
     if not any((local / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
@@ -367,7 +368,7 @@ def _stream(args: DataArguments, split: Split) -> IterableDataset:
         place = f"{where}, row {index + 1}"
         return {"source": pick(row, args.source_name, place), "target": pick(row, args.target_name, place)}
 
-    to_pair(first, 0)  # a wrong field should be told now, not within the training loop
+    to_pair(first, 0)  # raise the error of a wrong field now, not within the training loop
     pairs = dataset.map(to_pair, with_indices=True, remove_columns=list(first))
     return pairs.filter(StreamFilter(split, where), with_indices=True)
 

@@ -1,6 +1,7 @@
-"""Digests of training data: whether a run that goes on sees what it began with.
+"""Digests of training data: they show whether a resumed run has the data with which it began.
 
-A digest is of content, such as token ids, and not of a file's name or date, or of the code that made the data.
+A digest depends on content, such as token ids. It does not depend on the name or date of a file, or on the code that
+made the data.
 """
 
 import hashlib
@@ -16,18 +17,18 @@ from datasets import Dataset, IterableDataset
 from .arguments import Places
 from .corpora import local_files
 
-ROWS = 100_000  # of a dataset that are looked at in one go
-FIRST = 1000  # rows of a stream that count
-PLACES, PIECE = 64, 65_536  # places of a streamed file that are looked at, and bytes there
+ROWS = 100_000  # rows of a dataset that are read at a time
+FIRST = 1000  # rows of a stream that are part of its digest
+PLACES, PIECE = 64, 65_536  # pieces of a streamed file that are part of its digest, and bytes of a piece
 
 
 def data_digest(dataset: Dataset | IterableDataset, args: Places | None = None) -> str:
-    """The digest of a dataset of text or of ids, in about a second for a million pairs of 25 tokens.
+    """Return the digest of a dataset of text or ids, in about a second for a million pairs of 25 tokens.
 
-    Rows that a filter has left out count as well: to look past them would take a hundred times as long.
+    Rows that a filter has left out are part of the digest too: skipping them would take a hundred times as long.
 
-    A stream cannot be read to its end here. Its first rows count, and of local files the size, and 64 pieces from the
-    beginning to the end.
+    A stream cannot be read to its end here. Its digest includes its first rows. For local files it also includes the
+    size of each file, and 64 pieces, spread evenly over the file.
     """
     digest = hashlib.sha256()
     if isinstance(dataset, Dataset):
@@ -45,7 +46,7 @@ def data_digest(dataset: Dataset | IterableDataset, args: Places | None = None) 
 
 
 def text_digest(pairs: Dataset) -> str:
-    """The digest of the sentences of a split that is evaluated on: source, target, and their order."""
+    """Return the digest of the sentences of an evaluation split: sources, targets, and their order."""
     digest = hashlib.sha256()
     for side in ("source", "target"):
         digest.update(json.dumps(pairs[side][:]).encode())
@@ -53,9 +54,9 @@ def text_digest(pairs: Dataset) -> str:
 
 
 def _add(digest: "hashlib._Hash", values: pa.ChunkedArray | pa.Array) -> None:
-    """Numbers, or strings or lists of numbers: their lengths, and then what is in them."""
+    """Add numbers to the digest; for strings and lists of numbers, add their lengths, then their content."""
     if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()  # where a chunk ends is no content
+        values = values.combine_chunks()  # the ends of chunks are not content
     if isinstance(values, pa.ListArray | pa.LargeListArray):
         _add(digest, values.value_lengths())
         _add(digest, values.flatten())

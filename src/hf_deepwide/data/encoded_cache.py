@@ -1,4 +1,4 @@
-"""Encoded corpora, kept from one run to the next: the same text and the same tokenizer need not be encoded again."""
+"""A cache of encoded corpora: later runs with the same text and tokenizer need not encode the text again."""
 
 import hashlib
 import json
@@ -22,31 +22,32 @@ from .digest import data_digest
 
 logger = logging.getLogger(__name__)
 
-LEAST_PAIRS = 100_000  # fewer are encoded in seconds
-MOST_BYTES = 20 * 2**30  # of all that is kept; what was not used for the longest time goes first
-SHARE = 10  # what is kept takes at most one part in so many of the free disk
+LEAST_PAIRS = 100_000  # smaller corpora are encoded in seconds
+MOST_BYTES = 20 * 2**30  # size of the cache; the corpora that were not used for the longest time are removed first
+SHARE = 10  # a corpus is cached only if it takes at most 1 / SHARE of the free disk
 DIGEST = "digest.txt"
-FORMAT = "1"  # another number wherever the same text and tokenizer would be encoded otherwise
+FORMAT = "1"  # change the number when a change of the code gives other ids for the same text and tokenizer
 
 
 def cache_folder() -> Path:
-    """Where encoded corpora are kept: within the cache of `datasets` (`HF_DATASETS_CACHE`)."""
+    """Return the folder of encoded corpora, which is within the cache of `datasets` (`HF_DATASETS_CACHE`)."""
     return Path(datasets.config.HF_DATASETS_CACHE) / "hf_deepwide_encoded"
 
 
 def kept_or_made(
     texts: Dataset, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any], make: Callable[[], Dataset]
 ) -> Dataset:
-    """What `make` returns, from the cache where it is there. Each of several processes makes it; the first keeps it.
+    """Return the encoded pairs from the cache if they are there, else from `make`, and cache them.
 
-    Small corpora, and tokenizers whose content cannot be compared, are encoded each time. Nothing is kept where the
-    disk has little room, or cannot be written.
+    Without an entry in the cache, each process calls `make`, and only the first process of a machine writes the cache.
+    Small corpora are encoded each time, and so are texts for a tokenizer whose content cannot be compared. Nothing is
+    cached if the disk has little room, or cannot be written.
 
     Args:
-        texts: the text that is encoded.
-        tokenizer: what it is encoded with.
-        settings: all else that the outcome depends on, as JSON has it.
-        make: encodes.
+        texts: the text to encode.
+        tokenizer: the tokenizer that encodes it.
+        settings: all other values on which the result depends, as JSON types.
+        make: a function that encodes the text.
     """
     content = tokenizer_content(tokenizer) if len(texts) >= LEAST_PAIRS else None
     if content is None:
@@ -57,7 +58,7 @@ def kept_or_made(
         logger.info("the encoded pairs come from %s", place)
         return kept
     made = make()
-    if not PartialState().is_local_main_process:  # nobody waits: encoding may take longer than a barrier lasts
+    if not PartialState().is_local_main_process:  # without a barrier: encoding may take longer than its timeout
         return made
     if made.data.nbytes > MOST_BYTES:
         logger.info("the encoded pairs are not kept in %s: they are larger than all that is kept", place.parent)
@@ -70,7 +71,7 @@ def kept_or_made(
         with whole_folder(place) as draft, bars_where_shown():
             made.save_to_disk(draft)
             (draft / DIGEST).write_text(data_digest(made), encoding="utf-8")
-    except OSError as error:  # also where another process has been faster
+    except OSError as error:  # also if another process has written the folder first
         logger.info("the encoded pairs are not kept in %s: %s", place.parent, error)
         return made
     logger.info("the encoded pairs are kept in %s, for the next run with the same text and tokenizer", place)
@@ -78,7 +79,7 @@ def kept_or_made(
 
 
 def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """All that a fast tokenizer's ids depend on; None of a slow tokenizer, and of one that draws random numbers."""
+    """Return all settings on which the ids of a fast tokenizer depend; None for a slow or a random tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -91,13 +92,13 @@ def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _read(place: Path) -> Dataset | None:
-    """What is kept at a place; None, and it is removed, where it is damaged."""
+    """Return the dataset at a place; None if there is none. A damaged dataset is removed, and gives None."""
     if not place.is_dir():
         return None
     try:
         kept = Dataset.load_from_disk(str(place))
         whole = data_digest(kept) == (place / DIGEST).read_text(encoding="utf-8")
-    except (OSError, ValueError, KeyError, TypeError):  # what is there is not what was written
+    except (OSError, ValueError, KeyError, TypeError):  # a file is missing or damaged
         whole = False
     if not whole:
         logger.warning("%s is damaged; it is removed, and the pairs are encoded again", place)
@@ -108,7 +109,7 @@ def _read(place: Path) -> Dataset | None:
 
 
 def _try(change: Callable[[Path], None], place: Path) -> None:
-    """Change what is kept, if it is ours: several people may share the cache."""
+    """Change a folder of the cache; only log it if that is not permitted: several users may share the cache."""
     try:
         change(place)
     except OSError as error:
@@ -116,16 +117,16 @@ def _try(change: Callable[[Path], None], place: Path) -> None:
 
 
 def _free(place: Path) -> int:
-    """Bytes of free disk at the nearest folder that exists."""
+    """Return the free bytes of the disk at the nearest parent folder that exists."""
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Remove what was not used for the longest time, until `needed` bytes more are within the limit."""
+    """Remove the corpora that were not used for the longest time, until `needed` more bytes are within the limit."""
     kept = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    # below a folder, too: a process that was killed has left its draft there
+    # `rglob`, because the draft of a process that was killed is one folder deeper
     sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in kept}
     for path in sorted(kept, key=lambda path: path.stat().st_mtime):
         if sum(sizes.values()) + needed <= MOST_BYTES:

@@ -1,6 +1,6 @@
-"""From text to token ids: each pair is encoded, marked with its languages, and kept or left out by its length.
+"""From text to token ids: encode each pair, mark its languages, and keep it or leave it out by its length.
 
-Special tokens in a text (`</s>`) are text as any other.
+The names of special tokens in a text (`</s>`) are encoded like any other text.
 """
 
 import logging
@@ -41,13 +41,14 @@ def encode(
 ) -> Dataset | IterableDataset:
     """Turn `source` and `target` into `input_ids` and `labels`, which end with `</s>`, and their lengths.
 
-    `PairEncoder` says which columns there are besides. `filter` (for training) leaves out pairs that exceed
-    `args.max_length` or `args.max_length_ratio`; the log counts them by reason. Without `filter` every pair stays,
-    whatever its length; the log warns of long pairs. `languages` is what the model knows of languages: sources of a
-    single pair begin with the tag or the words by which this model will be asked to translate.
+    `PairEncoder` describes the other columns. `filter` (for training) leaves out pairs that exceed `args.max_length`
+    or `args.max_length_ratio`, and the log counts them by reason. Without `filter` all pairs stay, and the log warns
+    of long pairs. `languages` describes the languages of the model. With it, the sources of a single language pair
+    begin with the same tag or words that translation with this model will put there.
 
     Raises:
-        UserError: no pair is left; the model does not know the languages.
+        UserError: no pair is left, or none of one kind (see `check_shares`), or the model does not support the
+            languages.
     """
     mixed = isinstance(dataset, Dataset) and "synthetic" in dataset.column_names
     encoder, keep = PairEncoder(tokenizer, args, mixed, languages), LengthFilter(args)
@@ -83,15 +84,15 @@ def encode(
 
 
 def check_shares(kinds: list[int], kept: np.ndarray, names: list[str]) -> None:
-    """Log how many sentence pairs the length filters kept of each kind, and see that each kind has some.
+    """Log for each kind how many sentence pairs the length filters kept, and check that each kind has some.
 
     Args:
-        kinds: the kind of each sentence pair, an index into `names`: its languages, or real and synthetic.
+        kinds: the kind of each sentence pair as an index into `names`: its language pair, or real and synthetic.
         kept: the indices of the sentence pairs that stay.
-        names: what the kinds are called.
+        names: the names of the kinds.
 
     Raises:
-        UserError: all sentence pairs of a kind are left out.
+        UserError: a kind has no sentence pair left.
     """
     before = np.bincount(kinds, minlength=len(names))
     after = np.bincount(np.asarray(kinds)[kept], minlength=len(names))
@@ -105,13 +106,13 @@ def check_shares(kinds: list[int], kept: np.ndarray, names: list[str]) -> None:
 
 
 class PairEncoder:
-    """Encodes rows of `source` and `target`, which name their `pair` where there are several language pairs.
+    """Encode rows with `source` and `target` and, with several language pairs, `pair`.
 
-    A tokenizer with language codes of its own marks each side with the codes of its pair. With any other tokenizer,
-    sources of several pairs begin with their tags, where `args` puts the tags there. The columns `pair` and, where the
-    model needs them, `decoder_start` (a token id) and `posterior` (an index) are added. Sources of synthetic pairs
-    begin with their tag, and the column `synthetic` stays (`mixed`). With a single pair, sources of Marian begin with
-    the tag of the target language, and sources of T5 with the words for the pair.
+    A tokenizer with its own language codes marks each side with the code of its language. With any other tokenizer,
+    the sources of several language pairs begin with a tag, if `args` puts tags before sources. The columns `pair` and,
+    if the model needs them, `decoder_start` (a token id) and `posterior` (an index) are added. With `mixed`, synthetic
+    sources begin with the tag of synthetic pairs, and the column `synthetic` stays. With a single language pair,
+    sources of Marian begin with the tag of the target language. Sources of T5 begin with the words for the pair.
     """
 
     def __init__(
@@ -124,15 +125,15 @@ class PairEncoder:
         self.tokenizer, self.mixed = tokenizer, mixed
         self.mark = None if languages is None or args.pairs is not None else source_mark(languages, args)
         pairs: list[dict[str, Any]] = list(translation_pairs(args, tokenizer).values())
-        self.languages: list[tuple[str | None, str | None]] = [(None, None)]  # the tokenizer has been told already
+        self.languages: list[tuple[str | None, str | None]] = [(None, None)]  # the tokenizer has its languages already
         if args.pairs is not None and language_ids(tokenizer):
             pairs, self.languages = targets_of_pairs(tokenizer, args.language_pairs), [*args.language_pairs]
-        elif args.source_lang in added_codes(tokenizer):  # which a tokenizer cannot be told for good
+        elif args.source_lang in added_codes(tokenizer):  # a tokenizer cannot keep such a source language
             self.languages = [(args.source_lang, None)]
         vocabulary = tokenizer.get_vocab()
         self.tags = [vocabulary[pair["tag"]] if "tag" in pair else None for pair in pairs]
         self.kinds = [None, synthetic_tag_id(tokenizer, args)] if mixed else []
-        self.columns = {"pair": list(range(len(pairs)))} if pairs else {}  # by pair
+        self.columns = {"pair": list(range(len(pairs)))} if pairs else {}  # the values of each pair
         for column, key in (("decoder_start", "decoder_start_token_id"), ("posterior", "posterior")):
             if any(key in pair for pair in pairs):
                 self.columns[column] = [pair[key] for pair in pairs]
@@ -150,7 +151,7 @@ class PairEncoder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the ids depend on, besides the tokenizer and the text."""
+        """All settings on which the ids depend, besides the tokenizer and the text."""
         first, *others = self.encoders
         sides = {
             name: [side.prefix, side.suffix, sorted(side.never)]
@@ -174,12 +175,12 @@ class PairEncoder:
         else:
             tags = [self.tags[pair] for pair in pairs] if self.tags else [None] * len(pairs)
         encoders = [self.encoders[pair] for pair in pairs] if len(self.encoders) > 1 else self.encoders * len(pairs)
-        sources, targets = self.encoders[0]  # bodies are the same in all languages
+        sources, targets = self.encoders[0]  # bodies of texts do not depend on the language
         texts = rows["source"]
         if self.mark is not None:
             languages, choice = self.mark
             found, texts = zip(*(languages.tag_and_text(choice, text) for text in texts), strict=True)
-            tags = [tag if mark is None else mark for tag, mark in zip(tags, found, strict=True)]  # never both
+            tags = [tag if mark is None else mark for tag, mark in zip(tags, found, strict=True)]  # at most one is set
             texts = [choice.prefix + text for text in texts]
         with speaking(self.tokenizer, *self.languages[0]):
             bodies = sources.bodies(texts), targets.bodies(rows["target"])
@@ -196,17 +197,17 @@ class PairEncoder:
 
 
 class SourceMark(NamedTuple):
-    """What stands before each source of a single language pair, and who knows the tags that users write."""
+    """The tag or words before each source of a single language pair, and `languages`, to find tags in texts."""
 
     languages: Languages
     choice: Choice
 
 
 def source_mark(languages: Languages, args: DataArguments) -> SourceMark | None:
-    """What translating puts before the sources of the run's language pair; None: nothing.
+    """Return the tag or words that translation puts before sources of the run's language pair; None: nothing.
 
     Raises:
-        UserError: the model does not know the languages; synthetic pairs would need two tags.
+        UserError: the model does not support the languages, or synthetic pairs would need two tags.
     """
     if not (languages.tags or languages.tasks):
         return None
@@ -223,7 +224,7 @@ def source_mark(languages: Languages, args: DataArguments) -> SourceMark | None:
 
 
 class LengthFilter:
-    """Accepts pairs by their lengths in tokens (`</s>` included) and counts what it refuses, by reason."""
+    """Accept pairs by their lengths in tokens (`</s>` included), and count the refused pairs by reason."""
 
     def __init__(self, args: DataArguments) -> None:
         self.max_length = args.max_length
@@ -239,7 +240,7 @@ class LengthFilter:
         return f"{self.kept} pairs kept, {left_out} left out"
 
     def accepts(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Whether pairs of these lengths stay, one number for each pair; counts them either way."""
+        """Return whether pairs of these lengths stay, one bool for each pair; kept and refused pairs are counted."""
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         ratio = math.inf if self.max_length_ratio is None else self.max_length_ratio
         fits, even = longer <= self.max_length, longer <= ratio * shorter
@@ -249,7 +250,7 @@ class LengthFilter:
         return fits & even
 
     def __call__(self, row: dict, index: int) -> bool:
-        """`accepts` for `IterableDataset.filter`; counts each pass on its own, and logs as it goes."""
+        """Apply `accepts` in `IterableDataset.filter`. Each pass has its own counts, logged during the pass."""
         if index == 0:
             self.kept = self.too_long = self.ratio = 0
         stays = bool(self.accepts(np.asarray(row["source_length"]), np.asarray(row["target_length"])))
@@ -259,17 +260,19 @@ class LengthFilter:
         return stays
 
     def log(self) -> None:
-        """Say in the log how many pairs were kept and left out."""
+        """Log how many pairs were kept and left out."""
         logger.info("length filters: %s", self)
 
 
 def check_lengths(
     encoded: Dataset | IterableDataset, split: str, config: Any, args: Any, pad_to_multiple_of: int = 1
 ) -> None:
-    """See that a model takes the longest sentence with its padding; of a stream, the longest that `args` lets through.
+    """Check that a model has positions for the longest sentence with its padding.
+
+    For a stream, this is the longest sentence that `args` allows.
 
     Raises:
-        UserError: it has fewer positions.
+        UserError: the model has fewer positions.
     """
     most = positions(config)
     if most is None:

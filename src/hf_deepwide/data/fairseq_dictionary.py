@@ -1,7 +1,7 @@
-"""Dictionaries of fairseq, and the tokenizer that cuts and numbers text as fairseq does with them.
+"""Dictionaries of fairseq, and a tokenizer that gives the same pieces and ids as fairseq with a dictionary.
 
-A dictionary (`dict.en.txt`) has a piece and its count on each line; its ids begin after four special tokens. A piece
-that does not end a word is written with `@@`, as subword-nmt and fastBPE do.
+A dictionary (`dict.en.txt`) has a piece and its count on each line. The ids of the pieces begin after four special
+tokens. A piece that does not end a word is written with `@@`, as in subword-nmt and fastBPE.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,18 +14,18 @@ from ..errors import UserError, one_line, quote
 from .bpe_codes import END_OF_WORD, SPECIAL_TOKENS, bpe_tokenizer, finish, read_codes
 
 CONTINUES = "@@"
-OVERWRITE = " #fairseq:overwrite"  # behind a symbol that may be there twice
+OVERWRITE = " #fairseq:overwrite"  # after a symbol that may occur twice in a dictionary
 
 
 def read_dictionary(path: Path, languages: Iterable[str] = ()) -> list[str]:
-    """The symbols of a dictionary, each at the place of its id.
+    """Read the symbols of a dictionary, in the order of their ids.
 
     Args:
         path: the file.
-        languages: languages whose tokens (`__de__`) fairseq adds behind the file's symbols.
+        languages: languages whose tokens (`__de__`) fairseq adds after the file's symbols.
 
     Raises:
-        UserError: there is no such file, or a line is not a symbol and its count, or repeats a symbol.
+        UserError: the file cannot be read, or a line is not a symbol and its count, or a line repeats a symbol.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -42,7 +42,7 @@ def read_dictionary(path: Path, languages: Iterable[str] = ()) -> list[str]:
             raise UserError(f"the dictionary {path}, line {number}: {quote(line)}; accepted: a symbol and its count")
         if symbol in places and entry == line:
             raise UserError(f"the dictionary {path}, line {number}: {quote(symbol)} is there twice")
-        if symbol in special:  # fairseq itself goes on writing the first id
+        if symbol in special:  # fairseq still writes the first id for this text
             symbols.append(f"<unused{len(symbols)}>")
             continue
         if symbol in places:  # text gets the newer id
@@ -55,10 +55,10 @@ def read_dictionary(path: Path, languages: Iterable[str] = ()) -> list[str]:
 def tokenizer_of_dictionary(
     symbols: Sequence[str], codes: Path | None = None, languages: Iterable[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer that gives each symbol its place as its id.
+    """Make a tokenizer in which the id of each symbol is its index in `symbols`.
 
-    Text is split at white space, so it must be tokenised already, as fairseq's was. Merges also make pieces that no
-    dictionary has. They get ids behind the symbols. fairseq has the unknown token in their place.
+    Text is split at white space, so it must be tokenised already, as for fairseq. Merges also make pieces that are not
+    in the dictionary. These pieces get ids after the symbols; fairseq replaces them by the unknown token.
 
     Args:
         symbols: from `read_dictionary`.
@@ -66,7 +66,8 @@ def tokenizer_of_dictionary(
         languages: languages whose tokens are among the symbols.
 
     Raises:
-        UserError: pieces of words without codes, or codes that cannot be read.
+        UserError: the dictionary has pieces of words and there are no codes, the codes cannot be read, or two symbols
+            become one piece.
     """
     special = {*SPECIAL_TOKENS.values(), *(f"__{language}__" for language in languages)}
     if codes is None:
@@ -95,10 +96,10 @@ def tokenizer_of_dictionary(
 
 
 def _continues(symbol: str) -> bool:
-    """Whether a symbol is a piece that does not end its word."""
+    """Return whether a symbol is a piece that does not end its word."""
     return symbol.endswith(CONTINUES) and symbol != CONTINUES
 
 
 def _piece(symbol: str) -> str:
-    """A symbol as codes write it: the end of a word is marked, and not its continuation."""
+    """Return a symbol as codes write it: they mark the end of a word, not its continuation."""
     return symbol.removesuffix(CONTINUES) if _continues(symbol) else symbol + END_OF_WORD

@@ -1,13 +1,13 @@
-"""What a run tells the model of a sentence: its languages, and whether a model has made its source.
+"""Information about a sentence that the model receives: its languages, and whether its source is synthetic.
 
-Languages are told by tags, posteriors of latent depth, or a tokenizer's own codes.
+The model receives the languages through tags, posteriors of latent depth, or the tokenizer's own language codes.
 
 A tag is one special token such as `<2de>`. On the source side it stands before the sentence (Johnson et al. 2017,
-Google's Multilingual Neural Machine Translation System, section 3). On the decoder's side it replaces the token that
-all decoder inputs begin with (the released code of Li et al. 2020).
+Google's Multilingual Neural Machine Translation System, section 3). On the decoder's side it replaces the first token
+of all decoder inputs (the released code of Li et al. 2020).
 
-What a run has decided is written into the model's config as `translation_pairs`, from which the pipeline and the
-evaluation read it; see `models/language_pairs.py`.
+The settings of a run are written into the model's config as `translation_pairs`. The pipeline and the evaluation read
+them there; see `models/language_pairs.py`.
 """
 
 from typing import Any
@@ -28,19 +28,19 @@ from .arguments import DataArguments
 
 
 def tag_of(language: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The token that asks for a translation into `language`: the tokenizer's, such as `>>deu<<`, or `<2deu>`."""
+    """Return the tag for translation into `language`: the tokenizer's own, such as `>>deu<<`, else `<2deu>`."""
     known = language_tags(tokenizer).get(language)
     return f"<2{language}>" if known is None else str(tokenizer.convert_ids_to_tokens(known))
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
-    """Give the tokenizer the tags of target languages and of synthetic pairs that it lacks; returns how many.
+    """Add the missing tags of target languages and of synthetic pairs to the tokenizer, and return their number.
 
-    Tags come at the end. A tag swallows the space behind it, and the word after it is cut as at the beginning of a
-    sentence.
+    The tags get the last ids. A tag includes the space after it. The word after the tag has the same pieces as at the
+    beginning of a sentence.
 
     Raises:
-        UserError: the tag of synthetic pairs has another meaning for the tokenizer.
+        UserError: the tokenizer already uses the tag of synthetic pairs for another purpose.
     """
     tagged = args.pairs is not None and args.language_tag != "none" and not language_ids(tokenizer)
     tags = dict.fromkeys(tag_of(target, tokenizer) for _, target in args.language_pairs) if tagged else {}
@@ -56,10 +56,10 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int:
 
 
 def synthetic_tag_id(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> int | None:
-    """The token before synthetic sources; None: they have none.
+    """Return the id of the token before synthetic sources; None: there is no such token.
 
     Raises:
-        UserError: the tokenizer lacks the token, makes it of text, or uses it for another purpose.
+        UserError: the tokenizer does not have the token, makes it from text, or uses it for another purpose.
     """
     tag = args.synthetic_tag
     if tag is None:
@@ -75,16 +75,17 @@ def synthetic_tag_id(tokenizer: PreTrainedTokenizerBase, args: DataArguments) ->
 
 
 def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[str, int | None]:
-    """Tell a tokenizer with language codes (NLLB, mBART, M2M100) the languages; any other stays as it is.
+    """Set the languages of a tokenizer with language codes (NLLB, mBART, M2M100); leave other tokenizers as they are.
 
-    With several pairs, each has its own. The tokenizer then forgets a language in which they differ, so that whoever
-    translates has to name it.
+    With several pairs, the tokenizer keeps a source or target language only if all pairs share it. Any other language
+    must then be given for each translation.
 
     Returns:
-        Fields of the generation config; see `set_languages`. With several targets they name none.
+        Fields of the generation config; see `set_languages`. With several targets they contain no target language.
 
     Raises:
-        UserError: a language is none of its codes, or a field asks for another way to name languages.
+        UserError: a language is not one of the codes, a field requires another way to mark languages, or the tokenizer
+            has `legacy_behaviour`.
     """
     if not language_ids(tokenizer):
         return {}
@@ -115,7 +116,7 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
             )
     for name, side in zip(("src_lang", "tgt_lang"), sides, strict=True):
         if len(side) > 1:
-            tokenizer.init_kwargs.pop(name, None)  # which is what is saved
+            tokenizer.init_kwargs.pop(name, None)  # only keys of `init_kwargs` are saved
     if all(other == first for other in others):
         return first
     tokenizer.tgt_lang = None
@@ -124,12 +125,13 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
 
 
 def translation_pairs(args: DataArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, Any]]:
-    """`{pair: settings}` of a multilingual run, `{}` of any other, and of a tokenizer with codes of its own.
+    """Return `{pair: settings}` for a multilingual run; {} for other runs, and for a tokenizer with its own codes.
 
-    Settings are those of `tag` (put before the source), `decoder_start_token_id` and `posterior` that the run uses.
+    The settings of a pair are `tag` (before the source), `decoder_start_token_id` and `posterior`, if the run uses
+    them.
 
     Raises:
-        UserError: the tokenizer lacks a tag.
+        UserError: the tokenizer lacks a tag, or the decoder has another vocabulary, which lacks the tag.
     """
     if args.pairs is None or language_ids(tokenizer):
         return {}

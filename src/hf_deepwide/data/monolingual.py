@@ -1,6 +1,6 @@
-"""Text in several languages for masked language models: read, encode, mask.
+"""Text in several languages for masked language models: read, encode and mask it.
 
-Each line is a sequence of its own. Shape legend: [sentences, length], lengths in tokens with `</s>`.
+Each line is one sequence. Shape legend: [sentences, length], lengths in tokens with `</s>`.
 """
 
 import logging
@@ -30,7 +30,7 @@ from .text_files import find_file, read_lines
 
 logger = logging.getLogger(__name__)
 
-# As RoBERTa's: the mask takes the space before it, because it stands for a piece that begins with this space.
+# As in RoBERTa, the mask includes the space before it, because it replaces a piece that begins with this space.
 MASK = AddedToken("<mask>", lstrip=True, normalized=False, special=True)
 PosteriorsBy = Literal["language", "none"]
 NUMBERS = {
@@ -43,8 +43,9 @@ NUMBERS = {
 def add_mask(tokenizer: PreTrainedTokenizerFast, is_new: bool) -> None:
     """Give a tokenizer the token `<mask>`.
 
-    Around a mask a text has the pieces that it has around a word. For this a new tokenizer, which no model knows yet,
-    is changed. Letters behind a mask begin a word only after a space, and spaces at the end of a text are left out.
+    The text around a mask should have the same pieces as the text around a word. So a new tokenizer, which no model
+    uses yet, is changed: letters after a mask begin a word only after a space. Spaces at the end of a text are
+    removed.
     """
     tokenizer.add_special_tokens({"mask_token": MASK})
     if not is_new:
@@ -64,13 +65,13 @@ class MonolingualArguments(Places):
 
     `train`, `validation` and `test` are prefixes: text in the language `de` is in `{prefix}.de`, else in
     `{prefix}.de.gz`, a sequence a line. Relative paths start at `root`, else at `$HF_DEEPWIDE_DATA`, else at the
-    working directory. Empty lines are left out; so are, of the training split, those of more than `max_length` tokens
-    (`</s>` included), while longer ones of the others are cut.
+    working directory. Empty lines are left out. Lines of more than `max_length` tokens (`</s>` included) are left out
+    of the training split, and are cut in the other splits.
 
-    `posteriors: language` gives a latent-depth model one posterior per language. `sampling_temperature` T makes a
-    language of n lines be seen in proportion to n^(1/T), as in translation. `mask_probability` of the tokens are to
-    be predicted: 80 % of them are replaced by `<mask>`, 10 % by a random token, and 10 % stay (BERT). Training masks
-    anew in each epoch; validation and test are masked once and for all.
+    `posteriors: language` gives a latent-depth model one posterior per language. `sampling_temperature` T: a language
+    with n lines is seen in proportion to n^(1/T), as in translation. `mask_probability` is the share of the tokens
+    that the model predicts. Of them 80 % are replaced by `<mask>`, 10 % by a random token, and 10 % stay (BERT). In
+    training, each epoch has other masks. Validation and test splits are masked once, when they are encoded.
     """
 
     languages: list[str] = field(default_factory=list, metadata={"help": "endings of the files, one a language"})
@@ -112,25 +113,25 @@ class MonolingualArguments(Places):
 
     @property
     def pairs(self) -> list[str]:
-        """The languages, under the name that the trainer knows groups of sentences by."""
+        """The languages, under the name that the trainer uses for groups of sentences."""
         return self.languages
 
     @property
     def posterior_names(self) -> list[str]:
-        """What each posterior of a latent-depth model is of; [] for none."""
+        """The language of each posterior of a latent-depth model; [] without `posteriors`."""
         return self.languages if self.posteriors == "language" else []
 
     def file(self, split: Split, language: str) -> Path:
-        """The file of a split in a language.
+        """Return the file of a split in a language.
 
         Raises:
-            UserError: the recipe does not name the split, or there is no such file.
+            UserError: the recipe does not name the split, or the file does not exist.
         """
         return find_file(self.resolve(f"{self.location(split)}.{language}"))
 
 
 def read_texts(args: MonolingualArguments, split: Split) -> Iterator[tuple[int, str]]:
-    """Index of the language and text of each line that is not empty, one language after the other."""
+    """Yield the index of the language and the text of each line that is not empty, one language after the other."""
     for index, language in enumerate(args.languages):
         file = args.file(split, language)
         for number, line in enumerate(read_lines(file), start=1):
@@ -140,18 +141,19 @@ def read_texts(args: MonolingualArguments, split: Split) -> Iterator[tuple[int, 
 
 
 def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """A split as rows with `input_ids`, lengths as batches want them, `pair` (the language), perhaps `posterior`.
+    """Encode a split as rows with `input_ids`, the two lengths for batches, `pair` (the language) and `labels`.
 
-    Validation and test rows are masked, and have `labels`.
+    Only validation and test rows are masked, and only they have `labels`. With `posteriors: language`, rows also have
+    `posterior`.
 
     Raises:
-        UserError: no line is left, of a language none to train on, or nothing in it is to be predicted.
+        UserError: no line is left, a language has no line to train on, or a language has no token to predict.
     """
     encoder, lines = TextEncoder(tokenizer), read_texts(args, split)
     collator = None if split == "train" else MaskingCollator(tokenizer, args.mask_probability)
     parts, read, long = [], 0, 0
     kept, predicted = dict.fromkeys(args.languages, 0), dict.fromkeys(args.languages, 0)
-    while chunk := list(islice(lines, CHUNK)):  # the rest is Arrow, as in `corpora`
+    while chunk := list(islice(lines, CHUNK)):  # all other lines are in Arrow, as in `corpora`
         languages, texts = zip(*chunk, strict=True)
         bodies = encoder.bodies(texts)
         rows = [encoder.frame(body) for body in bodies]
@@ -195,13 +197,13 @@ def encode_texts(args: MonolingualArguments, split: Split, tokenizer: PreTrained
 
 
 class MaskingCollator(TranslationCollator):
-    """Pads sequences and masks those that are not masked yet.
+    """Pad sequences, and mask them if they are not masked yet.
 
-    Returns `input_ids`, `attention_mask` and `labels` [sentences, length], -100 where nothing is to be predicted, and
-    of rows with a `posterior` `posteriors` [sentences].
+    Returns `input_ids`, `attention_mask` and `labels` [sentences, length]. Labels are -100 where nothing is to be
+    predicted. Rows with a `posterior` also give `posteriors` [sentences].
 
-    What is masked follows from the batch, the seed and the epoch, and not from random numbers drawn before: a run
-    that is resumed sees the same masks.
+    The masks depend only on the batch, the seed and the epoch, and not on earlier random numbers. So a resumed run has
+    the same masks.
     """
 
     def __init__(
@@ -214,7 +216,7 @@ class MaskingCollator(TranslationCollator):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Other masks in each epoch."""
+        """Set the epoch; each epoch has other masks."""
         self.epoch = epoch
 
     def __call__(self, rows: Sequence[dict]) -> dict[str, torch.Tensor]:
@@ -227,7 +229,10 @@ class MaskingCollator(TranslationCollator):
         return batch
 
     def mask(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`[sentences, length]` with some tokens masked, and labels, -100 for all others; special tokens stay."""
+        """Mask some tokens of `[sentences, length]`, and return ids and labels; special tokens are never masked.
+
+        Labels are -100 for all tokens that are not to be predicted.
+        """
         draw = zlib.crc32(ids.numpy().tobytes(), zlib.crc32(f"{self.seed} {self.epoch}".encode()))
         self.masking.generator = torch.Generator().manual_seed(draw)
         return self.masking.torch_mask_tokens(ids.clone(), special_tokens_mask=torch.isin(ids, self.special_ids))

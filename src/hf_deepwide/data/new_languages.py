@@ -1,7 +1,7 @@
 """New languages for a model whose tokenizer has language codes (NLLB, M2M100).
 
-A code is a special token. Its embedding begins as that of a related language, or as the mean of all codes. Fine-tuning
-then teaches the language.
+A code is a special token. Its initial embedding is the embedding of a related language, or the mean over all codes.
+Fine-tuning then teaches the language.
 """
 
 import re
@@ -16,21 +16,21 @@ from ..models.language_names import nearest
 from ..models.language_pairs import language_ids
 
 WHERE = "tokenizer.new_languages"
-CODE = r"[A-Za-z]\w*"  # of a language
+CODE = r"[A-Za-z]\w*"  # a language code
 
 
 def add_languages(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, languages: Mapping[str, str | None]
 ) -> None:
-    """Add language codes to a tokenizer and their embeddings to its model; both are changed.
+    """Add language codes to a tokenizer and their embeddings to its model; both are changed in place.
 
-    Matrices that are tied stay tied.
+    Tied matrices stay tied.
 
     Args:
         model: the model.
-        tokenizer: its tokenizer, of NLLB or M2M100.
-        languages: each new code, with the code of the language whose embedding it begins with; None: the mean of all
-            codes.
+        tokenizer: the model's tokenizer, of NLLB or M2M100.
+        languages: each new code, with the code of a related language, whose embedding is its initial embedding. None:
+            the mean of all codes.
 
     Raises:
         UserError: see `add_codes`.
@@ -40,11 +40,11 @@ def add_languages(
 
 
 def add_codes(tokenizer: PreTrainedTokenizerBase, languages: Mapping[str, str | None]) -> None:
-    """Add language codes to a tokenizer as special tokens, which are saved with it.
+    """Add language codes to a tokenizer as special tokens, which are saved with the tokenizer.
 
     Raises:
-        UserError: the tokenizer has no codes, or none can be added; it knows a code, or does not know the related
-            language.
+        UserError: the tokenizer has no codes or accepts no new code, it already has one of the new codes, or it lacks
+            a related code.
     """
     if not isinstance(languages, Mapping) or not languages:
         raise UserError(f"{WHERE}: {quote(languages)} is not accepted; accepted: {{new code: related code, or None}}")
@@ -66,7 +66,7 @@ def add_codes(tokenizer: PreTrainedTokenizerBase, languages: Mapping[str, str | 
             raise UserError(f"{WHERE}: {quote(code)}: the tokenizer does not know {quote(related)}; {meant}")
     for name in tokens.values():
         token = AddedToken(name, normalized=False, special=True)
-        if has_table:  # M2M100's own codes have ids behind its vocabulary, which the tokenizer does not count
+        if has_table:  # M2M100's own codes have ids after its vocabulary, and the tokenizer does not count these ids
             last = max([*language_ids(tokenizer).values(), *tokenizer.get_vocab().values()])
             tokenizer.added_tokens_decoder = {last + 1: token}
         tokenizer.add_special_tokens({"extra_special_tokens": [token]}, replace_extra_special_tokens=False)
@@ -76,11 +76,11 @@ def add_codes(tokenizer: PreTrainedTokenizerBase, languages: Mapping[str, str | 
 def start_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, languages: Mapping[str, str | None]
 ) -> None:
-    """Give each new code its embedding, in the encoder, the decoder and the output projection.
+    """Set the embedding of each new code in the encoder, the decoder and the output projection.
 
     Args:
-        model: the model; it is enlarged if it has too few rows.
-        tokenizer: knows the codes already.
+        model: the model; its embeddings are enlarged if they have too few rows.
+        tokenizer: the tokenizer, which already has the codes.
         languages: as for `add_languages`.
     """
     ids = language_ids(tokenizer)
@@ -90,7 +90,7 @@ def start_embeddings(
     known = [token_id for code, token_id in ids.items() if code not in languages]
     head = model.get_output_embeddings()
     embeddings = [model.get_encoder().get_input_embeddings(), model.get_decoder().get_input_embeddings(), head]
-    tables = {id(module.weight): module.weight for module in embeddings}  # of tied matrices, one
+    tables = {id(module.weight): module.weight for module in embeddings}  # tied matrices occur once
     if getattr(head, "bias", None) is not None:
         tables[id(head.bias)] = head.bias
     for code, related in languages.items():

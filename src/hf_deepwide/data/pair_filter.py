@@ -1,4 +1,4 @@
-"""Which sentence pairs stay: both sides have text, no word is endless, and, if asked, no pair is repeated."""
+"""Filters for sentence pairs: both sides need text, no word may be too long, and repeated pairs can be left out."""
 
 import hashlib
 import logging
@@ -13,13 +13,13 @@ WORD = 20_000  # characters without a space; the time to train a tokenizer grows
 
 
 def endless_word(text: str) -> int:
-    """Characters of the longest word, if it is longer than any word; else 0."""
+    """Return the length of the longest word if it has more than `WORD` characters, else 0."""
     longest = max(map(len, text.split()), default=0) if len(text) > WORD else 0
     return longest if longest > WORD else 0
 
 
 def check_words(text: str, where: str) -> None:
-    """Refuse a text with a word that is longer than any word; `where` opens the message."""
+    """Raise a `UserError` if a word has more than `WORD` characters; the message begins with `where`."""
     if longest := endless_word(text):
         raise UserError(
             f"{where}: a word of {longest:,} characters; accepted: {WORD:,} at most. Remove the line, and its partner "
@@ -28,11 +28,12 @@ def check_words(text: str, where: str) -> None:
 
 
 class PairFilter:
-    """Says which pairs stay: all with two non-empty sides (and, if asked, only the first of equal ones).
+    """Decide which pairs stay: pairs with two non-empty sides; with `drop_duplicates` only the first of equal pairs.
 
-    Outside training an empty side is an error: scores on a part of a test set compare with nothing. `files` are the
-    names of source and target for that message. A word without end is an error, too, but for training pairs that are
-    `streamed`. These are left out: a run that has begun could not go on with a file that was mended.
+    Outside training an empty side is an error: the score on a part of a test set is comparable with no other score.
+    `files` are the names of source and target for error messages. A word of more than `WORD` characters is also an
+    error. Only `streamed` training pairs with such a word are left out: a run that has begun could not resume after
+    the file was corrected.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class PairFilter:
         self._seen: set[bytes] | None = set() if drop_duplicates and split == "train" else None
 
     def __call__(self, line: int, source: str, target: str) -> bool:
-        """True if the pair stays; counts it either way."""
+        """Return whether the pair stays, and count it as kept or left out."""
         for side, text, file in (("source", source, self.files[0]), ("target", target, self.files[1])):
             if self.streamed and endless_word(text):
                 self.endless += 1
@@ -73,7 +74,7 @@ class PairFilter:
         return True
 
     def __str__(self) -> str:
-        """How many pairs were kept and left out."""
+        """Return a text with the numbers of pairs that were kept and left out."""
         repeated = "" if self._seen is None else f" and {self.duplicates} repeated pairs"
         endless = f" and {self.endless} with a word of more than {WORD:,} characters" if self.endless else ""
         return (
@@ -83,19 +84,19 @@ class PairFilter:
 
     @property
     def left_out(self) -> int:
-        """How many pairs did not stay."""
+        """The number of pairs that were left out."""
         return self.empty + self.endless + self.duplicates
 
 
 class StreamFilter:
-    """A `PairFilter` for `IterableDataset.filter`: logs as it goes, since a stream may have no end."""
+    """A `PairFilter` for `IterableDataset.filter` that logs during the pass, because a stream may have no end."""
 
     def __init__(self, split: Split, where: str) -> None:
         self.split, self.where = split, where
         self.keep = PairFilter(split, (where, where), streamed=True)
 
     def __call__(self, row: dict, index: int) -> bool:
-        """True if the row stays, which is the `index`-th of this pass; counts begin anew with each pass."""
+        """Return whether the row with the number `index` in this pass stays; each pass has its own counts."""
         if index == 0:
             self.keep = PairFilter(self.split, (self.where, self.where), streamed=True)
         stays = self.keep(index + 1, row["source"], row["target"])

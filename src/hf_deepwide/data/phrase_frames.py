@@ -1,9 +1,9 @@
 """The sentences of the embedded corpus, in five languages, with slots that `phrases.py` fills.
 
-A frame is one meaning said five times; `{slot}` names what is said in it. Slots stand where no language has
-to inflect them, or where `phrases.py` knows the form ("am Dienstag", "ve středu"). The nouns below come in
-the one form their frames need: `item` and `event` as a subject with its article, `goods` after a quantity,
-`building` after "construction".
+A frame is one sentence in five languages; `{slot}` is replaced by a value. Slots are only where no language inflects
+the value, or where `phrases.py` generates the right form ("am Dienstag", "ve středu"). The nouns below have the one
+form that their frames need: `item` and `event` as a subject with its article, `goods` after a quantity, `building`
+after "construction".
 """
 
 LANGUAGES = ("de", "en", "fr", "es", "cs")
@@ -375,12 +375,12 @@ NOUNS = {
     ],
 }
 
-NAMES = (  # spelled alike in all five languages, and none makes French elide "de"
+NAMES = (  # with one spelling in all five languages, and a first letter before which French keeps "de"
     "Maria Peter Laura Martin Sofia David Julia Thomas Clara Felix Nina Robert Paula Simon Vera Daniel Lea Viktor "
     "Marta Karl"
 )
 
-# What CLDR names in every language, by its codes; the cities are time zones of Europe.
+# Codes for which CLDR has a name in each language; the cities are time zones of Europe.
 TERRITORIES = (
     "AT BE BG BR CA CH CL CN CO CU CZ DE DK EG ES FI FR GR HR HU ID IE IL IN IS IT JP KE KR LT LV MA MX NO NZ PE PL "
     "PT RO RS SE SI SK TH UA VN"
@@ -390,4 +390,4 @@ CITIES = (
     "Berlin Vienna Zurich Paris London Rome Madrid Prague Warsaw Brussels Copenhagen Lisbon Athens Budapest Amsterdam "
     "Belgrade Bucharest Luxembourg Stockholm Oslo Helsinki Sofia Vilnius Istanbul"
 )
-CURRENCIES = "EUR EUR EUR USD GBP CHF JPY"  # drawn uniformly: euros are the most common
+CURRENCIES = "EUR EUR EUR USD GBP CHF JPY"  # drawn uniformly, so the euro is the most common

@@ -1,10 +1,10 @@
 """The embedded corpus: phrases with dates, times, prices, ordinals, counts and lists, generated without a download.
 
-The sentences are in `phrase_frames.py`; what fills them comes from CLDR through Babel (dates, times,
-currencies, units, lists, names of countries, cities and languages) and from num2words (spelled-out numbers).
-A phrase is drawn as a meaning and then said in both languages, so what differs between them is what differs
-between the languages: "3. März 2026, um 14:30 Uhr" and "March 3, 2026 at 2:30 PM". Words and parts of dates
-recur, their combinations do not: a model that translates held-out phrases has learned to compose.
+The sentences are in `phrase_frames.py`. The values of their slots come from CLDR through Babel (dates, times,
+currencies, units, lists, names of countries, cities and languages) and from num2words (spelled-out numbers). For each
+phrase, a meaning is drawn, which is then expressed in both languages. So source and target differ only as the two
+languages differ: "3. März 2026, um 14:30 Uhr" and "March 3, 2026 at 2:30 PM". Words and parts of dates recur, but
+their combinations do not: a model that translates held-out phrases has learned to compose.
 """
 
 import functools
@@ -27,7 +27,7 @@ from num2words import num2words
 from ..errors import UserError, quote
 from .phrase_frames import CITIES, CURRENCIES, FRAMES, LANGUAGE_CODES, LANGUAGES, NAMES, NOUNS, TERRITORIES
 
-HELD_OUT = 500  # pairs in validation, and as many in test
+HELD_OUT = 500  # pairs in each of validation and test
 
 
 @functools.lru_cache(maxsize=4)
@@ -36,11 +36,11 @@ def build_phrases(
 ) -> DatasetDict:
     """Generate train, validation and test with the columns `source` and `target`, always the same for one seed.
 
-    No source and no target occurs twice, within a split or across splits. Validation and test do not depend
-    on `train_size`. Another version of Babel or num2words may say some phrases differently.
+    No source and no target occurs twice, within a split or across splits. Validation and test do not depend on
+    `train_size`. Another version of Babel or num2words may give other words for some phrases.
 
     Raises:
-        UserError: an unknown language, or more phrases asked for than can be told apart.
+        UserError: a language is unknown, or `train_size` is larger than the number of different phrases.
     """
     for lang in (source_lang, target_lang):
         if lang not in LANGUAGES:
@@ -59,7 +59,11 @@ def build_phrases(
 
 
 def _distinct_pairs(source_lang: str, target_lang: str, seed: int) -> Iterator[tuple[str, str]]:
-    """Draw phrases for ever; leave out those whose source or target, case aside, was there before."""
+    """Yield random phrases, but skip each phrase whose source or target, ignoring case, was drawn before.
+
+    Raises:
+        UserError: 1000 phrases in a row were skipped.
+    """
     random = Random(seed)
     sources, targets = set(), set()
     repeated = 0
@@ -78,12 +82,12 @@ def _distinct_pairs(source_lang: str, target_lang: str, seed: int) -> Iterator[t
 
 
 def slots_of(frame: tuple[str, ...]) -> list[str]:
-    """The slots of a frame, in the order of its first language."""
+    """Return the slots of a frame, in the order of its first language."""
     return [slot for _, slot, _, _ in string.Formatter().parse(frame[0]) if slot]
 
 
 def say(frame: tuple[str, ...], meaning: dict[str, Any], lang: str) -> str:
-    """Say a frame in `lang`, with plain spaces (CLDR has three narrower kinds) and a capital first."""
+    """Write a frame in `lang`, with plain spaces (CLDR has three narrower kinds) and a capital first letter."""
     said = {slot: SLOTS[slot].say(value, lang) for slot, value in meaning.items()}
     text = " ".join(frame[LANGUAGES.index(lang)].format(**said).split())
     return text[0].upper() + text[1:]
@@ -91,20 +95,20 @@ def say(frame: tuple[str, ...], meaning: dict[str, Any], lang: str) -> str:
 
 @dataclass(frozen=True)
 class Slot:
-    """How a value is drawn, and how it is said in a language."""
+    """A function that draws a value, and a function that writes the value in a language."""
 
     draw: Callable[[Random], Any]
     say: Callable[[Any, str], str]
 
 
 def _day(first: int, last: int) -> Callable[[Random], date]:
-    """Draw a day of the years first to last."""
+    """Return a function that draws a day from the years `first` to `last`."""
     start, end = date(first, 1, 1).toordinal(), date(last, 12, 31).toordinal()
     return lambda random: date.fromordinal(random.randint(start, end))
 
 
 def _clock(first: int, last: int) -> Callable[[Random], time]:
-    """Draw a time of day from first to last hour on a grid of five minutes."""
+    """Return a function that draws a time of day from hour `first` to hour `last`, in steps of five minutes."""
     return lambda random: time(random.randint(first, last), random.randrange(0, 60, 5))
 
 
@@ -146,7 +150,7 @@ def _draw_span(random: Random) -> tuple[str, int]:
 
 
 def _span(direction: int) -> Callable[[tuple[str, int], str], str]:
-    """Say how far something lies in the future (1) or the past (-1), in the unit that was drawn."""
+    """Return a function that writes a time in the future (1) or the past (-1) in the unit that was drawn."""
 
     def say_span(span: tuple[str, int], lang: str) -> str:
         unit, count = span
@@ -157,7 +161,7 @@ def _span(direction: int) -> Callable[[tuple[str, int], str], str]:
 
 
 def _price(low: int, high: int, currencies: str) -> Slot:
-    """A price from low to high, small ones as likely as large ones, often with the cents that shops like."""
+    """Return a slot for prices from low to high, uniform on a log scale, often with cents that are usual in shops."""
 
     def draw(random: Random) -> tuple[float, str]:
         cents = random.choice([0, 50, 90, 95, 99, random.randrange(100)])
@@ -171,12 +175,12 @@ def _log_uniform(random: Random, low: int, high: int) -> int:
 
 
 def _percent(share: float, lang: str) -> str:
-    pattern = Locale.parse(lang).percent_formats[None].pattern  # "#,##0 %": whole percents only
+    pattern = Locale.parse(lang).percent_formats[None].pattern  # "#,##0 %" has whole percents only
     return format_percent(share, pattern.replace("0", "0.#"), locale=lang)
 
 
 def _measure(low: int, high: int, *units: str, halves: bool = False) -> Slot:
-    """A measure from low to high in one of the CLDR units, some of them with a half if `halves`."""
+    """Return a slot for measures from low to high in one of the CLDR units, with `halves` some with a half."""
 
     def draw(random: Random) -> tuple[float, str]:
         half = random.choice([0, 0, 0.5]) if halves else 0
@@ -190,17 +194,17 @@ def _words(number: int, lang: str) -> str:
 
 
 def _ordinal(number: int, lang: str) -> str:
-    # num2words has no Czech ordinals; digits with a full stop are how they are mostly written.
+    # num2words has no Czech ordinals; Czech mostly writes them as digits with a full stop.
     return f"{number}." if lang == "cs" else num2words(number, lang=lang, to="ordinal")
 
 
 def _city(city: str, lang: str) -> str:
     zone = Locale.parse(lang).time_zones.get(f"Europe/{city}", {})
-    return zone.get("city", city)  # CLDR lists only names that differ from the zone's
+    return zone.get("city", city)  # CLDR lists only names that differ from the name of the zone
 
 
 def _listing(codes: list[str], low: int, high: int, name: Callable[[str, str], str]) -> Slot:
-    """A list of low to high different things, joined as the language joins them."""
+    """Return a slot for lists of low to high different items, joined as is usual in the language."""
 
     def say_list(chosen: list[str], lang: str) -> str:
         said = format_list([name(code, lang) for code in chosen], locale=lang)

@@ -1,4 +1,4 @@
-"""How often sentences are repeated so that kinds of sentences have their shares, without leaving anything out.
+"""Repeat sentences so that each kind of sentences gets its share of an epoch, and no sentence is left out.
 
 The kinds are language pairs (temperature sampling), or real and synthetic pairs (a rate).
 """
@@ -14,15 +14,16 @@ logger = logging.getLogger(__name__)
 
 
 def copies_by_temperature(pairs: Sequence[int], temperature: float, names: Sequence[str] | None = None) -> np.ndarray:
-    """How often each sentence is to be seen in an epoch, so that language pairs occur in proportion to n^(1/T).
+    """Return how often each sentence is seen in an epoch, so that language pairs occur in proportion to n^(1/T).
 
-    A sentence of a pair with n sentences is seen (n / n_max)^(1/T - 1) times: once in the largest pair, more often in
-    all others. This is the temperature sampling of Arivazhagan et al. 2019, p ~ n^(1/T), with nothing left out.
+    A sentence of a pair with n sentences is seen (n / n_max)^(1/T - 1) times. This is once in the largest pair, and
+    more often in all other pairs. It is the temperature sampling of Arivazhagan et al. 2019, p ~ n^(1/T), but leaves
+    out no sentence.
 
     Args:
         pairs: the language pair of each sentence, as an index.
-        temperature: T >= 1, infinity included, at which all pairs weigh the same.
-        names: what the language pairs are called in the log.
+        temperature: T >= 1. Infinity is allowed; all pairs then have the same weight.
+        names: names of the language pairs in the log.
 
     Returns:
         `[sentences]`, 1 or more.
@@ -39,19 +40,19 @@ def copies_by_temperature(pairs: Sequence[int], temperature: float, names: Seque
 
 
 def copies_by_rate(synthetic: Sequence[int], rate: float) -> np.ndarray:
-    """How often each pair is to be seen in an epoch, so that `rate` synthetic pairs are seen for each real pair.
+    """Return how often each pair is seen in an epoch, so that `rate` synthetic pairs are seen for each real pair.
 
-    One kind is seen once, and the other kind as often as the rate asks for, which is once or more.
+    One kind of pairs is seen once. The other kind is seen as often as the rate requires, which is once or more.
 
     Args:
         synthetic: 1 for each synthetic pair, 0 for each real pair.
-        rate: synthetic pairs for each real pair.
+        rate: number of synthetic pairs for each real pair.
 
     Returns:
         `[pairs]`, 1 or more.
 
     Raises:
-        UserError: there are no pairs of one kind.
+        UserError: one kind has no pairs.
     """
     kinds = np.asarray(synthetic, dtype=np.int64)
     real, made = np.bincount(kinds, minlength=2)
@@ -60,7 +61,7 @@ def copies_by_rate(synthetic: Sequence[int], rate: float) -> np.ndarray:
             f"data.synthetic_rate is {rate:g}, and after the length filters {real} real and {made} synthetic pairs "
             "are left; there must be some of both kinds"
         )
-    times = rate * real / made  # of a synthetic pair, for each time that a real pair is seen
+    times = rate * real / made  # how often a synthetic pair is seen for each time that a real pair is seen
     copies = np.array([max(1 / times, 1.0), max(times, 1.0)])
     for kind, name in enumerate(("real", "synthetic")):
         logger.info("%s: %d pairs, seen %.2f times an epoch", name, (real, made)[kind], copies[kind])
@@ -68,22 +69,23 @@ def copies_by_rate(synthetic: Sequence[int], rate: float) -> np.ndarray:
 
 
 class Repeats:
-    """Deals out repetitions so that an epoch's shapes never change, but which sentences are repeated does.
+    """Repeat other sentences in each epoch, while the shapes in an epoch never change.
 
     Sentences of one kind have the same shape and the same number of copies c. All are seen floor(c) times. For the
-    fractional rest each kind has a fixed number of places, and in each epoch other sentences of the kind fill them.
+    fractional rest each kind has a fixed number of extra places, which other sentences of the kind fill in each epoch.
 
-    Four sentences of one shape, to be seen 1.5 times each, have 6 places. Two are seen twice, first 0 and 1:
+    Example: four sentences of one shape, each to be seen 1.5 times, have 6 places. Two sentences are seen twice, at
+    first the sentences 0 and 1:
 
         repeats = Repeats(np.full((4, 2), 8), np.full(4, 1.5))
         order = repeats.extend(np.array([3, 1, 0, 2]))           # [3, 1, 1, 0, 0, 2]
         repeats.draw(order, np.random.default_rng(0))            # [2, 0, 1, 3, 2, 0]: in this epoch 2 and 0
 
-    A fifth sentence of another shape, seen twice, adds two places, which are always its own.
+    A fifth sentence of another shape, seen twice, adds two places, which no other sentence fills.
 
     Args:
         shapes: `[sentences, 2]`, rounded source and target lengths.
-        copies: `[sentences]`, 1 or more: how often each is seen on average.
+        copies: `[sentences]`, 1 or more: how often each sentence is seen in an epoch on average.
     """
 
     def __init__(self, shapes: np.ndarray, copies: np.ndarray) -> None:
@@ -93,28 +95,28 @@ class Repeats:
         _, kind = np.unique(np.column_stack([shapes, value]), axis=0, return_inverse=True)
         self.members = _indices_by(kind.reshape(-1))  # the sentences of each kind
         firsts = [rows[0] for rows in self.members]
-        self.often = [int(copies[row]) for row in firsts]  # times that all members of a kind are seen
-        self.extra = np.zeros(len(self.members), dtype=np.int64)  # members of it that are seen once more
+        self.often = [int(copies[row]) for row in firsts]  # how often all members of a kind are seen
+        self.extra = np.zeros(len(self.members), dtype=np.int64)  # number of members that are seen once more
         sizes = np.array([len(rows) for rows in self.members])
         for average, kinds in zip(values, _indices_by(value[firsts]), strict=True):
             exact = sizes[kinds] * (average - int(average))
             shares = np.floor(exact).astype(np.int64)
-            left = round(exact.sum()) - shares.sum()  # to the largest remainders: the total is right to one sentence
+            left = round(exact.sum()) - shares.sum()  # for the largest remainders: the total is exact to one sentence
             shares[np.argsort(shares - exact, kind="stable")[:left]] += 1
             self.extra[kinds] = shares
 
     def extend(self, order: np.ndarray) -> np.ndarray:
-        """An order of the sentences, with the repeated ones beside each other."""
+        """Return an order of the sentences in which the copies of a sentence follow the sentence."""
         filled = [self._fill(kind, rows) for kind, rows in enumerate(self.members)]
         rows, kinds = np.concatenate(filled), np.repeat(np.arange(len(filled)), [len(part) for part in filled])
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         places = np.argsort(rank[rows], kind="stable")
-        self._places = _indices_by(kinds[places])  # where each kind stands
+        self._places = _indices_by(kinds[places])  # the places of each kind
         return rows[places]
 
     def draw(self, order: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """What `extend` returned, with the extra places dealt out anew."""
+        """Return the order from `extend` with other sentences in the extra places."""
         drawn = order.copy()
         for kind, (rows, places) in enumerate(zip(self.members, self._places, strict=True)):
             drawn[places] = self._fill(kind, random.permutation(rows))
@@ -126,6 +128,6 @@ class Repeats:
 
 
 def _indices_by(group: np.ndarray) -> list[np.ndarray]:
-    """The indices of each group, groups and indices rising; one sort, however many groups there are."""
+    """Return the indices of each group, groups and indices in rising order, with a single sort for all groups."""
     order = np.argsort(group, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)

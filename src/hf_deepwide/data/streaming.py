@@ -1,4 +1,4 @@
-"""Token batches from a corpus that does not fit into memory, and where in it one is."""
+"""Token batches from a corpus that does not fit into memory, and the position of a run in this corpus."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -16,29 +16,29 @@ logger = logging.getLogger(__name__)
 
 
 class StreamBatches(torch.utils.data.IterableDataset):
-    """Token batches from an encoded stream: fills a buffer, batches it like `TokenBatchSampler`, goes on.
+    """Token batches from an encoded stream: fill a buffer, batch it like `TokenBatchSampler`, and repeat.
 
-    Only the buffer is in memory, and only the buffer is shuffled: pairs change places within it, and its batches come
-    in random order. The first buffer of a pass is filled to a random part, so that in each pass other pairs share a
-    buffer. The files or shards of a stream change their order with each pass, too.
+    Only the buffer is in memory, and only the buffer is shuffled: pairs change places within it, and its batches have
+    a random order. In each pass the first buffer has another random size, so that other pairs share a buffer. The
+    files or shards of a stream change their order with each pass, too.
 
     Yields lists of rows, to be collated: `DataLoader(StreamBatches(…), batch_size=None, collate_fn=collator)`. It has
     no length, so train with `max_steps`. Each of several processes reads the whole stream and keeps every
-    `world_size`-th batch. So do not give the loader to `accelerator.prepare`, which would deal the batches out again.
-    The order follows from seed, epoch (`set_epoch`) and the stream.
+    `world_size`-th batch. So do not pass the loader to `accelerator.prepare`, which would distribute the batches
+    again. The order depends only on the seed, the epoch (`set_epoch`) and the stream.
 
     Args:
-        dataset: what `encode` made of a stream.
+        dataset: a stream that `encode` returned.
         max_tokens, seed, length_multiple, batch_by: as for `TokenBatchSampler`.
         buffer_size: pairs that are held and sorted at a time.
-        rank, world_size: this process and how many there are.
-        batch_multiple: batches of an optimizer step, over all processes; each buffer gives a multiple of it. So N
-            processes see what one process sees that accumulates N times as often. None: `world_size`.
-        max_length: tokens of the longest side that `dataset` lets through, where that is known.
+        rank, world_size: the rank of this process, and the number of processes.
+        batch_multiple: batches of an optimizer step, over all processes. The number of batches of each buffer is a
+            multiple of it. So N processes have the same steps as one process with N times as many accumulation steps.
+            None: `world_size`.
+        max_length: most tokens of a side in `dataset`, if this is known.
 
     Raises:
-        UserError: a pair that long would exceed `max_tokens`.
-
+        UserError: a pair of `max_length` tokens would exceed `max_tokens`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StreamBatches(torch.utils.data.IterableDataset):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle of the next pass over the stream."""
+        """Set the epoch, which determines the shuffle of the next pass over the stream."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[dict]]:
@@ -82,11 +82,11 @@ class StreamBatches(torch.utils.data.IterableDataset):
             yield from batches
 
     def windows(self, start: dict[str, Any] | None = None) -> Iterator[tuple[dict[str, Any], Iterator[list[dict]]]]:
-        """Each filling of the buffer: what `start` has to be to begin with it, and this process's batches of it."""
+        """Yield for each buffer its position, which `start` accepts, and the batches of this process."""
         stateful = isinstance(self.dataset, IterableDataset)
         window, state = (start["window"], start["dataset"]) if start else (0, None)
         if stateful:
-            self.dataset.set_epoch(self.epoch)  # also, a state is only taken up in the epoch that it is of
+            self.dataset.set_epoch(self.epoch)  # a state can be loaded only in its own epoch
             if state is not None:
                 self.dataset.load_state_dict(state)
         rows = iter(self.dataset)
@@ -95,7 +95,10 @@ class StreamBatches(torch.utils.data.IterableDataset):
             window, state = window + 1, self.dataset.state_dict() if stateful else None
 
     def _size(self, window: int) -> int:
-        """A multiple that can always be cut into as many batches: at worst each is a single pair."""
+        """Return how many pairs to read into a buffer: a multiple of `batch_multiple`.
+
+        So a buffer always gives a multiple of `batch_multiple` batches. In the worst case each batch is a single pair.
+        """
         size = self.buffer_size
         if window == 0:
             size = int(np.random.default_rng([self.seed, self.epoch]).integers(size - size // 2, size + 1))
@@ -110,7 +113,7 @@ class StreamBatches(torch.utils.data.IterableDataset):
         if not buffer:
             return
         sampler = self._sampler(buffer, multiple)
-        # Epochs and windows are one count for the sampler: 2^32 windows are more than any stream has.
+        # One number for epoch and window is the epoch of the sampler; no stream has 2^32 windows.
         sampler.set_epoch((self.epoch << 32) + window)
         for number, batch in enumerate(sampler):
             if number % self.world_size == self.rank:
@@ -129,30 +132,31 @@ class StreamBatches(torch.utils.data.IterableDataset):
 
 
 class EndlessStream(torch.utils.data.IterableDataset):
-    """Pass after pass over a stream, so that the Trainer sees one long epoch.
+    """An endless sequence of passes over a stream, which is one long epoch for the Trainer.
 
-    A Trainer that resumes asks for all batches from the first on and throws away those it has seen. When `start` is an
-    earlier `position`, the batches before it are empty lists, and nothing is read for them. Another number of
-    processes may go on from it. Each position is the start of a buffer, whose batches all numbers divide.
+    A Trainer that resumes requests all batches from the first batch on, and discards the batches that it has seen. If
+    `start` is an earlier `position`, the batches before it are empty lists, and nothing is read for them. A run may
+    resume from a position with another number of processes. For this, each position is the start of a buffer. All
+    buffers before it gave whole optimizer steps.
 
     Raises:
-        UserError: there is nothing to give, in a whole pass.
+        UserError: a whole pass gives no batch.
     """
 
     def __init__(self, stream: StreamBatches) -> None:
         self.stream = stream
         self.start: dict[str, Any] | None = None
-        self.position: dict[str, Any] | None = None  # where the last batch came from
-        self.epochs = 0.0  # passes so far; 0 within the first one, as nobody knows how long it is
+        self.position: dict[str, Any] | None = None  # of the buffer of the last batch
+        self.epochs = 0.0  # passes so far; 0 within the first pass, whose length is unknown
 
     @property
     def epoch(self) -> int:
-        """The pass that the last batch came from, counted from 0."""
+        """The pass of the last batch, counted from 0."""
         return self.stream.epoch
 
     def __iter__(self) -> Iterator[list[dict]]:
         start, processes = self.start or {}, self.stream.world_size
-        then = start.get("processes", processes)  # each process counted its own batches
+        then = start.get("processes", processes)  # the counts in a position are batches of one process
         given, begun, length = (
             number and number * then // processes for number in map(start.get, ("given", "begun", "length"))
         )
@@ -166,7 +170,7 @@ class EndlessStream(torch.utils.data.IterableDataset):
                 self.position = {
                     "given": given,
                     "begun": begun,  # batches before this pass
-                    "length": length,  # batches of the pass before
+                    "length": length,  # batches of the previous pass
                     "processes": processes,
                     "epoch": epoch,
                     "stream": state,
@@ -175,7 +179,7 @@ class EndlessStream(torch.utils.data.IterableDataset):
                     given += 1
                     self.epochs = epoch + min((given - begun) / length, 1.0) if length else 0.0
                     yield batch
-            if given == first:  # nor would the next pass
+            if given == first:  # the next pass would not give a batch either
                 raise UserError(
                     "the streamed training data give no batch: they hold fewer pairs than an update has batches "
                     "(processes × training.gradient_accumulation_steps), or all are left out, as one side is empty or "

@@ -1,4 +1,4 @@
-"""Batches whose sentences are cut into other pieces of the same words in each epoch."""
+"""Batches in which each epoch cuts the words of a sentence into other pieces."""
 
 import json
 import random
@@ -12,15 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 from .batches import TranslationCollator
 
-WORD_STARTS = ("▁", "Ġ")  # marks of a space, of Metaspace and of byte-level BPE
-Cut = Callable[[Sequence[int], random.Random], list[int]]  # token ids and random numbers to other ids
+WORD_STARTS = ("▁", "Ġ")  # marks for a space in Metaspace and in byte-level BPE
+Cut = Callable[[Sequence[int], random.Random], list[int]]  # (token ids, random numbers) -> other token ids
 
 
 class SubwordCollator(TranslationCollator):
-    """Cuts the pairs of a batch anew, and pads them.
+    """Cut the pairs of a batch into other pieces, and pad them.
 
-    How follows from the batch, the seed and the epoch, and not from random numbers drawn before: a run that is resumed
-    sees the same pieces. A sentence that would get longer than `max_length` stays as it is.
+    The pieces depend only on the batch, the seed and the epoch, and not on earlier random numbers. So a resumed run
+    has the same pieces. A sentence that would become longer than `max_length` stays as it is.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SubwordCollator(TranslationCollator):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Other pieces in each epoch."""
+        """Set the epoch; each epoch has other pieces."""
         self.epoch = epoch
 
     def __call__(self, rows: Sequence[dict]) -> dict[str, torch.Tensor]:
@@ -55,10 +55,15 @@ class SubwordCollator(TranslationCollator):
 
 
 def check_marks(tokenizer: PreTrainedTokenizerBase, marked: bool, key: str) -> None:
-    """Refuse a tokenizer none of whose pieces says where a word starts or ends: pieces would join across words.
+    """Check that the tokenizer has pieces that mark where a word starts or ends: else pieces would join across words.
+
+    Args:
+        tokenizer: the tokenizer, for the message.
+        marked: whether it has such pieces.
+        key: the key of the recipe that needs them, for the message.
 
     Raises:
-        UserError: it is such a one; `key` is the key of the recipe that asked.
+        UserError: the tokenizer has no such pieces.
     """
     if not marked:
         raise UserError(
@@ -68,7 +73,7 @@ def check_marks(tokenizer: PreTrainedTokenizerBase, marked: bool, key: str) -> N
 
 
 def words_of(ids: Sequence[int], starts: Container[int], ends: Container[int]) -> Iterator[list[int]]:
-    """The ids of each word, by the ids that a word can start or end with."""
+    """Yield the ids of each word, given the ids with which a word can start or end."""
     word: list[int] = []
     for number in ids:
         if word and (number in starts or word[-1] in ends):
@@ -80,6 +85,6 @@ def words_of(ids: Sequence[int], starts: Container[int], ends: Container[int]) -
 
 
 def subword_model(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What a tokenizer of the library tokenizers says of its model; {} of any other tokenizer."""
+    """Return the JSON of the model of a tokenizer from the library tokenizers; {} for any other tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return {} if backend is None else json.loads(backend.to_str())["model"]

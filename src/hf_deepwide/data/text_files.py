@@ -1,7 +1,7 @@
-"""Files of text, line by line: their lines, and nothing lost or gained between two languages.
+"""Text files, read line by line, so that the lines of two languages stay aligned.
 
-Only "\\n" ends a line; `str.splitlines` would also split at U+2028, form feeds and more. Whatever is wrong is an error
-that names file and line.
+Only "\\n" ends a line; `str.splitlines` would also split at U+2028, form feeds and more. Each fault in a file is an
+error that names the file and the line.
 """
 
 import gzip
@@ -19,15 +19,16 @@ from ..reading import check_file, what_is
 from .arguments import where_paths_start
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-LINE = 1_000_000  # bytes of a line
-BOMB, RATIO = 1 << 22, 100  # a gzip file that gives so many bytes, and so many times its own size, holds no text
+LINE = 1_000_000  # most bytes of a line
+BOMB, RATIO = 1 << 22, 100  # a gzip file may unpack to BOMB bytes or RATIO times its size
 
 
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 file (`.gz`: compressed) without line ends and byte order mark.
 
     Raises:
-        UserError: it is no file, is empty, or holds a line that is no UTF-8 text or longer than any sentence.
+        UserError: the path is not a file, the file is empty, or a line is not UTF-8 text or has more than 1,000,000
+            bytes.
     """
     check_file(path, "file")
     number = read = 0
@@ -55,10 +56,10 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def decode_line(raw: bytes, path: Path, number: int) -> str:
-    """The text of a line without its end.
+    """Return the text of a line without its line end.
 
     Raises:
-        UserError: it is no UTF-8 text, or longer than any sentence; the message names `path` and `number`.
+        UserError: the line is not UTF-8 text, or has more than 1,000,000 bytes. The message names `path` and `number`.
     """
     if len(raw) > LINE:
         raise UserError(f"{path}, line {number}: more than {LINE:,} bytes; write each sentence on a line of its own")
@@ -75,7 +76,11 @@ def decode_line(raw: bytes, path: Path, number: int) -> str:
 
 
 def find_file(path: Path) -> Path:
-    """`path`, or its `.gz` twin where only that exists; else a `UserError` that says what was looked for."""
+    """Return `path`, or the same path with `.gz` if only this file exists.
+
+    Raises:
+        UserError: neither file exists, or the path is something else, such as a folder.
+    """
     for candidate in (path, path.with_name(path.name + ".gz")):
         found = what_is(candidate)
         if found == "a file":
@@ -86,12 +91,12 @@ def find_file(path: Path) -> Path:
 
 
 def aligned(files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_lines) -> Iterator[tuple[str, ...]]:
-    """Yield line i of all files together; `read` gives the lines of a file.
+    """Yield for each i the tuple of line i of all files; `read` returns the lines of a file.
 
     Raises:
         UserError: a file cannot be read, or has fewer lines than another.
     """
-    ended: dict[int, int] = {}  # files that have ended, and their lines
+    ended: dict[int, int] = {}  # file that has ended: its number of lines
     number = 0
     for number, texts in enumerate(zip_longest(*map(read, files)), start=1):
         for index, text in enumerate(texts):
@@ -109,10 +114,10 @@ def aligned(files: Sequence[Path], read: Callable[[Path], Iterator[str]] = read_
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    """Yield the object on each line of a file, after the place that messages name.
+    """Yield for each line of a file its place, as messages name it, and its JSON object.
 
     Raises:
-        UserError: the file cannot be read, or a line is no JSON object.
+        UserError: the file cannot be read, or a line is not a JSON object.
     """
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
@@ -123,7 +128,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
                 raise UserError(f"{where}: the line is empty; remove it") from error
             array = "; a JSON array over several lines? Write one object a line" if line.lstrip()[0] == "[" else ""
             raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}){array}") from error
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets as deep
+        except (ValueError, RecursionError) as error:  # thousands of digits or of nested brackets
             raise UserError(f"{where}: not JSON that can be read ({one_line(error)})") from error
         if not isinstance(row, dict):
             raise UserError(f"{where}: a JSON {type(row).__name__}; each line must be an object with the fields")
@@ -131,10 +136,10 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def checked_characters(text: str, where: str) -> str:
-    """The text, if all that its escapes stand for are characters.
+    """Return the text if it has no zero byte and no half surrogate pair, which escapes in JSON can give.
 
     Raises:
-        UserError: it holds something else; `where` opens the message.
+        UserError: the text has one of them. The message begins with `where`.
     """
     if found := _NO_TEXT.search(text):
         what = "a zero byte" if found[0] == "\0" else "half a surrogate pair (\\ud800 to \\udfff)"

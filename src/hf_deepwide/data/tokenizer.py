@@ -1,7 +1,8 @@
 """The joint subword vocabulary: a BPE that `AutoTokenizer` loads without this package.
 
-One vocabulary serves both languages ("joint BPE", Sennrich et al. 2016, section 3.2). So names and numbers are cut
-alike on both sides, and the embeddings can be tied. The special ids are fairseq's, which the papers use.
+One vocabulary serves both languages ("joint BPE", Sennrich et al. 2016, section 3.2). So names and numbers have the
+same pieces on both sides, and the embeddings can be tied. The special tokens have the ids of fairseq, which the papers
+use.
 """
 
 import dataclasses
@@ -32,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 Normalization = Literal["nfkc", "nfc", "none"]
 PLACES = Places()  # relative paths start at the environment variable or the working directory
-# Merges must not make such a piece of the letters in a text: it would have the special token's id, or a tag's.
+# Merges must not make such a piece from the letters of a text: it would have the id of the special token or tag.
 LITERAL = r"<(?=(?:/?s|pad|unk|mask|2\w+)>)"
-LONG_WORD = re.compile(r"\S{1000}")  # training takes time that is quadratic in the longest word
+LONG_WORD = re.compile(r"\S{1000}")  # the time of training is quadratic in the length of the longest word
 RANGES = {
     "min_frequency": Range(1, 10**12),
     "bpe_dropout": Range(0, 1),
     "unigram_alpha": Range(0, 1, excludes_least=True),
 }
-TRAINING_KEYS = ("vocab_size", "lowercase", "normalization", "split_digits", "min_frequency")  # of a new tokenizer
-LARGEST = 10_000_000  # entries of a vocabulary: memory is set aside for them beforehand
+TRAINING_KEYS = ("vocab_size", "lowercase", "normalization", "split_digits", "min_frequency")  # for a new tokenizer
+LARGEST = 10_000_000  # most entries of a vocabulary: memory for all entries is allocated before training
 
 
 @dataclass
@@ -49,23 +50,24 @@ class TokenizerArguments:
     """The section `tokenizer` of a recipe.
 
     Args:
-        path: an existing tokenizer, folder or Hub id; of the other fields only `bpe_dropout`, `unigram_alpha` and
-            `new_languages` then matter.
-        codes: merges of subword-nmt for text that is tokenised already; `path` must then be null, and of the other
-            fields only `bpe_dropout` matters. Relative paths start where those of `data` do.
+        path: an existing tokenizer, folder or Hub id. Then only the fields `bpe_dropout`, `unigram_alpha` and
+            `new_languages` have an effect.
+        codes: merges of subword-nmt or fastBPE, for text that is tokenised already. Then `path` must be null, and only
+            `bpe_dropout` has an effect. Relative paths start where the paths of `data` start.
         words: whole words in place of subwords, and a vocabulary for each side (see `data.word_vocabulary`).
-        vocab_size: entries, the four special ones included; a small corpus may not fill it, which is logged. With
-            `words` of the source side.
-        target_vocab_size: with `words`, entries of the target side; None: as `vocab_size`.
-        lowercase: fold case before anything else, source and target alike. Translations then come out in
-            lower case.
-        normalization: Unicode form of all text. "nfkc" also folds widths, ligatures and odd spaces ("½"
-            becomes "1⁄2"); "nfc" only composes accents; "none" leaves the text alone.
-        split_digits: one token per digit, so that the model copies numbers that it has never seen digit by digit.
-        min_frequency: a pair of pieces is merged, or with `words` a word is known, if it occurs at least that often.
+        vocab_size: entries of the vocabulary, the four special tokens included; with `words`, of the source
+            vocabulary. A small corpus may not fill it, which is logged.
+        target_vocab_size: with `words`, entries of the target vocabulary; None: as `vocab_size`.
+        lowercase: convert source and target to lower case before any other step. Translations are then in lower case
+            too.
+        normalization: Unicode form of all text. "nfkc" also unifies widths, ligatures and unusual spaces ("½" becomes
+            "1⁄2"). "nfc" only composes accents. "none" does not change the text.
+        split_digits: one token per digit, so that the model can copy unseen numbers digit by digit.
+        min_frequency: least number of occurrences for a pair of pieces to be merged or, with `words`, for a word to be
+            in the vocabulary.
         bpe_dropout: in training each merge is left out with this probability (see `data.bpe_dropout`).
-        unigram_alpha: in training pieces of a Unigram tokenizer are drawn by their probabilities to this power (see
-            `data.unigram_sampling`); None: the best pieces.
+        unigram_alpha: in training the pieces of a Unigram tokenizer are drawn by their probabilities to the power of
+            this number (see `data.unigram_sampling`); None: the most probable pieces.
         new_languages: language codes that the tokenizer at `path` lacks, each with the code of a related language, or
             None (see `data.new_languages`).
     """
@@ -134,10 +136,10 @@ class TokenizerArguments:
 
 
 def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[str]:
-    """Yield source and target of at most `limit` pairs (None: of all) for `train_tokenizer`; see `training_rows`.
+    """Yield source and target of at most `limit` pairs (None: all pairs) for `train_tokenizer`; see `training_rows`.
 
-    With several language pairs (a column `pair`) each text is given once. A language that is in all pairs would else
-    be counted once a pair, and get most of the vocabulary.
+    With several language pairs (a column `pair`) each text is yielded only once. Otherwise the texts of a language in
+    all pairs would count once for each pair, and this language would get most of the vocabulary.
     """
     seen: set[bytes] = set()
     for row in training_rows(dataset, limit):
@@ -151,10 +153,10 @@ def training_texts(dataset: Dataset | IterableDataset, limit: int | None = None)
 
 
 def training_rows(dataset: Dataset | IterableDataset, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield at most `limit` pairs (None: all) that a tokenizer is trained on.
+    """Yield at most `limit` pairs (None: all pairs) for the training of a tokenizer.
 
-    A stream gives its first pairs. A dataset gives pairs that are drawn at random, always the same: its beginning may
-    be of one language pair, or of one domain, alone.
+    From a stream these are the first pairs. From a dataset they are drawn at random, and are always the same pairs.
+    The first pairs of a dataset may have only one language pair or one domain.
     """
     if limit is not None and isinstance(dataset, Dataset) and limit < len(dataset):
         logger.info("the tokenizer is trained on %d of the %d pairs", limit, len(dataset))
@@ -170,14 +172,14 @@ def training_rows(dataset: Dataset | IterableDataset, limit: int | None = None) 
 def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | None = None) -> PreTrainedTokenizerFast:
     """Train a joint BPE on `texts`; the same texts in the same order always give the same tokenizer.
 
-    Special tokens in `texts` are text as any other, and so is a `tag` that will be added. Words are cut after 1,000
-    characters for the training.
+    The names of special tokens in `texts` are treated like any other text, and so is a `tag` that will be added. For
+    the training, words are split after 1,000 characters.
 
-    Text becomes pieces and `</s>`; ids are `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3. Decoding gives back the
-    normalised text, spaces included. Nothing is saved: `save_pretrained` is the caller's.
+    The tokenizer turns text into pieces and `</s>`. The ids are `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3. Decoding
+    gives back the normalised text, spaces included. Nothing is saved: the caller calls `save_pretrained`.
 
     Raises:
-        UserError: there is no text, or it has more distinct characters than `vocab_size` has room for.
+        UserError: there is no text, or it has more distinct characters than `vocab_size` allows.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"], fuse_unk=True))
     steps = text_steps(args.lowercase, args.normalization)
@@ -185,8 +187,8 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | N
     tokenizer.normalizer = normalizers.Sequence(
         [*steps, *(normalizers.Replace(Regex(literal), "< ") for literal in literals)]
     )
-    # "always" and not "first": a word after a language tag that strips its space must begin with the mark as
-    # well.
+    # "always" and not "first": a language tag strips the space after it, and the next word must begin with the mark
+    # too.
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
     digits = [pre_tokenizers.Digits(individual_digits=True)] if args.split_digits else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([metaspace, *digits]) if digits else metaspace
@@ -195,7 +197,7 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | N
         vocab_size=args.vocab_size,
         min_frequency=args.min_frequency,
         special_tokens=list(SPECIAL_TOKENS.values()),
-        show_progress=shows_bars(),  # in a file, bars would be empty lines
+        show_progress=shows_bars(),  # in a log file, a bar would leave empty lines
     )
     tokenizer.train_from_iterator((LONG_WORD.sub(r"\g<0> ", text) for text in texts), trainer)
     tokenizer.normalizer = normalizers.Sequence(steps) if steps else None
@@ -219,17 +221,18 @@ def load_or_train(
     tag: str | None = None,
     needs: Sequence[str] = ("pad_token", "eos_token"),
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer at `args.path`, or one trained on `texts` (which are not touched if there is a path).
+    """Load the tokenizer at `args.path`, make one from the merges `args.codes`, or train one on `texts`.
 
     Args:
         args: the section `tokenizer` of a recipe.
-        texts: the training data.
-        data: knows where relative paths start.
-        tag: a token that will be added, which must not be made of text.
+        texts: the training data, which is not read if there is a path.
+        data: the section that determines where relative paths start.
+        tag: a token that will be added; no text may become this token.
         needs: the special tokens that a loaded tokenizer must have.
 
     Raises:
-        UserError: nothing can be loaded from the path, a special token is missing, or `words` is set.
+        UserError: the tokenizer, its merges or the texts cannot be used, a special token is missing, or `words` is
+            set.
     """
     if args.words:
         raise UserError("tokenizer.words makes a vocabulary for each side of a translation; leave it out here")
@@ -247,9 +250,9 @@ def load_or_train(
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
     """Raise a `UserError` that lists all the ways in which `tokenizer` does not fit a model's `config`.
 
-    Every id must have an embedding, also in a decoder that has a vocabulary of its own, and so must padding. Both must
-    agree on the ids that pad and end a sentence. A model may have more embeddings than the tokenizer has entries.
-    Where targets begin is asked of a model with a decoder alone.
+    Every id must have an embedding, also in a decoder with its own vocabulary, and the padding id too. Tokenizer and
+    model must have the same ids for padding and for the end of a sentence. A model may have more embeddings than the
+    tokenizer has entries. Only a model with a decoder needs `decoder_start_token_id`.
     """
     problems = []
     sizes = {

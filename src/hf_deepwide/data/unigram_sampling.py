@@ -1,12 +1,13 @@
-"""Subword regularisation: in training a sentence is cut into other pieces each time (Kudo 2018, arXiv 1804.10959).
+"""Subword regularisation: training cuts a sentence into other pieces each time (Kudo 2018, arXiv 1804.10959).
 
-A Unigram tokenizer knows a probability p of each piece, and that of a segmentation is the product over its pieces. It
-takes the most probable one. In training a segmentation x is drawn instead, among all of a word (l = ∞ there):
+A Unigram tokenizer has a probability p for each piece. The probability of a segmentation is the product over its
+pieces, and the tokenizer takes the most probable segmentation. Training draws a segmentation x instead, among all
+segmentations of a word (l = ∞ in the paper):
 
     P(x) is proportional to (p(x_1) ··· p(x_n)) ** alpha
 
-With a small alpha all segmentations are nearly as likely. Validation, tests and all use of the model take the best
-one.
+With a small alpha all segmentations are almost equally likely. Validation, tests and inference take the most probable
+segmentation.
 """
 
 import math
@@ -21,15 +22,15 @@ from ..errors import UserError
 from .subword_collator import WORD_STARTS, check_marks, subword_model, words_of
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
-KEPT = 2**17  # words whose segmentations are kept …
-LETTERS = 24  # … of words no longer than this: without spaces a sentence counts as one word, which hardly returns
+KEPT = 2**17  # most words in the cache of lattices
+LETTERS = 24  # longer words are not cached: a sentence without spaces is one word, and it rarely occurs again
 
-# For each end of a piece: cumulative probabilities of the pieces that end there, with their starts and ids.
+# For each position in a word: cumulative probabilities of the pieces that end there, and their starts and ids.
 Lattice = list[tuple[list[float], list[tuple[int, int]]]]
 
 
 class UnigramSampling:
-    """Cuts token ids into other pieces of the same words.
+    """Replace token ids by the ids of other pieces of the same words.
 
     Args:
         tokenizer: a fast tokenizer whose model is Unigram.
@@ -63,7 +64,7 @@ class UnigramSampling:
         self._lattices: dict[str, Lattice] = {}
 
     def __call__(self, ids: Sequence[int], draws: random.Random) -> list[int]:
-        """Cut a sentence anew, with random numbers from `draws`."""
+        """Cut a sentence into pieces again, with random numbers from `draws`."""
         words = words_of(ids, self._starts, self._whole)
         return [piece for word in words for piece in self._cut(word, draws)]
 
@@ -86,8 +87,11 @@ class UnigramSampling:
         return pieces[::-1]
 
     def _lattice(self, text: str) -> Lattice:
-        """The pieces that can end at each place, by the summed probability of all segmentations up to it."""
-        logs, lattice = [0.0], [([], [])]  # logs: of these sums
+        """Return for each position the pieces that can end there, with cumulative probabilities.
+
+        The probability of a piece is the sum over all segmentations up to its end that have it as their last piece.
+        """
+        logs, lattice = [0.0], [([], [])]  # logs: of the sums over all segmentations up to each end
         for end in range(1, len(text) + 1):
             pieces, scores = [], []
             for start in range(max(0, end - self._longest), end):

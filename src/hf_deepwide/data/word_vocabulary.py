@@ -1,7 +1,8 @@
-"""Vocabularies of whole words, one for each side, from the training pairs.
+"""Vocabularies of whole words from the training pairs, one vocabulary for each side.
 
-Words are what stands between single spaces. The most frequent words are known, and all others are `<unk>`. Words of
-equal frequency are in the order of their letters, so that the same pairs always give the same vocabularies.
+Words are the strings between single spaces. The most frequent words are in the vocabulary, and all other words are
+`<unk>`. Words of equal frequency are sorted by their letters, so that the same pairs always give the same
+vocabularies.
 """
 
 import logging
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def train_word_tokenizer(rows: Iterable[dict[str, Any]], args: TokenizerArguments) -> WordTokenizer:
-    """Count the words of `source` and `target`, and make a tokenizer of the most frequent.
+    """Count the words of `source` and `target`, and make a tokenizer from the most frequent words.
 
     Args:
         rows: the training pairs.
@@ -39,7 +40,7 @@ def train_word_tokenizer(rows: Iterable[dict[str, Any]], args: TokenizerArgument
 
 
 def _most_frequent(counts: Counter[str], side: str, size: int, least: int) -> list[str]:
-    """The words that get an id, the most frequent first."""
+    """Return the words that get an id, the most frequent first."""
     often = [word for word, count in counts.items() if count >= least]
     if not often:
         raise UserError(

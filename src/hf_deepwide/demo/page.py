@@ -1,4 +1,4 @@
-"""The page: a text goes in, the translations of all systems stand side by side, and pictures show what they did."""
+"""The demo page: it shows the translations of a text by all systems side by side, and pictures of their insides."""
 
 import html
 import inspect
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 MOST_LINES = 20
 MOST_CHARACTERS = 4000
 MOST_BEAMS = 10
-MOST_WAITING = 20  # requests of all readers together; further ones are turned away
-SHOWN = 60  # characters of a line in a list of lines
-FAILURES = (ValueError, RuntimeError, LookupError, MemoryError)  # of models, engines and tokenizers
-# The page asks nobody but its own server for anything, whatever a component would like to load.
+MOST_WAITING = 20  # requests of all readers together; further requests are refused
+SHOWN = 60  # characters that are shown of a line in the list of lines
+FAILURES = (ValueError, RuntimeError, LookupError, MemoryError)  # errors that models, engines and tokenizers raise
+# The page loads everything from its own server, even if a component would load files from elsewhere.
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; connect-src 'self' data: blob:"
@@ -47,19 +47,19 @@ CSS = """
 
 
 def serve(models: Sequence[str | os.PathLike], host: str | None = None, port: int | None = None) -> None:
-    """Show the page until the process is interrupted.
+    """Serve the page until the process is interrupted.
 
     Args:
-        models: folders of runs, checkpoints, or CTranslate2's; or Hub ids.
-        host: the address to listen on; None: this machine alone, or what GRADIO_SERVER_NAME says.
-        port: None: the first free one from 7860 on, or what GRADIO_SERVER_PORT says.
+        models: folders of runs or checkpoints, folders exported to CTranslate2, or Hub ids.
+        host: the address to listen on. None: the environment's GRADIO_SERVER_NAME, else this machine alone.
+        port: the port to listen on. None: the environment's GRADIO_SERVER_PORT, else the first free port from 7860.
 
     Raises:
         UserError: Gradio is not installed, a model cannot be loaded, or the port is taken.
     """
     counts = logging.getLogger(translate.__name__)
     level = counts.level
-    counts.setLevel(logging.WARNING)  # it counts the sentences of each request
+    counts.setLevel(logging.WARNING)  # it would log the number of sentences of each request
     try:
         page = build_page(models)
         url = launch(page, host, port)
@@ -70,17 +70,17 @@ def serve(models: Sequence[str | os.PathLike], host: str | None = None, port: in
 
 
 def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
-    """Start the page's server in the background; its local address.
+    """Start the page's server in the background, and return its local address.
 
     Raises:
-        UserError: nothing can listen at this address.
+        UserError: the server cannot listen at this address, or `port` is out of range.
     """
     if port is not None and not 1 <= port <= 65535:
         raise UserError(f"demo: --port {port}; accepted: a number from 1 to 65535")
     gradio = _gradio()
     from starlette.middleware import Middleware
 
-    # the page keeps nothing; Gradio before 6.24 knows no history that it could keep
+    # the page stores no requests; Gradio before 6.24 has no history and no such argument
     unkept = {"run_history": False} if "run_history" in inspect.signature(page.launch).parameters else {}
     fonts = ["ui-sans-serif", "system-ui", "sans-serif"]
     try:
@@ -111,16 +111,16 @@ def launch(page: Any, host: str | None = None, port: int | None = None) -> str:
 
 
 def build_page(models: Sequence[str | os.PathLike]) -> Any:
-    """Load the models and build the page, a `gradio.Blocks`; see `serve`."""
+    """Load the models and return the page, a `gradio.Blocks`; see `serve`."""
     gradio = _gradio()
     return _build(gradio, load_systems(models))
 
 
 def read_request(text: str, beams: float, source_lang: str | None = None, target_lang: str | None = None) -> Request:
-    """What a reader asks for, checked.
+    """Check a reader's input, and return it as a request.
 
     Raises:
-        UserError: there is no text, or too much of it.
+        UserError: there is no text or too much text, or the number of beams is out of range.
     """
     text = text if isinstance(text, str) else ""
     if len(text) > MOST_CHARACTERS:
@@ -136,7 +136,7 @@ def read_request(text: str, beams: float, source_lang: str | None = None, target
 
 
 def show_time(answer: Answer, request: Request) -> str:
-    """The time that a system took, and its notes, as HTML."""
+    """Return the time that a system took, and its notes, as HTML."""
     count = sum(bool(beams) for beams in answer.beams)
     search = "greedy search" if request.beams == 1 else f"{request.beams} beams"
     text = f"{answer.seconds:.2f} s for {number_of(count, 'line')}, {search}"
@@ -145,7 +145,7 @@ def show_time(answer: Answer, request: Request) -> str:
 
 
 def show_beams(answer: Answer) -> str:
-    """The other beams of each line with their scores, as HTML."""
+    """Return all beams of each line with their scores, as HTML."""
     rows = []
     for number, beams in enumerate(answer.beams, start=1):
         for rank, beam in enumerate(beams, start=1):
@@ -160,13 +160,13 @@ def show_beams(answer: Answer) -> str:
 
 
 def show_problem(error: BaseException) -> str:
-    """An error in one line of HTML."""
+    """Return an error message as one line of HTML."""
     message = one_line(error) or type(error).__name__
     return f'<p class="problem" role="alert">{html.escape(message)}</p>'
 
 
 def show_inside(system: System, request: Request, answer: Answer, line: int, layer: int | None) -> str:
-    """Pictures of what a system did with one line, counted from 0, as HTML."""
+    """Return pictures of what a system did with line number `line`, counted from 0, as HTML."""
     beams = answer.beams[line]
     return (
         pictures(system.model, system.look(request, line, beams[0]), layer) if beams else "<p>The line is empty.</p>"
@@ -174,17 +174,17 @@ def show_inside(system: System, request: Request, answer: Answer, line: int, lay
 
 
 def _gradio() -> ModuleType:
-    """Gradio, which reports nothing about its use.
+    """Import Gradio, with its usage reports turned off.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Gradio is not installed.
     """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported, and later
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it is imported, and again later
     return need("gradio", "demo", "the demo")
 
 
 class _OwnPolicy:
-    """Middleware that sends `POLICY` with every answer."""
+    """Middleware that sends `POLICY` with every response."""
 
     def __init__(self, app: Callable) -> None:
         self.app = app
@@ -199,11 +199,11 @@ class _OwnPolicy:
 
 
 def _build(gradio: ModuleType, systems: Sequence[System]) -> Any:
-    """The page of loaded systems."""
+    """Build the page for loaded systems."""
     several = [system for system in systems if system.languages.several]
     choices = [sorted({code for s in several for code in language_choices(s.languages)[side]}) for side in (0, 1)]
     begin = start_languages(several[0].languages) if several else (None, None)
-    turn = {"concurrency_id": "turn", "concurrency_limit": 1, "api_visibility": "private"}  # so times are undisturbed
+    turn = {"concurrency_id": "turn", "concurrency_limit": 1, "api_visibility": "private"}  # for undisturbed times
 
     with gradio.Blocks(title="Translate and look inside", analytics_enabled=False, fill_width=True) as page:
         gradio.Markdown("# Translate, and look inside")
@@ -258,7 +258,7 @@ def _build(gradio: ModuleType, systems: Sequence[System]) -> Any:
                     insides.append(gradio.HTML(elem_classes="pictures"))
 
         def begin_request(*given: Any) -> Any:
-            """Check the request; clear what stands there."""
+            """Check the request, and clear the earlier results on the page."""
             cleared = [None, "", "", ""] * len(systems) + [""] * len(systems)
             try:
                 asked = read_request(*given)

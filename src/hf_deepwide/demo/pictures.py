@@ -1,4 +1,4 @@
-"""Pictures of what an architecture did, as HTML that holds the images themselves."""
+"""Pictures of what a model did with a line, as HTML with embedded images."""
 
 import base64
 import html
@@ -15,16 +15,16 @@ from ..analysis.layer_utilization import layer_selections, posterior_names
 from ..analysis.path_weights import draw_path_weights, path_weights
 from .systems import Seen
 
-MOST_TOKENS = 80  # on an axis of a heat map: more cannot be read
+MOST_TOKENS = 80  # most tokens on an axis of a heat map; more could not be read
 
 
 def pictures(model: Any, seen: Seen | None, layer: int | None) -> str:
-    """Everything that there is to see of one line in one model.
+    """Return all pictures of one model for one line, as HTML.
 
     Args:
-        model: the model; None of a system without one.
-        seen: what was seen; None where the system does not show it.
-        layer: the decoder layer whose attention is drawn; None or a layer that did not run: the last that ran.
+        model: the model; None for a system without one (CTranslate2).
+        seen: the result of `System.look`; None if the system does not show its attention.
+        layer: the decoder layer whose attention is drawn. None, or a layer that did not run: the last layer that ran.
     """
     drawn = [*_attention_figures(seen, layer), *_architecture_figures(model, seen)]
     if not drawn:
@@ -51,7 +51,7 @@ def _attention_figures(seen: Seen | None, layer: int | None) -> Iterator[tuple[F
 
 
 def _architecture_figures(model: Any, seen: Seen | None) -> Iterator[tuple[Figure, str]]:
-    """What a family has that others do not have."""
+    """Yield the figures that only some families have, each with its caption."""
     if model is not None and layer_selections(model):
         posterior = seen.posterior if seen else 0
         language = f" for {posterior_names(model.config)[posterior]}" if model.config.num_posteriors > 1 else ""
@@ -73,7 +73,7 @@ def _architecture_figures(model: Any, seen: Seen | None) -> Iterator[tuple[Figur
 
 
 def _embed(figure: Figure, caption: str) -> str:
-    """An image inside the page; no text of it can become part of the page."""
+    """Return a figure and its caption as HTML. The image is embedded as data, so its text cannot act as HTML."""
     width = figure.get_size_inches()[0]
     data = base64.b64encode(as_svg(figure).encode()).decode()
     text = html.escape(caption)

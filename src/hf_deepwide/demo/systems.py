@@ -1,4 +1,4 @@
-"""Systems that translate for the page: checkpoints, and folders that were exported to CTranslate2."""
+"""The systems that translate for the page: checkpoints, and folders that were exported to CTranslate2."""
 
 import os
 import time
@@ -25,7 +25,7 @@ WARM_UP = "1"
 
 
 class Request(NamedTuple):
-    """What a reader of the page asks for. A language is None where the reader has left it open."""
+    """A reader's request on the page. A language is None if the reader has not chosen one."""
 
     lines: tuple[str, ...]
     beams: int
@@ -36,8 +36,8 @@ class Request(NamedTuple):
 class Beam(NamedTuple):
     """One translation of a line: its text, its tokens, and its score.
 
-    `score` is the log-probability, divided by the length to the power of the model's own length penalty; None where
-    the search keeps no scores (one beam).
+    `score` is log-probability / length**length_penalty, with the model's own length penalty. It is None if the search
+    keeps no scores (one beam).
     """
 
     text: str
@@ -46,12 +46,12 @@ class Beam(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a system made of a request.
+    """The result of a request to one system.
 
     Attributes:
-        beams: of each line its translations, best first; none of an empty line.
-        seconds: how long the system took for all lines.
-        notes: what a reader should know, such as a line that was cut.
+        beams: the translations of each line, best first. An empty line has none.
+        seconds: the time that the system took for all lines.
+        notes: notes for the reader, such as that a line was cut.
     """
 
     beams: tuple[tuple[Beam, ...], ...]
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a system did with one line: what was seen inside, and the tokens that the attention is between."""
+    """The inside of a system on one line: attention and gates, the source and target tokens, and the posterior."""
 
     inside: Inside
     source: list[str]
@@ -69,19 +69,19 @@ class Seen(NamedTuple):
 
 
 class System(ABC):
-    """What translates by beam search: a model that Transformers runs, or CTranslate2's."""
+    """A system that translates by beam search: a model that Transformers runs, or a model that CTranslate2 runs."""
 
     name: str
-    facts: str  # about the system, in a line
-    model: Any  # None where only an engine's files are there
+    facts: str  # facts about the system, on one line
+    model: Any  # None for a system that CTranslate2 runs
     translator: Any  # the model, or the engine
     tokenizer: PreTrainedTokenizerBase
     languages: Languages
-    choose: Callable[..., Choice]  # as `Languages.choose`
+    choose: Callable[..., Choice]  # has the arguments of `Languages.choose`
     limit: int  # most tokens of a source
 
     def translate(self, request: Request) -> Answer:
-        """Translate by beam search, otherwise as the model was saved to search."""
+        """Translate by beam search, with the requested number of beams and else the search settings of the model."""
         settings = own_search(self.translator, num_beams=request.beams)
         languages = _languages(self, request)
         start = time.perf_counter()
@@ -103,7 +103,7 @@ class System(ABC):
 
     @abstractmethod
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
-        """See what the system does with a line and its translation; None where it does not show."""
+        """Return what the system does with a line and its translation; None if the system does not show it."""
 
     def _encode(self, request: Request) -> tuple[Choice, list[Source]]:
         choice = self.choose(*_languages(self, request))
@@ -111,13 +111,13 @@ class System(ABC):
 
 
 def load_systems(models: Sequence[str | os.PathLike]) -> list[System]:
-    """Load each model and let it translate once, so that the first reader need not wait.
+    """Load each model and translate once with it, so that the first reader does not have to wait.
 
     Args:
-        models: folders of runs, checkpoints, or CTranslate2's; or Hub ids.
+        models: folders of runs or checkpoints, folders exported to CTranslate2, or Hub ids.
 
     Raises:
-        UserError: one cannot be loaded, or is given twice.
+        UserError: there is no model, or a model cannot be loaded, cannot translate, or is given twice.
     """
     if not models:
         raise UserError("demo: name at least one model")
@@ -151,7 +151,7 @@ class CheckpointSystem(System):
         self.facts = _facts(self.model)
 
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
-        """One more pass over the line and its translation."""
+        """Run the model once more over the line and its translation."""
         choice, sources = self._encode(request)
         source_ids = sources[line].ids
         generation = self.model.generation_config
@@ -171,7 +171,7 @@ class CheckpointSystem(System):
 
 
 class ExportedSystem(System):
-    """A folder that CTranslate2 runs, with the files of its tokenizer beside it.
+    """A folder that CTranslate2 runs, with the tokenizer's files in it.
 
     Raises:
         UserError: ctranslate2 is not installed, or the folder is damaged.
@@ -187,7 +187,7 @@ class ExportedSystem(System):
         self.facts = f"CTranslate2, {self.translator.translator.compute_type}, {megabytes:,.0f} MB"
 
     def look(self, request: Request, line: int, beam: Beam) -> Seen | None:
-        """Search again for this line, with the attention that the engine reports: by default, of one head."""
+        """Search again for this line, with the attention that the engine reports (by default, of one head)."""
         choice, sources = self._encode(request)
         ids, settings = sources[line].ids, own_search(self.translator, num_beams=request.beams)
         (result,) = self.translator.search(
@@ -209,7 +209,7 @@ class ExportedSystem(System):
 
 
 def language_choices(languages: Languages) -> tuple[list[str], list[str]]:
-    """The source and the target languages that a model can be asked for; empty where it need not be told."""
+    """Return the source and target languages that a user can choose. A side without a choice is an empty list."""
     if languages.codes:
         return sorted(languages.codes), sorted(languages.codes)
     if languages.tags:
@@ -219,7 +219,10 @@ def language_choices(languages: Languages) -> tuple[list[str], list[str]]:
 
 
 def start_languages(languages: Languages) -> tuple[str | None, str | None]:
-    """A pair to begin with: None where the model knows by itself, else one that it was trained on, if it says so."""
+    """Return the language pair to begin with.
+
+    It is a pair that the model was trained on, if its config names one. A language is None if the model needs none.
+    """
     if languages.trained_pairs:
         return languages.trained_pairs[0]
     try:
@@ -236,9 +239,9 @@ def start_languages(languages: Languages) -> tuple[str | None, str | None]:
 
 
 def words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], is_source: bool = False) -> list[str]:
-    """Each token as a reader knows it; the vocabulary's own spelling where a token is no whole character.
+    """Return each token as readable text. A token that is no whole character stays as the vocabulary spells it.
 
-    A tokenizer of words decodes targets alone; its tokens are those of sources.
+    A `WordTokenizer` decodes only target ids. For source ids, its tokens are used.
     """
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     if isinstance(tokenizer, WordTokenizer):
@@ -252,13 +255,13 @@ def words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], is_source: boo
 
 
 def _languages(system: System, request: Request) -> tuple[str | None, str | None]:
-    """The languages of a request, so far as the system can be asked for them."""
+    """Return the languages of a request; None for a side on which the system has no choice."""
     sources, targets = language_choices(system.languages)
     return request.source_lang if sources else None, request.target_lang if targets else None
 
 
 def _notes(system: System, request: Request, sources: Sequence[Source]) -> tuple[str, ...]:
-    """Lines that were cut, and languages that do not apply."""
+    """Return notes for the reader on lines that were cut, and on languages that do not apply."""
     notes = [
         f"Line {number} has {source.length:,} tokens; the model read the first {len(source.ids):,}."
         for number, source in enumerate(sources, start=1)
@@ -270,7 +273,7 @@ def _notes(system: System, request: Request, sources: Sequence[Source]) -> tuple
 
 
 def _facts(model: Any) -> str:
-    """Family, sizes and languages of a model, in a line."""
+    """Return the family, sizes and languages of a model, on one line."""
     config = model.config
     facts = [config.model_type.replace("_", " "), f"{model.num_parameters() / 1e6:.1f} M parameters"]
     layers = [getattr(config, f"{stack}_layers", None) for stack in ("encoder", "decoder")]

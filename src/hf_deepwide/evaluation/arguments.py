@@ -14,7 +14,7 @@ from .engine import Engine
 from .metrics import ALL_METRICS, METRICS, build_metrics
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SEARCH = ("num_beams", "length_penalty", "early_stopping", *LIMITS)  # what a model's configs say of searching
+SEARCH = ("num_beams", "length_penalty", "early_stopping", *LIMITS)  # the search settings in a model's configs
 
 RANGES = {
     "num_beams": Range(1, 1000),
@@ -84,11 +84,11 @@ class EvaluationArguments:
         if self.precision not in AUTOCAST:
             raise UserError(f"evaluation.precision: {quote(self.precision)}; accepted: {', '.join(AUTOCAST)}")
         with prefixed("evaluation."):
-            # in any language: the target's is known where there are texts
+            # any language will do: the target language is not known here
             build_metrics(self.metrics, tokenize=self.tokenize, target_lang="en")
 
     def scoring(self, target_lang: str | None) -> dict[str, Any]:
-        """The keywords of `evaluation.metrics.score`."""
+        """Return the keyword arguments of `evaluation.metrics.score`."""
         return {
             "lowercase": self.lowercase, "tokenize": self.tokenize, "target_lang": target_lang,
             "metrics": self.metrics,
@@ -96,7 +96,7 @@ class EvaluationArguments:
 
     @classmethod
     def from_options(cls, **given: Any) -> "EvaluationArguments":
-        """Arguments from a command line, where they are options and not keys of a recipe: messages call them so."""
+        """Make the arguments from command-line options. Error messages then name the option, not the recipe's key."""
         try:
             return cls(**given)
         except UserError as error:
@@ -104,11 +104,13 @@ class EvaluationArguments:
 
 
 def own_search(model: PreTrainedModel | Engine, **asked: Any) -> EvaluationArguments:
-    """How the model's configs say that it searches, as `pipeline` does; what it leaves open is as in a recipe.
+    """Return the search settings of the model's configs, which `pipeline` also uses.
+
+    A setting that the configs lack has the default of a recipe.
 
     Args:
         model: the model.
-        asked: fields that are to be otherwise; None is as the model has it.
+        asked: settings to use instead. None keeps the model's value.
     """
     own = {name: getattr(model.generation_config, name, None) for name in SEARCH}
     if not isinstance(model, Engine):
@@ -120,5 +122,5 @@ def own_search(model: PreTrainedModel | Engine, **asked: Any) -> EvaluationArgum
 
 
 def settings_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Settings by which two systems were translated differently, each with both values, for a warning."""
+    """Return the settings that differ between two systems, each as text with both values, for a warning."""
     return [f"{name} {ours[name]} and {theirs[name]}" for name in names if ours[name] != theirs[name]]

@@ -1,9 +1,9 @@
-"""Scores of several language pairs summed up, as papers on multilingual translation report them.
+"""Mean scores over language pairs, and win ratios, as papers on multilingual translation report them.
 
-`groups` says which pairs are averaged together, `means` averages, and `win_ratio` counts the pairs on which one system
-is better than another. An example: all 188 pairs of OPUS-100, and the languages de, zh, br and te. Then the groups are
-BLEU₉₄ and BLEU₄ of Zhang et al. 2020 (Improving Massively Multilingual Neural Machine Translation), from English and
-into English.
+`groups` forms groups of pairs, and `means` averages the scores of each group. `win_ratio` counts the pairs on which
+one system is better than another. Example: take all 188 pairs of OPUS-100, and the languages de, zh, br and te. Then
+the groups give BLEU₉₄ and BLEU₄, from English and into English, of Zhang et al. 2020 (Improving Massively Multilingual
+Neural Machine Translation).
 """
 
 import math
@@ -19,22 +19,24 @@ ALL = "average"  # the group of all pairs
 
 
 def groups(pairs: Sequence[str], languages: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Name of each group of pairs that has a mean of its own, and its pairs.
+    """Return the groups of pairs that are averaged: the name of each group, and its pairs.
 
-    `average` is all pairs. One language, say English, may be on one side of every pair, and on either side of some.
-    Then `en-xx` are the pairs from it, and `xx-en` the pairs into it. `en-xx (de te)` are the pairs of such a group
-    whose other side is among `languages`. Without such a language, the group of all pairs is divided alike.
+    The group `average` has all pairs. A common language, such as English, is in every pair: the source of some pairs
+    and the target of others. Then `en-xx` has the pairs from English, and `xx-en` the pairs into English.
+
+    `en-xx (de te)` has the pairs of `en-xx` whose other language is among `languages`, and `xx-en (de te)` those of
+    `xx-en`. Without a common language, `average (de te)` has the pairs with one of the `languages`.
 
     Args:
         pairs: source and target languages, as `en-de`.
-        languages: see above.
+        languages: the languages whose pairs are also averaged on their own.
 
     Raises:
-        UserError: a language that no pair has on its other side.
+        UserError: no pair has one of the `languages` (the common language does not count).
     """
     sides = {pair: split_pair(pair) for pair in pairs}
     common = set.intersection(*map(set, sides.values())) if len(pairs) > 1 else set()
-    hubs = common if len(common) == 1 else set()  # of en-de and de-en each could be the one
+    hubs = common if len(common) == 1 else set()  # with only en-de and de-en, both languages are common
     named = {ALL: list(pairs)}
     for hub in hubs:
         out_of, into = ([pair for pair in pairs if sides[pair][place] == hub] for place in (0, 1))
@@ -53,14 +55,14 @@ def groups(pairs: Sequence[str], languages: Sequence[str] = ()) -> dict[str, lis
 
 
 def means(scores: Mapping[str, float], pairs_by_group: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """The mean score of each group that `groups` gave; every pair counts the same, whatever its test set's size."""
+    """Return the mean score of each group of pairs. Every pair counts the same, whatever the size of its test set."""
     return {name: sum(scores[pair] for pair in pairs) / len(pairs) for name, pairs in pairs_by_group.items()}
 
 
 def group_means(
     scores: Mapping[str, Mapping[str, float]], metrics: Sequence[str], languages: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """`{group: {metric: mean}}` of `{pair: {metric: score}}`, with the groups that `groups` makes of the pairs."""
+    """Average `{pair: {metric: score}}` by the groups that `groups` forms, and return `{group: {metric: mean}}`."""
     pairs_by_group = groups(list(scores), languages)
     by_metric = {
         metric: means({pair: pair_scores[metric] for pair, pair_scores in scores.items()}, pairs_by_group)
@@ -72,10 +74,10 @@ def group_means(
 def win_ratio(
     ours: Mapping[str, float], theirs: Mapping[str, float], pairs_by_group: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """The share of each group's pairs where our score is higher, in per cent; equal ones are not won.
+    """Return the percentage of each group's pairs on which the score in `ours` is higher. A tie is not a win.
 
     Raises:
-        UserError: a pair has no score of theirs, or one that is not finite.
+        UserError: `theirs` has no score for a pair, or a score is not finite.
     """
     missing = [pair for pair in ours if pair not in theirs]
     if missing:
@@ -93,13 +95,13 @@ def win_ratio(
 
 
 def read_scores(path: Path) -> dict[str, dict[str, float]]:
-    """Scores that somebody has reported: `{system: {pair: score}}` of a table in TSV.
+    """Read reported scores from a TSV table, as `{system: {pair: score}}`.
 
-    Its header is `pair` and the names of systems; each line below is a pair and its scores. Lines that begin with
-    `#` are comments.
+    The header is `pair` and the names of systems. Each line below is a pair and its scores. Lines that begin with `#`
+    are comments.
 
     Raises:
-        UserError: what is not such a table; names the line.
+        UserError: the file is no such table. The message names the line.
     """
     systems: list[str] = []
     scores: dict[str, dict[str, float]] = {}

@@ -1,18 +1,18 @@
-"""Accuracy, F1 and Matthews' correlation, as GLUE reports them, times 100."""
+"""Accuracy, F1 and Matthews' correlation times 100, as GLUE reports them."""
 
 import numpy as np
 
 
 def classification_scores(predicted: np.ndarray, expected: np.ndarray, classes: int) -> dict[str, float]:
-    """Score predicted classes against the right ones, both `[rows]`, numbers from 0.
+    """Score predicted classes against the right classes. Both are `[rows]`, and classes are numbers from 0.
 
-    With C[i, j] rows of class i that were predicted as j:
+    C[i, j] is the number of rows of class i that were predicted as class j:
 
         accuracy = sum_i C[i, i] / sum C
         f1       = 2 tp / (2 tp + fp + fn) of class 1; of three or more classes the mean over classes
         matthews = Pearson's correlation of two binary variables, and its form for several classes (Gorodkin 2004)
 
-    f1 is 0 of a class that is neither there nor predicted, and matthews 0 where one side has a single class.
+    f1 is 0 for a class that is neither expected nor predicted. matthews is 0 if one side has a single class.
     """
     table = np.zeros((classes, classes))
     np.add.at(table, (expected, predicted), 1)

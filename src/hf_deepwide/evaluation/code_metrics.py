@@ -1,7 +1,7 @@
 """Scores of generated code, as papers on code generation report them: sentence BLEU-4, and the share of valid code.
 
-Both are means over sentences, times 100. They are metrics of sacreBLEU's kind, so tests over sentences take them, too.
-Text that stands for code may hold two markers of published corpora: DCNL is a line break, DCSP a step of indentation.
+Both are means over sentences, times 100. They are sacreBLEU metrics, so the significance tests accept them, too.
+The text of published code corpora may contain two markers: DCNL is a line break, and DCSP is a step of indentation.
 """
 
 import ast
@@ -23,8 +23,8 @@ LITERALS = {
     "_NUM": "0",
     "_STR": '""',
     "_BOOL": "true",
-}  # what the published Java corpus has in the place of each literal
-# The heads of blocks that need more than a body, by their first word: programs in which HEAD stands for the line.
+}  # the placeholders for literals in the published Java corpus
+# Programs for lines that open a block and need more than a body, by the line's first word. HEAD stands for the line.
 HEAD = "HEAD"
 PROGRAMS = {
     **dict.fromkeys(("elif", "else"), f"if x:\n{BODY}\n{HEAD}\n{BODY}"),
@@ -36,10 +36,10 @@ PROGRAMS = {
 
 
 class MeanOverSentences(Metric):
-    """The mean of a number for each sentence, in [0, 1], times 100."""
+    """A metric that gives each sentence a number in [0, 1]. The score is the mean of the numbers, times 100."""
 
     class _Signature(Signature):
-        """Names the packages that computed the score."""
+        """A signature that names the packages that computed the score."""
 
         def __init__(self, args: dict[str, Any]) -> None:
             super().__init__(args)
@@ -52,7 +52,7 @@ class MeanOverSentences(Metric):
         self.label, self.lowercase, self.details = name, lowercase, details
 
     def value(self, hypothesis: str, reference: str) -> float:
-        """The number of one sentence."""
+        """Return the number of one sentence, in [0, 1]."""
         raise NotImplementedError
 
     def _preprocess_segment(self, sent: str) -> str:
@@ -72,9 +72,9 @@ class MeanOverSentences(Metric):
 
 
 class SentenceBLEU4(MeanOverSentences):
-    """BLEU-4 of each sentence with smoothing method 4 of NLTK (Chen and Cherry 2014), on the tokens of the text.
+    """BLEU-4 of each sentence with smoothing method 4 of NLTK (Chen and Cherry 2014), on tokens split at spaces.
 
-    An output of one token counts 0, as in the evaluation of MAT (section 5).
+    An output of fewer than two tokens counts 0, as in the evaluation of MAT (section 5).
     """
 
     def __init__(self, lowercase: bool = False) -> None:
@@ -83,7 +83,7 @@ class SentenceBLEU4(MeanOverSentences):
         self._bleu, self._smooth = bleu.sentence_bleu, bleu.SmoothingFunction().method4
 
     def value(self, hypothesis: str, reference: str) -> float:
-        """BLEU-4 in [0, 1]."""
+        """Return the BLEU-4 of one sentence, in [0, 1]."""
         tokens = hypothesis.split()
         if len(tokens) < 2:
             return 0.0
@@ -91,22 +91,22 @@ class SentenceBLEU4(MeanOverSentences):
 
 
 class ValidCode(MeanOverSentences):
-    """The share of outputs that a parser takes ("PoV"); references do not matter."""
+    """The share of outputs that a parser accepts ("PoV"). References do not matter."""
 
     def __init__(self, name: str, is_valid: Callable[[str], bool], lowercase: bool = False, **details: str) -> None:
         super().__init__(name, lowercase, **details)
         self._is_valid = is_valid
 
     def value(self, hypothesis: str, reference: str) -> float:
-        """1 for valid code."""
+        """Return 1 for valid code, else 0."""
         return float(self._is_valid(hypothesis))
 
 
 def build_code_metric(name: str, lowercase: bool) -> Metric:
-    """A metric of `CODE_METRICS`.
+    """Return the metric of `CODE_METRICS` with this name.
 
     Raises:
-        UserError: its package is not installed.
+        UserError: the package of the metric is not installed.
     """
     if name == "sentence_bleu4":
         return SentenceBLEU4(lowercase)
@@ -117,7 +117,7 @@ def build_code_metric(name: str, lowercase: bool) -> Metric:
     java = need("javalang", "code", "the metric valid_java")
 
     def is_java(text: str) -> bool:
-        """Whether a text begins with a member of a class: MAT's evaluation reads no further."""
+        """Return True if a text begins with a member of a class. MAT's evaluation parses only this beginning."""
         code = re.sub(r"\b(?:_NUM|_STR|_BOOL)\b", lambda literal: LITERALS[literal[0]], plain_code(text))
         try:
             java.parse.parse_member_signature(code)
@@ -129,7 +129,7 @@ def build_code_metric(name: str, lowercase: bool) -> Metric:
 
 
 def plain_code(text: str) -> str:
-    """The code that a text with DCNL and DCSP stands for. An unknown word is the name UNK, as in MAT's evaluation."""
+    """Turn a text with DCNL and DCSP into code. `<unk>` becomes the name UNK, as in MAT's evaluation."""
     text = text.replace("<unk>", "UNK")
     if "DCNL" not in text and "DCSP" not in text:
         return text
@@ -143,20 +143,21 @@ def plain_code(text: str) -> str:
 
 
 def is_python(text: str) -> bool:
-    """Whether Python's parser takes a text as a program.
+    """Return True if Python's parser accepts a text as a program.
 
-    Published text is escaped for HTML (`&lt;` for `<`), and MAT's evaluation always removes the escapes. Other text is
-    plain. So the parser reads the text as it is, and then without escapes. An empty text is a program.
+    Text of published corpora is escaped for HTML (`&lt;` for `<`), and MAT's evaluation always removes the escapes.
+    Other text has no escapes. So the parser first reads the text as it is. If this fails, it reads the text without
+    escapes. An empty text is a program.
     """
     code = plain_code(text)
     return _parses(code) or _parses(html.unescape(code))
 
 
 def is_python_line(text: str) -> bool:
-    """Whether a text is a program, or one line of a program that needs others to be one.
+    """Return True if a text is a program, or a line that becomes a program together with other lines.
 
-    The line `if x:` is valid, as it needs only a body. So are `else:` and `try:`, which need other lines, too. An
-    empty text is no line.
+    The line `if x:` is valid, because it needs only a body. `else:` and `try:` are valid, too, although they need
+    further lines. An empty text is not valid.
     """
     code = plain_code(text).strip()
     return code != "" and (_is_program_or_head(code) or _is_program_or_head(html.unescape(code).strip()))
@@ -176,7 +177,7 @@ def _is_program_or_head(code: str) -> bool:
 def _parses(code: str) -> bool:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings that the code holds
+            warnings.simplefilter("ignore")  # warnings of invalid escapes in string literals of the code
             ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a NUL character
         return False

@@ -1,4 +1,4 @@
-"""A folder that was exported to CTranslate2, as something that translates."""
+"""A translator that runs a folder exported to CTranslate2."""
 
 import os
 from pathlib import Path
@@ -18,22 +18,22 @@ from ..models.language_pairs import TARGET_CODE, Choice, Languages
 from ..models.plain_text import MOST_TOKENS, source_limit
 from ..models.saved_fields import FIELDS
 
-LIMIT = 1024  # tokens of a source that CTranslate2 reads unless it is told otherwise
+LIMIT = 1024  # CTranslate2's default for the tokens that it reads of a source
 
 
 def is_engine(where: str | os.PathLike) -> bool:
-    """True of a folder that was exported to CTranslate2."""
+    """Return True if the folder was exported to CTranslate2."""
     return (Path(where) / CTRANSLATE2).is_file()
 
 
 class Engine:
-    """A model that CTranslate2 runs, with the files of its tokenizer beside it.
+    """A model that CTranslate2 runs, with its tokenizer from the same folder.
 
-    Its beam search ends as `generate` with `early_stopping=True` does.
+    The beam search stops as `generate` does with `early_stopping=True`.
 
     Args:
-        folder: what `export_ctranslate2` wrote, or a converter of CTranslate2's, with a tokenizer of Transformers'.
-        device: a processor, or one of several GPUs; None: a GPU where there is one.
+        folder: the output of `export_ctranslate2`, or of a converter of CTranslate2, with a tokenizer of Transformers.
+        device: a CPU, or one of several GPUs. None: a GPU if there is one.
 
     Raises:
         UserError: ctranslate2 is not installed, or the folder is damaged.
@@ -44,7 +44,7 @@ class Engine:
         ctranslate2 = need("ctranslate2", "ctranslate2", f"{folder}, a model of CTranslate2's,")
         self.tokenizer = load_tokenizer(self.folder)
         limit = source_limit(SimpleNamespace(), self.tokenizer)
-        self.limit = LIMIT if limit == MOST_TOKENS else limit  # the engine's files name none
+        self.limit = LIMIT if limit == MOST_TOKENS else limit  # the engine's files name no limit
         device = device or torch.device("cuda" if ctranslate2.get_cuda_device_count() else "cpu")
         try:
             self.translator = ctranslate2.Translator(os.fspath(folder), device.type, device_index=device.index or 0)
@@ -57,22 +57,24 @@ class Engine:
         self.starts_from_target = config.get("decoder_start_token", "") is None
 
     def _generation_config(self) -> GenerationConfig:
-        """How the model searched that was exported; its search ends as the engine's."""
+        """Return the search settings of the exported model, with `early_stopping` as in the engine."""
         path, fields = self.folder / GENERATION_CONFIG_NAME, {}
         if path.is_file():
             fields = read_fields(path)
             check_generation_fields(fields)
         settings = GenerationConfig.from_dict(fields)
         settings.early_stopping = True
-        for name in FIELDS:  # `from_dict` leaves them out if the fields come from a model's config
+        for name in FIELDS:  # `from_dict` drops them if the fields come from a model's config
             setattr(settings, name, fields.get(name))
         return settings
 
     def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
-        """As `Languages.choose`. Where the decoder starts from a tag, no tag stands before the source.
+        """Choose a language pair as `Languages.choose` does.
+
+        If the decoder starts from the tag of the target language, the source gets no tag.
 
         Raises:
-            ValueError: the model does not know a language, or one is missing.
+            ValueError: the model does not support a language, or a language is missing.
         """
         choice = self.languages.choose(source_lang, target_lang)
         if self.languages.pairs and not self.starts_from_target:  # all pairs start alike, and the engine does it
@@ -84,7 +86,7 @@ class Engine:
         return choice
 
     def prefix(self, choice: Choice) -> list[int]:
-        """The ids that a translation into a language begins with."""
+        """Return the token ids with which a translation for this choice begins."""
         own = {"forced_bos_token_id": self.generation_config.forced_bos_token_id}
         settings = {name: choice.settings[name] for name in TARGET_CODE if name in choice.settings} or own
         return [token_id for token_id in settings.values() if token_id is not None]
@@ -99,14 +101,14 @@ class Engine:
         longest: int,
         **options: Any,
     ) -> list[Any]:
-        """CTranslate2's results for sources.
+        """Translate sources, and return CTranslate2's results. Hypotheses do not include the decoder's start token.
 
         Args:
             choice: the language pair.
             rows: token ids of each source.
-            beams: beam size. Hypotheses come back without the token that the decoder starts from.
+            beams: beam size.
             length_penalty: hypotheses are ranked by log-probability / length**length_penalty.
-            longest: most tokens of a translation, as `generate` counts them: with a forced end.
+            longest: most tokens of a translation, a forced end token included, as `generate` counts them.
             options: further arguments of `Translator.translate_batch`.
         """
         prefix = self.tokenizer.convert_ids_to_tokens(self.prefix(choice))

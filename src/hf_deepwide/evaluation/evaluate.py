@@ -1,4 +1,4 @@
-"""Score checkpoints and files of translations, and test whether other systems differ from them."""
+"""Score a checkpoint or a file of translations, and test whether other systems differ from it."""
 
 import json
 import logging
@@ -31,34 +31,36 @@ from .translate import translate
 
 logger = logging.getLogger(__name__)
 
-# The files of a checkpoint, of an adapter, or of an exported folder.
+# The files of a checkpoint, an adapter, or an exported folder, which must not be overwritten.
 LOADED = (CONFIG, ADAPTER_CONFIG, CTRANSLATE2, "generation_config.json", "*.safetensors*", "results.json", *TOKENIZERS)
 RANGES = {"seed": Range(1, 2**32, excludes_most=True), "trials": Range(1, 10_000_000)}  # of the significance tests
 
 
 @dataclass
 class Request:
-    """What to score, and where to put the results.
+    """The systems to score and compare, and the files for the results.
 
     Args:
-        reference: file of reference translations, one a line.
+        reference: file of reference translations, one on each line.
         model: checkpoint to score, a folder or a Hub id.
         hypotheses: file of translations to score.
         source: file of source sentences, for checkpoints.
-        compare: systems to test against the scored one: files of translations, or checkpoints.
+        compare: systems to compare with the scored system: files of translations, or folders of checkpoints.
         output: JSON file for the results.
         translations: file for the model's translations.
         overwrite: replace existing output files.
-        seed: of the significance tests.
-        trials: of the approximate randomisation.
-        source_lang, target_lang: for multilingual models and tokenizers. The metric's tokenizer may go by the target.
+        seed: seed of the significance tests.
+        trials: trials of the approximate randomisation.
+        source_lang, target_lang: languages for multilingual models and tokenizers. The metric's tokenizer may depend
+            on the target language.
         pairs: language pairs (en-de) to evaluate one after the other, and on average. They are filled in for {pair},
             {source_lang}, {target_lang} and {sorted_pair} (de-en for en-de, too) in the names of files and systems.
-        win_ratio: TSV table of others' scores, with the header pair and systems' names. With `pairs`, it says on how
-            many of them the scored system is better, by the first metric.
-        device: None: a GPU where there is one.
+        win_ratio: TSV table with reported scores of other systems; its header is `pair` and the names of systems. It
+            needs `pairs`. The result is the percentage of pairs on which the scored system is better by the first
+            metric.
+        device: the device to compute on. None: a GPU if there is one.
         trust_remote_code: run model code from the checkpoint.
-        own_search: fields of the search that each checkpoint's generation config may say.
+        own_search: names of search settings that each checkpoint's own configs decide, instead of `evaluation`.
     """
 
     reference: str
@@ -81,19 +83,19 @@ class Request:
 
     @property
     def system(self) -> str:
-        """The scored system: a checkpoint, or a file of translations. Empty where neither is given."""
+        """The scored system: a checkpoint, or a file of translations. Without either, an empty string."""
         return self.model or self.hypotheses or ""
 
 
 def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
-    """Score and compare one language pair, or several and their average; print what is found.
+    """Score and compare systems on one language pair, or on several pairs and their average. Print the results.
 
     Returns:
-        What the request's `output` holds.
+        The report, which is also written to the request's `output`.
 
     Raises:
-        UserError: something that was asked for cannot be done. Nothing was translated or written by then, except
-            where only the weights of a later checkpoint, or its languages, show it.
+        UserError: the request cannot be fulfilled. The error comes before anything is translated or written, unless
+            only loading a later checkpoint reveals it (its weights, or its languages).
     """
     if request.pairs:
         for option, named in (("--source_lang", request.source_lang), ("--target_lang", request.target_lang)):
@@ -130,7 +132,7 @@ def evaluate(request: Request, evaluation: EvaluationArguments) -> dict:
 
 
 def warn_of_searches(reports: Iterable[dict[str, Any]]) -> None:
-    """Say in the log, once, where a compared checkpoint searched otherwise than the scored one, as configs say."""
+    """Warn, once for all pairs, if a compared checkpoint used other search settings than the first checkpoint."""
     warnings: dict[tuple[str, str, str], None] = {}
     for report in reports:
         searches = [(name, each["search"]) for name, each in report["systems"].items() if "search" in each]
@@ -143,8 +145,8 @@ def warn_of_searches(reports: Iterable[dict[str, Any]]) -> None:
 
 
 def for_pair(request: Request, pair: str) -> Request:
-    """The arguments with a language pair filled in."""
-    if not re.fullmatch(r"\w+-\w[\w-]*", pair):  # it becomes part of the names of files
+    """Return the request for one language pair, with the pair filled into the names of files and systems."""
+    if not re.fullmatch(r"\w+-\w[\w-]*", pair):  # the pair becomes part of file names
         raise UserError(f"--pairs: {quote(pair)} is no language pair; write source and target, as in en-de")
     source_lang, target_lang = split_pair(pair)
     names = ("model", "hypotheses", "source", "reference", "translations")
@@ -156,7 +158,7 @@ def for_pair(request: Request, pair: str) -> Request:
 
 
 def check_texts(one_by_one: Mapping[str, Request]) -> None:
-    """Refuse a file that would be the text of two languages, or the translations of two language pairs."""
+    """Refuse a file that is given as the text of two languages, or as the translations of two language pairs."""
     for name, side in (("source", 0), ("reference", 1)):
         languages: dict[str, str] = {}
         for pair, one in one_by_one.items():
@@ -178,7 +180,7 @@ def check_texts(one_by_one: Mapping[str, Request]) -> None:
 
 
 def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationArguments) -> dict[str, dict]:
-    """Each system's mean scores over all language pairs and over groups of them, and win ratios; all are printed."""
+    """Return and print each system's mean scores over all language pairs and over groups of pairs, and win ratios."""
     pairs_by_group = groups(request.pairs, evaluation.average_languages)
     systems = [request.system, *request.compare]
     scores = {
@@ -207,12 +209,12 @@ def summary(request: Request, reports: dict[str, dict], evaluation: EvaluationAr
 
 
 def others_scores(request: Request) -> dict[str, dict[str, float]]:
-    """What `--win_ratio` says of each system: its score for each pair."""
+    """Return the score of each system for each pair in the `--win_ratio` table; {} without a table."""
     return read_scores(Path(request.win_ratio)) if request.win_ratio else {}
 
 
 class Texts(NamedTuple):
-    """What the files of a language pair hold: references, sources for checkpoints, and translations of systems."""
+    """The texts of a language pair: references, sources for checkpoints, and the translations of systems."""
 
     references: list[str]
     sources: list[str]
@@ -220,7 +222,7 @@ class Texts(NamedTuple):
 
 
 def read_texts(request: Request) -> Texts:
-    """Read all files of a language pair, and see that they are parallel."""
+    """Read all files of a language pair, and check that they are parallel."""
     references, sources = lines_of(request.reference), []
     translations: dict[str, list[str]] = {}
     for file in [*([request.hypotheses] if request.hypotheses else []), *request.compare]:
@@ -234,10 +236,10 @@ def read_texts(request: Request) -> Texts:
 
 
 class Checkpoints:
-    """Loads each checkpoint once, and keeps it until its last use.
+    """A loader that loads each checkpoint once, and keeps it until its last use.
 
     Raises:
-        UserError: a checkpoint is not there.
+        UserError: a checkpoint does not exist, or its config cannot be read.
     """
 
     def __init__(self, requests: Sequence[Request], texts: Sequence[Texts]) -> None:
@@ -254,7 +256,7 @@ class Checkpoints:
         self._kept: dict[str, tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]] = {}
 
     def take(self, name: str, trust_remote_code: bool) -> tuple[PreTrainedModel | Engine, PreTrainedTokenizerBase]:
-        """Load a model and its tokenizer. Models that are kept for later move to the CPU first."""
+        """Return a model and its tokenizer, loaded if needed. Models that are kept for later move to the CPU first."""
         loaded = self._kept.pop(name, None)
         for model, _ in self._kept.values():
             if not isinstance(model, Engine):
@@ -269,7 +271,7 @@ class Checkpoints:
 def evaluate_pair(
     request: Request, evaluation: EvaluationArguments, texts: Texts, checkpoints: Checkpoints
 ) -> dict[str, Any]:
-    """Translate, write translations, score and compare; what `--output` is to hold."""
+    """Translate, write translations, score and compare. Return the report for `--output`."""
     baseline, (references, sources, translations) = request.system, texts
     scoring = evaluation.scoring(request.target_lang)
     scores: dict[str, dict] = {}
@@ -309,7 +311,7 @@ def evaluate_pair(
 
 
 def check_arguments(request: Request, evaluation: EvaluationArguments) -> None:
-    """Refuse what cannot work before anything is read, let alone translated."""
+    """Refuse arguments that cannot work, before any text is read or translated."""
     if (request.model is None) == (request.hypotheses is None):
         raise UserError("give one of --model (a checkpoint) and --hypotheses (a file of translations)")
     if request.hypotheses and Path(request.hypotheses).is_dir():
@@ -329,7 +331,7 @@ def check_arguments(request: Request, evaluation: EvaluationArguments) -> None:
 
 
 def check_summary(request: Request, evaluation: EvaluationArguments) -> None:
-    """Refuse before anything is translated what could not be summed up in the end."""
+    """Refuse, before anything is translated, a request whose summary over pairs would fail in the end."""
     twice = {pair for pair in request.pairs if request.pairs.count(pair) > 1}
     if twice:
         raise UserError(f"--pairs: {', '.join(sorted(twice))} is named twice")
@@ -337,13 +339,13 @@ def check_summary(request: Request, evaluation: EvaluationArguments) -> None:
     for system, scores in others_scores(request).items():
         if system in request.compare:
             raise UserError(f"--win_ratio: {system} is named in --compare, too; rename one of the two")
-        win_ratio(dict.fromkeys(request.pairs, 0.0), scores, pairs_by_group)  # it has all pairs
+        win_ratio(dict.fromkeys(request.pairs, 0.0), scores, pairs_by_group)  # checks that the table has all pairs
 
 
 def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
-    """Refuse before anything is translated a file that could not be written, or would be lost.
+    """Refuse, before anything is translated, an output that cannot be written or would replace a file.
 
-    What any of the language pairs reads is never written over, whatever it is called.
+    An input of any language pair is never overwritten, even under another spelling of its path.
     """
     names = [(one.reference, one.source, one.hypotheses, one.model, *one.compare) for one in one_by_one]
     inputs = {Path(name) for pair_names in (*names, [request.win_ratio]) for name in pair_names if name}
@@ -359,7 +361,7 @@ def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
 
 
 def lines_of(name: str) -> list[str]:
-    """The lines of a text file, plain or `.gz`."""
+    """Return the lines of a text file, plain or `.gz`."""
     return list(read_lines(Path(name)))
 
 
@@ -370,7 +372,7 @@ def translate_with(
     request: Request,
     evaluation: EvaluationArguments,
 ) -> tuple[list[str], float, dict[str, Any]]:
-    """Translate with a checkpoint; the translations, the seconds that translating took, and the search."""
+    """Translate with a checkpoint. Return the translations, the seconds that it took, and the search settings."""
     own = own_search(model)
     evaluation = replace(evaluation, **{name: getattr(own, name) for name in request.own_search})
     if isinstance(model, Engine):
@@ -378,7 +380,7 @@ def translate_with(
     else:
         model.to(device_of(request.device))
         known = Languages(model.config, model.generation_config, tokenizer)
-    # of a model of one pair, `--target_lang` alone is for sacreBLEU's tokenizer
+    # for a model of one pair, `--target_lang` alone only chooses sacreBLEU's tokenizer
     languages = (request.source_lang, request.target_lang) if known.several or request.source_lang else (None, None)
     start = time.perf_counter()
     translations = translate(model, tokenizer, sources, evaluation, *languages)
@@ -387,7 +389,7 @@ def translate_with(
 
 
 def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
-    """One line a metric, with the signature."""
+    """Print a line for each metric with its signature, and lines on the search and the speed."""
     print(f"{system} ({number_of(scores['sentences'], 'sentence')})")
     for name in metrics:
         print(f"  {name:<10} {scores[name]:6.2f}   {scores['signature'][name]}")
@@ -399,7 +401,7 @@ def print_scores(system: str, scores: dict, metrics: Sequence[str]) -> None:
 
 
 def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:
-    """One line a system and metric: how far from the baseline, and how likely by chance."""
+    """Print a line for each system and metric: the difference from the baseline, and the p of both tests."""
     for system, by_metric in comparisons.items():
         print(f"{system} against {baseline}")
         for name, result in by_metric.items():

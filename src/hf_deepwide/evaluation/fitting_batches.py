@@ -1,4 +1,4 @@
-"""Batches of sentences, the longest first; they become smaller where memory runs out."""
+"""Batches of sentences, the longest first. They become smaller if memory runs out."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +21,20 @@ def in_fitting_batches(
     args: EvaluationArguments,
     limits: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], Result]]:
-    """Yield batches of sentences, each as a list of their numbers, with what `compute` makes of them.
+    """Yield batches of sentences, each as a list of sentence indices, with the result of `compute`.
 
-    Where memory runs out, `args.max_tokens` falls to half of the batch that did not fit, with a warning. It stays so:
-    whoever uses the same arguments again need not find it out again.
+    If memory runs out, `args.max_tokens` is lowered to half the size of the batch that did not fit, with a warning.
+    The lower value stays in `args`, so that a later call with the same `args` begins with it.
 
     Args:
-        compute: is given the numbers of the sentences of a batch; a sentence's result must not depend on its batch.
+        compute: a function that receives the indices of a batch's sentences. The result for a sentence must not depend
+            on its batch.
         lengths: tokens of each sentence.
-        args: `max_tokens`, padding included, of a batch. A longer sentence is a batch of its own.
-        limits: a number for each sentence; the sentences of a batch have one number in common.
+        args: its `max_tokens` is the most tokens of a batch, padding included. A longer sentence is a batch alone.
+        limits: a number for each sentence. A batch only has sentences with the same number.
 
     Raises:
-        UserError: one sentence alone does not fit.
+        UserError: a single sentence does not fit into memory.
     """
     left = list(range(len(lengths)))
     while left:
@@ -52,13 +53,13 @@ def in_fitting_batches(
             done.update(batch)
         else:
             return
-        # only here, behind the error and its traceback, nothing holds the tensors of the batch any more
+        # after the `except` block: the error and its traceback no longer hold the tensors of the batch
         clear_device_cache(garbage_collection=True)
         left = [number for number in left if number not in done]
 
 
 def _lower(args: EvaluationArguments, rows: int, width: int, error: RuntimeError) -> None:
-    """Make batches smaller than one of `rows` sentences, of up to `width` tokens, and say so in the log."""
+    """Halve `args.max_tokens` relative to a batch of `rows` sentences of up to `width` tokens, and log a warning."""
     if rows == 1:
         raise UserError(
             f"memory ran out on one sentence of {width:,} tokens. Search with fewer beams (num_beams is "

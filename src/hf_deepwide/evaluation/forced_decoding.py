@@ -1,4 +1,4 @@
-"""Forced decoding: how likely a model finds translations that are given, for reranking and for noisy channels."""
+"""Forced decoding: the log-probabilities of given translations, for reranking and for noisy channels."""
 
 import math
 from collections.abc import Sequence
@@ -19,10 +19,9 @@ from .translate import autocast, evaluating, padded
 
 
 class TargetScore(NamedTuple):
-    """The log-probability (natural) of a translation, and its length as beam search counts it.
+    """The natural log-probability of a translation, and its length as beam search counts it.
 
-    `tokens` includes `</s>`, and the language code with which beam search begins. The code's probability counts
-    as 1.
+    `tokens` includes `</s>` and the forced language code at the beginning. The probability of this code counts as 1.
     """
 
     log_probability: float
@@ -45,14 +44,14 @@ def score_targets(
 
     Args:
         model: any encoder-decoder model.
-        tokenizer: its tokenizer.
-        sources, targets: sentences, as many of each.
-        args: `max_tokens` of a batch, and `precision`.
+        tokenizer: the model's tokenizer.
+        sources, targets: sentences, as many sources as targets.
+        args: only `max_tokens` of a batch and `precision` are used.
         source_lang, target_lang: the language pair, as for `translate`.
 
     Raises:
-        UserError: there are no sentences, or not as many of each; a sentence is longer than the model takes; or the
-            model does not know the language pair.
+        UserError: there are no sentences; the numbers of sources and targets differ; a sentence is longer than the
+            model allows; or the model does not support the language pair.
     """
     check_parallel(targets, sources, ("targets", "sources"))
     try:
@@ -104,9 +103,9 @@ def score_targets(
 
 
 def _as_generated(ids: list[int], end: int, code: int | None) -> list[int]:
-    """A target as the model generates it: up to the end, and from the code of its language, if that is forced.
+    """Return a target as the model generates it: a forced language code first, and nothing after the end token.
 
-    The tokenizer of mBART, and that of NLLB in its legacy form, put the code behind the end.
+    The tokenizers of mBART and of NLLB in its legacy form put the code behind the end token.
     """
     ids = ids[: ids.index(end) + 1] if end in ids else ids
     return ids if code is None or ids[:1] == [code] else [code, *ids]

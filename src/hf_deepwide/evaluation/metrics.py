@@ -1,9 +1,9 @@
 """Corpus scores of translations: sacreBLEU, chrF, and tokenised BLEU as multi-bleu.perl counts it.
 
-Three numbers, because papers report three. `bleu` (Post 2018) and `chrf` (Popović 2015) want plain, detokenised text
-and carry a signature that says how they were computed. `multi_bleu` splits the text at its spaces and does nothing
-else. Compare it with a paper's "tokenised BLEU" only if both sides are tokenised as in that paper. For plain text,
-`moses_bleu` first tokenises both sides by Moses' rules, as most papers did before training.
+Papers report these three scores. `bleu` (Post 2018) and `chrf` (Popović 2015) expect plain, detokenised text, and have
+a signature that says how they were computed. `multi_bleu` only splits the text at its spaces. Compare it with a
+paper's "tokenised BLEU" only if both sides are tokenised as in that paper. For plain text, `moses_bleu` first
+tokenises both sides by Moses' rules, as most papers did before training.
 """
 
 import logging
@@ -26,7 +26,7 @@ METRICS = ("bleu", "chrf", "multi_bleu")
 MOSES = "moses_bleu"
 ALL_METRICS = (*METRICS, MOSES, *CODE_METRICS)
 
-# Three-letter codes, as in NLLB's zho_Hans, of the languages that sacreBLEU or Moses have rules for by two letters.
+# Three-letter codes (NLLB's zho_Hans) of languages for which sacreBLEU or Moses have rules under two-letter codes.
 _SAME_BEGINNING = (
     *("asm", "cat", "deu", "ell", "eng", "fin", "fra", "guj", "hin", "hun", "ita", "kor", "lvs", "ory", "ron"),
     *("rus", "tam", "tel"),
@@ -37,9 +37,8 @@ _TWO_LETTERS = {
     **{"lav": "lv", "cmn": "zh", "yue": "zh"},
 }
 
-# What Python's `str.split` takes for a space and Perl's byte-wise `split` does not. Each is moved to a
-# private-use character of its own: a no-break space then stays inside its token, as it does in
-# multi-bleu.perl.
+# Characters that are spaces for Python's `str.split`, but not for Perl's byte-wise `split`. Each becomes a private-use
+# character of its own, so that a no-break space, for example, stays inside its token as in multi-bleu.perl.
 _UNICODE_SPACES = (
     "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
@@ -48,10 +47,10 @@ _KEEP_IN_TOKEN = {ord(space): 0xF0000 + ord(space) for space in _UNICODE_SPACES}
 
 
 class MultiBLEU(BLEU):
-    """BLEU on the text's own tokens, unsmoothed: the number multi-bleu.perl prints (Papineni et al. 2002).
+    """BLEU on the text's own tokens, unsmoothed: the number that multi-bleu.perl prints (Papineni et al. 2002).
 
-    `lowercase` lowers all of Unicode, as the papers' preprocessing does (Moses' lowercase.perl); the script's
-    own `-lc` switch works on bytes and lowers ASCII letters only.
+    `lowercase` lowers all letters of Unicode, as the papers' preprocessing does (Moses' lowercase.perl). The option
+    `-lc` of multi-bleu.perl works on bytes and lowers only ASCII letters.
     """
 
     def __init__(self, lowercase: bool = False) -> None:
@@ -62,23 +61,23 @@ class MultiBLEU(BLEU):
 
 
 class MosesTokenizer(BaseTokenizer):
-    """Moses' tokenizer.perl as sacremoses has it, without escapes, which change no score."""
+    """Moses' tokenizer.perl, as sacremoses implements it, without escapes of characters: escapes change no score."""
 
     def __init__(self, language: str) -> None:
         self._moses = need("sacremoses", "corpora", f"the metric {MOSES}").MosesTokenizer(language)
         self._language = language
 
     def signature(self) -> str:
-        """The package, its version, and the language."""
+        """Return the package, its version, and the language, for the metric's signature."""
         return f"sacremoses-{version('sacremoses')}-{self._language}"
 
     def __call__(self, line: str) -> str:
-        """The tokens of a line, with spaces between them."""
+        """Return the tokens of a line, with spaces between them."""
         return self._moses.tokenize(line, return_str=True, escape=False)
 
 
 class MosesBLEU(BLEU):
-    """BLEU on Moses' tokens of plain text, unsmoothed: what papers call tokenised BLEU.
+    """BLEU on Moses' tokens of plain text, unsmoothed. Papers call it tokenised BLEU.
 
     A paper's own tokens can differ: fairseq's scripts for WMT also split at dashes (`-a`).
     """
@@ -89,7 +88,7 @@ class MosesBLEU(BLEU):
         self.tokenizer_signature = self.tokenizer.signature()
 
     def _preprocess_segment(self, sent: str) -> str:
-        """Lower the tokens, as papers do: Moses splits a dot by the case of the next word."""
+        """Lower the text after tokenisation, as papers do: Moses uses the case of the next word to split a dot."""
         tokens = self.tokenizer(sent.rstrip())
         return tokens.lower() if self.lowercase else tokens
 
@@ -101,11 +100,11 @@ def build_metrics(
     tokenize: str = "13a",
     target_lang: str | None = None,
 ) -> dict[str, Metric]:
-    """The sacreBLEU metric objects of the given names; the arguments are those of `score`.
+    """Return the sacreBLEU metric objects with these names. The arguments are those of `score`.
 
     Raises:
-        UserError: a metric or a tokenizer that does not exist, or one whose own package is not installed; or
-            `moses_bleu` without a language.
+        UserError: a metric or a tokenizer does not exist, or its package is not installed; or no target language is
+            given for `moses_bleu` or for the tokenizer "auto".
     """
     unknown = [name for name in names if name not in ALL_METRICS]
     if unknown or not names:
@@ -116,7 +115,7 @@ def build_metrics(
         raise UserError(
             "tokenize: auto chooses sacreBLEU's tokenizer by the target language; give target_lang (--target_lang)"
         )
-    language = re.split("[-_]", target_lang or "")[0].lower()  # of zh-CN and zh_Hans: zh
+    language = re.split("[-_]", target_lang or "")[0].lower()  # zh for zh-CN and zh_Hans
     metrics: dict[str, Metric] = {}
     for name in names:
         if name in CODE_METRICS:
@@ -150,10 +149,10 @@ def check_parallel(
     references: Sequence[str],
     names: tuple[str, str] = ("translations", "references"),
 ) -> None:
-    """Refuse two sides that cannot be compared line by line; `names` say what they are, best as file names.
+    """Refuse two sides that cannot be compared line by line. `names` are their names in messages, such as file names.
 
     Raises:
-        UserError: a single string in place of a list, no lines at all, or different numbers of lines.
+        UserError: a side is a single string instead of a list, or empty; or the numbers of lines differ.
     """
     for side, name in zip((hypotheses, references), names, strict=True):
         if isinstance(side, str):
@@ -168,7 +167,7 @@ def check_parallel(
 
 
 def _warn_of_references(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Say what makes scores too low: an empty reference, or the same letters written in another Unicode form."""
+    """Warn of causes of too low scores: empty references, or the same letters in different Unicode forms."""
     empty = [number for number, reference in enumerate(references, start=1) if not reference.strip()]
     if empty:
         logger.warning("references: %s empty, the first is line %d", _are(len(empty)), empty[0])
@@ -200,20 +199,21 @@ def score(
     """Score translations against one reference each.
 
     Args:
-        hypotheses: the translations, one string a sentence. `bleu` and `chrf` expect detokenised text.
-        references: as many references, in the same order.
-        lowercase: lower both sides first, for all metrics (the signatures then say `case:lc`).
-        tokenize: sacreBLEU's tokenizer for `bleu`. "auto" lets sacreBLEU choose by `target_lang`: its own for
-            Chinese, Japanese and Korean, else 13a.
-        target_lang: the target language's code (zh, zh-CN, zho_Hans), used for that choice and by `moses_bleu`.
-        metrics: which of `METRICS`, or of `code_metrics.CODE_METRICS`, to compute.
+        hypotheses: the translations, one string for each sentence. `bleu` and `chrf` expect detokenised text.
+        references: as many references as translations, in the same order.
+        lowercase: lower both sides first, for all metrics (the signatures then contain `case:lc`).
+        tokenize: sacreBLEU's tokenizer for `bleu`. "auto" lets sacreBLEU choose by `target_lang`: special tokenizers
+            for Chinese, Japanese and Korean, else 13a.
+        target_lang: the target language's code (zh, zh-CN, zho_Hans), used by the tokenizer "auto" and by
+            `moses_bleu`.
+        metrics: names of metrics among `ALL_METRICS`.
 
     Returns:
         `{"bleu": 0..100, "chrf": 0..100, "multi_bleu": 0..100, "sentences": n, "signature": {metric: text}}`,
-        with the metrics asked for.
+        with the requested metrics.
 
     Raises:
-        UserError: the two sides do not fit each other, or a setting does not exist.
+        UserError: the two sides do not fit each other, or a setting is not accepted.
     """
     check_parallel(hypotheses, references)
     _warn_of_references(hypotheses, references)

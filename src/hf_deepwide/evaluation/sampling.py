@@ -1,11 +1,11 @@
-"""Translations that are drawn at random instead of searched for: sources for back-translation.
+"""Translations by sampling instead of beam search, used as synthetic sources for back-translation.
 
 Edunov et al. 2018 (arXiv 1808.09381) make synthetic sources by drawing each word from the model's distribution. Such
-sources vary more than those of beam search, which always prefers the likeliest words.
+sources vary more than the results of beam search, which always prefers the likeliest words.
 
-A sentence has a row of random numbers of its own, which follows from the seed and its text. Translations therefore
-depend neither on the batch nor on where an interrupted file was continued. Equal lines get equal translations, and
-another seed gives other ones.
+Each sentence has its own sequence of random numbers, which depends only on the seed and the sentence's text. So a
+translation depends neither on the batch nor on where an interrupted file was continued. Equal lines get equal
+translations, and another seed gives other translations.
 """
 
 import hashlib
@@ -27,15 +27,16 @@ RANGES = {
 
 @dataclass
 class SamplingArguments:
-    """How words are drawn.
+    """The settings of sampling.
 
     Args:
-        temperature: logits are divided by it; 1 draws from the model's own distribution, less prefers likely words.
-        top_k: draw from so many likeliest words only; 0: from all, without restriction.
-        seed: another seed draws other translations.
+        temperature: divisor of the logits. 1 draws from the model's own distribution; less than 1 prefers likely
+            words.
+        top_k: draw only from this many likeliest words. 0: draw from all words.
+        seed: seed of the random numbers.
 
     Raises:
-        UserError: a number out of range.
+        UserError: a number is out of range.
     """
 
     temperature: float = 1.0
@@ -47,14 +48,14 @@ class SamplingArguments:
 
 
 class SamplingLogitsProcessor(LogitsProcessor):
-    """Draws the next token of each row, and leaves only this token for greedy search to find.
+    """A logits processor that draws the next token of each row, and leaves only this token to greedy search.
 
-    A row's token is the first at which the cumulative probability exceeds the row's random number of this step.
+    The drawn token is the first at which the cumulative probability exceeds the row's random number of this step.
 
     Args:
-        texts: the source of each row.
-        steps: most tokens that are drawn.
-        args: how.
+        texts: the source text of each row.
+        steps: most tokens that are drawn for a row.
+        args: the settings of sampling.
     """
 
     def __init__(self, texts: Sequence[str], steps: int, args: SamplingArguments) -> None:
@@ -63,14 +64,14 @@ class SamplingLogitsProcessor(LogitsProcessor):
         self._step = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores `[rows, V]` to 0 for the token that is drawn, and -inf for all others."""
+        """Turn scores `[rows, V]` into 0 for the drawn token and -inf for all other tokens."""
         wide = scores.cpu() if scores.device.type == "mps" else scores  # Apple's GPUs have no float64
         logits = wide.double() / self.args.temperature  # [rows, V]
         if 0 < self.args.top_k < logits.shape[1]:
             least = logits.topk(self.args.top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
         cumulative = logits.softmax(-1).cumsum(-1)
-        total = cumulative[:, -1:]  # 1 but for rounding
+        total = cumulative[:, -1:]  # 1, up to rounding
         number = self._numbers[:, self._step, None].to(total.device) * total
         number = number.minimum(total.nextafter(torch.zeros_like(total)))  # so that some token exceeds it
         self._step += 1
@@ -79,6 +80,6 @@ class SamplingLogitsProcessor(LogitsProcessor):
 
 
 def uniform(text: str, steps: int, seed: int) -> np.ndarray:
-    """Random numbers from 0 to 1, without 1, that follow from a text and a seed."""
+    """Return `steps` random numbers in [0, 1), which depend only on a text and a seed."""
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return np.random.default_rng([seed, *np.frombuffer(digest, np.uint32)]).random(steps)

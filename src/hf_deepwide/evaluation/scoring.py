@@ -1,4 +1,4 @@
-"""Translations and scores of a split: of its language pair, or of each of several and on average."""
+"""Translate and score a split: one language pair, or each of several pairs and their average."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,25 +10,25 @@ from .arguments import EvaluationArguments
 from .averages import ALL, group_means
 from .metrics import score
 
-Translate = Callable[[list[str], EvaluationArguments, str, str], list[str]]  # sources, settings, from, into
+Translate = Callable[[list[str], EvaluationArguments, str, str], list[str]]  # sources, settings, languages
 
 
 def translate_and_score(
     translate: Translate, texts: Dataset, data: DataArguments, evaluation: EvaluationArguments
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Translate `texts` pair by pair, and score.
+    """Translate `texts` pair by pair, and score the translations.
 
     Args:
-        translate: gives the translations of sources, in order.
-        texts: columns `source` and `target`, and `pair` where `data` names several.
-        data: the languages.
-        evaluation: how to translate and score.
+        translate: a function that returns the translations of sources, in order.
+        texts: the columns `source` and `target`, and `pair` if `data` has several pairs.
+        data: the language pairs.
+        evaluation: the settings for translating and scoring.
 
     Returns:
-        The scores, and the translations by pair. Of one pair the scores are those of `evaluation.metrics.score`. Of
+        The scores, and the translations by pair. For one pair the scores are those of `evaluation.metrics.score`. For
         several pairs they are `{"sentences", "average": {metric: mean over the pairs}, "groups": {group: {metric:
-        mean}}, "pairs": {pair: its scores}}`. `groups` (`evaluation.averages`) is left out if its one group
-        is all pairs.
+        mean}}, "pairs": {pair: its scores}}`. `groups` (`evaluation.averages`) is left out if there is no group beside
+        the group of all pairs.
     """
     scores, translations = {}, {}
     for pair, part in by_pair(texts, data).items():
@@ -44,7 +44,7 @@ def translate_and_score(
 def score_sets(
     translations: list[str], texts: Dataset, data: DataArguments, evaluation: EvaluationArguments
 ) -> dict[str, dict[str, Any]]:
-    """The scores of each of several test sets: its name to what `evaluation.metrics.score` says."""
+    """Return the scores of each test set, as `{name: result of evaluation.metrics.score}`."""
     test_set_by_row, scores = texts["test_set"][:], {}
     for index, name in enumerate(data.test_sets):
         rows = [row for row, test_set in enumerate(test_set_by_row) if test_set == index]
@@ -54,7 +54,7 @@ def score_sets(
 
 
 def by_pair(texts: Dataset, data: DataArguments) -> dict[str, Dataset]:
-    """The rows of each language pair, in their order."""
+    """Return the rows of each language pair, in their order."""
     if data.pairs is None:
         return {f"{data.source_lang}-{data.target_lang}": texts}
     pairs = texts["pair"][:]
@@ -65,7 +65,7 @@ def by_pair(texts: Dataset, data: DataArguments) -> dict[str, Dataset]:
 
 
 def average(scores: dict[str, dict[str, Any]], evaluation: EvaluationArguments) -> dict[str, Any]:
-    """Scores of several pairs with their means; see `translate_and_score`."""
+    """Return the scores of several pairs together with their means; see `translate_and_score`."""
     by_group = group_means(scores, evaluation.metrics, evaluation.average_languages)
     sentences = sum(pair_scores["sentences"] for pair_scores in scores.values())
     mean = by_group.pop(ALL)

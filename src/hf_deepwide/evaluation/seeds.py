@@ -1,7 +1,7 @@
-"""Would other trainings differ? Tests in which a training, by its seed, is the unit.
+"""Tests over training runs: would two systems also differ after training with other seeds?
 
-`significance.py` tests whether the translations of trained models differ on such sentences. Here the question is what
-the next training of each system would give:
+`significance.py` tests whether the translations of given trained models differ on sentences of this kind. Here the
+unit is a training run with its seed, and the question is whether the next training of each system would differ, too:
 
     welch           do the mean scores differ? Welch's t-test (1947), unequal variances
     paired_t        the same where runs with one seed start from one trained model: Student's t-test of differences
@@ -10,7 +10,7 @@ the next training of each system would give:
                     Student's of differences
     clustered_bootstrap  an interval for a difference of corpus scores, over seeds and sentences at once
 
-A score that no test calls different is not thereby equal: only `equivalence` can say so.
+If no test finds a difference, the systems are not thereby equal: only `equivalence` can show that.
 """
 
 import math
@@ -28,11 +28,11 @@ from statsmodels.stats.weightstats import ttost_ind, ttost_paired
 from ..errors import UserError
 from .metrics import build_metrics, check_parallel
 
-SHARE = 0.95  # of the resamples that an interval holds
+SHARE = 0.95  # the share of the resamples that lie in an interval
 
 
 class Interval(NamedTuple):
-    """A difference, and where 95 % of its resamples lie.
+    """A difference, and the interval in which 95 % of the resampled differences lie.
 
     Attributes:
         difference: the observed difference, in points of the metric.
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
 
 
 def standard_error(scores: Sequence[float]) -> float | None:
-    """Standard error of the mean, stdev / sqrt(n); None of fewer than two scores."""
+    """Return the standard error of the mean, stdev / sqrt(n); None for fewer than two scores."""
     return statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
 
 
@@ -58,20 +58,21 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
         ours, theirs: one score for each training; the numbers of trainings may differ.
 
     Returns:
-        The two-sided p. None where there is no test: fewer than two scores on a side, a score that is not finite, or
-        scores that do not vary.
+        The two-sided p. None if there is no test: a side has fewer than two scores, a score is not finite, or no
+        side's scores vary.
     """
     return float(ttest_ind(ours, theirs, equal_var=False).pvalue) if _varies(ours, theirs) else None
 
 
 def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Test whether the mean of the differences is 0, training by training (Student 1908).
+    """Test whether the mean difference of paired trainings is 0 (Student 1908).
 
     Args:
-        ours, theirs: one score for each training. Those at the same place belong together.
+        ours, theirs: one score for each training. Scores at the same place form a pair.
 
     Returns:
-        The two-sided p. None where there is no test: fewer than two pairs, or differences that do not vary.
+        The two-sided p. None if there is no test: fewer than two pairs, a score that is not finite, or differences
+        that do not vary.
 
     Raises:
         ValueError: the numbers of trainings differ.
@@ -85,16 +86,16 @@ def equivalence(
 ) -> float | None:
     """Test whether the means of two systems' scores differ by less than a margin (TOST, Schuirmann 1987).
 
-    Both one-sided tests are those of `welch`, or of `paired_t`. A small p says: the difference lies between -margin
-    and margin.
+    The two one-sided tests are of the kind of `welch` or of `paired_t`. A small p means that the difference lies
+    between -margin and margin.
 
     Args:
         ours, theirs: one score for each training.
         margin: the largest difference that does not matter, in the scores' unit. Choose it before you see the scores.
-        paired: scores at the same place belong together.
+        paired: whether scores at the same place form a pair.
 
     Returns:
-        The larger p of the two tests. None where there is no test, as in `welch` and `paired_t`.
+        The larger p of the two tests. None if there is no test, as in `welch` and `paired_t`.
 
     Raises:
         UserError: the margin is not a positive number.
@@ -110,12 +111,12 @@ def equivalence(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust the p of several comparisons for their number (Holm 1979).
+    """Adjust the p of several comparisons for the number of comparisons (Holm 1979).
 
-    If all adjusted p below 0.05 are called significant, the chance that any of these calls is false is below 5 %.
+    If each adjusted p below 0.05 is called significant, the chance that any of these results is false is below 5 %.
 
     Args:
-        p_values: the p of each comparison. None: no test was made, and the comparison does not count.
+        p_values: the p of each comparison. None: there was no test, and the comparison does not count.
     """
     tested = [p for p in p_values if p is not None]
     adjusted = iter(multipletests(tested, method="holm")[1] if tested else ())
@@ -134,30 +135,31 @@ def clustered_bootstrap(
     tokenize: str = "13a",
     target_lang: str | None = None,
 ) -> Interval:
-    """Resample seeds and sentences at once, for an interval of the difference of two systems' scores.
+    """Resample seeds and sentences together, for an interval of the difference between two systems' scores.
 
-    Each resample draws trainings of each system with replacement, and then sentences, which are the same for both
-    systems and for all trainings (Owen 2007, the pigeonhole bootstrap). A system's score is the mean over the
-    trainings drawn of the corpus score of the sentences drawn. It is computed from sacreBLEU's counts of each
-    sentence, which are added up: no text is scored twice.
+    Each resample draws trainings of each system with replacement, and also sentences. The drawn sentences are the same
+    for both systems and for all trainings (Owen 2007, the pigeonhole bootstrap). On them, each drawn training has a
+    corpus score, and the system's score is the mean of these. Scores are computed from sums of sacreBLEU's counts for
+    each sentence, so that no text is scored twice.
 
-    With n trainings the drawn means vary by (n - 1) / n of what they should. Of two or three trainings the interval is
-    therefore too narrow: believe `welch`. Of one training a side, only sentences are resampled.
+    With n trainings, the variance of the drawn means is only (n - 1) / n of the right variance. For two or three
+    trainings the interval is therefore too narrow: trust `welch`. With one training on each side, only sentences are
+    resampled.
 
     Args:
-        ours: of each training of the system the translations, `[trainings, sentences]`.
-        theirs: the same of the baseline. The numbers of trainings may differ.
-        references: one reference each, `[sentences]`.
-        metric: a name of `evaluation.metrics`.
-        samples: resamples.
-        seed: same seed, same interval.
+        ours: the translations by each training of the system, `[trainings, sentences]`.
+        theirs: the translations by each training of the baseline. The numbers of trainings may differ.
+        references: one reference for each sentence, `[sentences]`.
+        metric: the name of a metric in `evaluation.metrics`.
+        samples: number of resamples.
+        seed: seed of the draws.
         lowercase, tokenize, target_lang: as in `metrics.score`.
 
     Returns:
         The difference (system minus baseline) and its interval.
 
     Raises:
-        UserError: sides that do not fit each other, or a number that is out of range.
+        UserError: the translations and references do not fit each other, or a number is out of range.
     """
     for name, value, least in (("samples", samples, 2), ("seed", seed, 1)):  # one sample has no standard error
         if value < least:
@@ -184,18 +186,18 @@ def clustered_bootstrap(
 
 
 def _counts(metric: Metric, runs: Sequence[Sequence[str]], references: Sequence[str]) -> np.ndarray:
-    """What the metric counts in each sentence, `[trainings, sentences, counts]`."""
+    """Return the metric's counts for each sentence, `[trainings, sentences, counts]`."""
     return np.array([metric._extract_corpus_statistics(list(run), [list(references)]) for run in runs], dtype=float)
 
 
 def _scores(metric: Metric, counts: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Corpus scores `[samples, trainings]` of sentences that occur `weights` `[samples, sentences]` times."""
+    """Return corpus scores `[samples, trainings]`. `weights` `[samples, sentences]` are the counts of sentences."""
     sums = np.einsum("sn,tnc->stc", weights, counts, optimize=True)
     return np.array([[metric._compute_score_from_stats(row.tolist()).score for row in sample] for sample in sums])
 
 
 def _varies(*sides: Sequence[float]) -> bool:
-    """True if each side has two finite scores or more, and not all sides hold one number repeated."""
+    """Return True if each side has two or more scores, all finite, and the scores of at least one side vary."""
     if min(map(len, sides)) < 2 or not all(map(math.isfinite, chain(*sides))):
         return False
     return any(len(set(scores)) > 1 for scores in sides)

@@ -1,16 +1,19 @@
-"""Is one system better than another, or only luckier? Two paired tests on the same sentences.
+"""Two paired tests on the same sentences: is one system better than another, or only luckier?
 
-Paired bootstrap resampling (Koehn 2004) draws test sets from the test set; paired approximate randomisation
-(Riezler and Maxwell 2005) swaps the two systems' outputs sentence by sentence. A small p says that a difference as
-large as the observed one would seldom come by chance. SacreBLEU's bootstrap, like the Moses script it follows,
-recentres absolute differences and is the more lenient test: in the cases it was tried on here, its p was a quarter to
-a half of the other's. Where the two disagree, believe the randomisation.
+Paired bootstrap resampling (Koehn 2004) draws new test sets from the test set. Paired approximate randomisation
+(Riezler and Maxwell 2005) swaps the two systems' outputs sentence by sentence. A small p means that chance would
+seldom produce a difference as large as the observed difference.
 
-The randomisation is SciPy's. SacreBLEU's own counts only differences *greater* than the observed one. A metric with
-few values, such as the share of valid code, ties with it in many trials, and its p would be far too small.
+SacreBLEU's bootstrap, like the Moses script it follows, recentres absolute differences and is the more lenient test.
+In the cases that were tried here, its p was a quarter to a half of the randomisation's p. If the two tests disagree,
+trust the randomisation.
 
-Both ask whether *these* translations differ on such sentences. What another training would have given they do not
-know: train both systems with several seeds, and ask the tests of `seeds.py`, to which a training is the unit.
+The randomisation is SciPy's. SacreBLEU's own randomisation counts only differences *greater* than the observed one.
+With a metric of few values, such as the share of valid code, many trials tie with the observed difference. Then
+sacreBLEU's p would be far too small.
+
+Both tests ask whether *these* translations differ on sentences of this kind. They do not say what another training
+would give. For that, train both systems with several seeds and use the tests of `seeds.py`, whose unit is a training.
 """
 
 import os
@@ -27,7 +30,7 @@ from scipy.stats import permutation_test
 from ..errors import UserError
 from .metrics import METRICS, build_metrics, check_parallel
 
-TRIALS_AT_ONCE = 256  # each holds two numbers for a sentence
+TRIALS_AT_ONCE = 256  # a trial holds two numbers for each sentence
 DECIMALS = 9  # differences that are equal to so many decimals are ties: sums of fractions depend on their order
 
 
@@ -47,35 +50,36 @@ def compare_systems(
 ) -> dict:
     """Compare two systems' translations of the same sentences, with each metric.
 
-    Of several runs of each system, a sentence's translations by all of them are drawn, and swapped, together: by
-    runs of one system they are alike, so that taken for independent they would make p too small.
+    With several runs of each system, the translations of a sentence by all runs are drawn together, and swapped
+    together. Translations by runs of one system are alike. If they were treated as independent, p would be too small.
 
-    Both tests are two-sided. Equal scores have p = 1, where sacreBLEU's bootstrap says 1 / (samples + 1) and so
-    calls a system better than itself. The randomisation is exact where the trials suffice for all ways to swap.
+    Both tests are two-sided. Equal scores have p = 1. SacreBLEU's bootstrap gives 1 / (samples + 1) in this case, and
+    so calls a system better than itself. The randomisation is exact if the trials suffice for all ways to swap.
 
     Args:
-        baseline: translations of the first system, those of its `runs` runs one after the other.
-        system: translations of the second, as many.
-        references: one reference each.
+        baseline: translations of the first system, one run after the other if there are several `runs`.
+        system: translations of the second system, as many as of the first.
+        references: one reference for each sentence.
         samples: resamples of the bootstrap.
         trials: trials of the approximate randomisation.
-        seed: a positive number; same seed, same result.
-        lowercase: as in `score`, like `tokenize`, `target_lang` and `metrics`.
-        runs: trainings of each system, by different seeds. Scores are then of all their translations as one corpus.
+        seed: a positive number. The same seed gives the same result.
+        lowercase, tokenize, target_lang, metrics: as in `score`.
+        runs: number of trainings of each system, by different seeds. A system's score is then that of all its
+            translations as one corpus.
 
     Returns:
         For each metric `{"baseline": {"score", "mean", "ci"}, "system": {"score", "mean", "ci"},
         "difference", "p_bootstrap", "p_randomization", "signature": {"bootstrap", "randomization"}}`.
-        `mean` and `ci` are the bootstrap's mean and the half width of its 95 % interval; the difference is
+        `mean` and `ci` are the bootstrap's mean and the half width of its 95 % interval. The difference is
         system minus baseline.
 
     Raises:
-        UserError: sides that do not fit each other, or a seed or count out of range.
+        UserError: the translations and references do not fit each other, or a seed or count is out of range.
     """
     by_sentence = _by_sentence(baseline, system, references, runs, samples=samples, trials=trials, seed=seed)
     report = {}
     built = build_metrics(metrics, lowercase=lowercase, tokenize=tokenize, target_lang=target_lang)
-    for name, metric in built.items():  # one test per metric: sacreBLEU tells metrics apart by names they share
+    for name, metric in built.items():  # one test per metric: some metrics share their name in sacreBLEU
         over_runs = _OverRuns(metric)
         (first, second), signature = _bootstrap(by_sentence, over_runs, references, samples, seed)
         difference = second.score - first.score
@@ -103,11 +107,11 @@ def randomization(
     seed: int = 12345,
     runs: int = 1,
 ) -> float:
-    """The `p_randomization` of `compare_systems` by one metric, without its bootstrap.
+    """Return the `p_randomization` of `compare_systems` for one metric, without the bootstrap.
 
     Args:
         baseline, system, references, trials, seed, runs: as in `compare_systems`.
-        metric: one of `build_metrics`.
+        metric: a metric object from `build_metrics`.
     """
     by_sentence = _by_sentence(baseline, system, references, runs, trials=trials, seed=seed)
     return _randomization(by_sentence, _OverRuns(metric), references, trials, seed)
@@ -116,7 +120,7 @@ def randomization(
 def _by_sentence(
     baseline: Sequence[str], system: Sequence[str], references: Sequence[str], runs: int, **numbers: int
 ) -> Any:
-    """The translations of each sentence by all runs, of both systems, once these fit each other and the numbers do."""
+    """Check the arguments, and return each sentence's translations by all runs, for both systems."""
     for name, value in {**numbers, "runs": runs}.items():
         if value < 1:  # sacreBLEU takes samples or trials 0 as "default", and seed 0 as "no seed"
             raise UserError(f"{name}: {value}; accepted: 1 or more")
@@ -129,30 +133,30 @@ def _by_sentence(
 
 
 def signed(difference: float, digits: int) -> str:
-    """A difference as tables show it, with its sign; one that is rounded to 0 is +0, whatever is left of it."""
+    """Format a difference for a table, with its sign. A difference that is rounded to 0 is always +0."""
     return f"{round(difference, digits) + 0.0:+.{digits}f}"  # -0.0 + 0.0 is 0.0
 
 
 def p_value(p: float | None) -> str:
-    """A p as tables show it: with four digits, and never as 0; nothing where there is none."""
+    """Format a p for a table, with four digits and never as 0. None becomes an empty string."""
     if p is None:
         return ""
     return "< 0.0001" if p < 0.00005 else f"{p:.4f}"
 
 
 def _with_interval(result: Result) -> dict[str, float]:
-    """A score and its interval, which every result of the bootstrap has."""
+    """Return the score, mean and interval of a bootstrap result."""
     return {"score": result.score, "mean": float(cast(float, result.mean)), "ci": float(cast(float, result.ci))}
 
 
 def _bootstrap(
-    by_sentence: Any,  # for sacreBLEU a sentence is text; here it is its translations
+    by_sentence: Any,  # sacreBLEU expects text for a sentence; here it is a list of translations
     metric: Any,
     references: Sequence[str],
     samples: int,
     seed: int,
 ) -> tuple[list[Result], str]:
-    """Results of the baseline and of the system by sacreBLEU, and how they were computed."""
+    """Return sacreBLEU's bootstrap results of the baseline and of the system, and the signature."""
     named_systems = list(zip(("baseline", "system"), by_sentence, strict=True))
     with _sacrebleu_seed(seed):
         test = PairedTest(named_systems, {"metric": metric}, [list(references)], test_type="bs", n_samples=samples)
@@ -162,24 +166,24 @@ def _bootstrap(
 
 
 def _randomization(by_sentence: Any, metric: Any, references: Sequence[str], trials: int, seed: int) -> float:
-    """p of the paired randomisation: how often swaps make a difference as large as the observed one.
+    """Return p of the paired randomisation: the share of swaps whose difference is as large as the observed one.
 
     Args:
-        by_sentence: the baseline's and the system's sentences, each the translations by all runs.
-        metric: what scores them, from counts a sentence that are added up.
-        references: one for each sentence.
-        trials: swaps drawn at random; all ways to swap where they are not more.
-        seed: of the draws.
+        by_sentence: for the baseline and for the system, each sentence's translations by all runs.
+        metric: the metric, which computes a score from the sum of the sentences' counts.
+        references: one reference for each sentence.
+        trials: number of random swaps. If there are no more ways to swap than that, each way is tried once.
+        seed: seed of the draws.
     """
     ours, theirs = (np.array(metric._extract_corpus_statistics(lines, [references])) for lines in by_sentence)
     differ = (ours != theirs).any(axis=1)
-    if differ.sum() < 2:  # to swap one sentence changes which system is ahead, and not by how much
+    if differ.sum() < 2:  # swapping one sentence changes only which system is ahead, not by how much
         return 1.0
     same = ours[~differ].sum(axis=0)
     counts = np.concatenate([ours[differ], theirs[differ]])  # [2 * differing sentences, counts of the metric]
 
     def distance(first: np.ndarray, second: np.ndarray) -> float:
-        """The absolute difference of two systems, given by their rows of `counts`."""
+        """Return the absolute difference between two systems, each given by its row indices into `counts`."""
         scores = [
             metric._compute_score_from_stats(list(same + counts[rows].sum(axis=0))).score for rows in (first, second)
         ]
@@ -201,7 +205,7 @@ def _randomization(by_sentence: Any, metric: Any, references: Sequence[str], tri
 
 
 class _OverRuns:
-    """A metric over several runs: the counts of a sentence's translations, one of each run, are added."""
+    """A metric over several runs. It adds the counts of a sentence's translations, one translation from each run."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -221,7 +225,7 @@ class _OverRuns:
 
 @contextmanager
 def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """Set the seed of sacreBLEU's tests, which it reads from the environment each time, and nowhere else."""
+    """Set the seed of sacreBLEU's tests, which sacreBLEU reads only from the environment, for each test."""
     variable = "SACREBLEU_SEED"
     before = os.environ.get(variable)
     os.environ[variable] = str(seed)

@@ -1,4 +1,4 @@
-"""Translate text of any length: a buffer of lines at a time, and on from where it was interrupted."""
+"""Translate text of any length, one buffer of lines at a time, and continue after an interruption."""
 
 import fcntl
 import gzip
@@ -33,28 +33,30 @@ def translate_stream(
     overwrite: bool = False,
     buffer: int = BUFFER,
 ) -> int:
-    """Translate line by line; the target has as many lines as the source, in the same order.
+    """Translate line by line. The target has as many lines as the source, in the same order.
 
-    Memory does not grow with the text. Lines reach the target buffer by buffer, so that what was translated before an
-    interruption is kept.
+    Memory does not grow with the text. Lines are written to the target after each buffer, so that an interruption
+    loses at most the current buffer.
 
     Args:
-        translate: makes a list of translations of a list of sentences, and is told the line in which these begin.
+        translate: a function that receives a list of sentences and the number of the first sentence's line, and
+            returns the list of translations.
         source: a file (`.gz`: compressed), or `-` for standard input.
         target: a file (`.gz`: compressed), or `-` for standard output.
-        resume: count the lines that the target has and go on behind them; an unfinished line is translated again.
+        resume: count the complete lines in the target, and continue after them. An incomplete last line is translated
+            again.
         overwrite: replace the target.
-        buffer: lines at a time; fewer give a translation sooner, more translate faster.
+        buffer: lines that are translated together. Fewer lines give the first translation sooner; more are faster.
 
     Returns:
         The number of lines translated.
 
     Raises:
         UserError: the source is missing or no text, the target exists, it has more lines than the source, or another
-            process writes it. Then the target is as it was.
+            process writes it. The target is then unchanged.
     """
     check_stream(source, target, resume=resume, overwrite=overwrite)
-    total = None if source == STANDARD else sum(1 for _ in _read(source))  # finds what is no text, too
+    total = None if source == STANDARD else sum(1 for _ in _read(source))  # this also finds lines that are no text
     done, end, size = _whole_lines(Path(target)) if resume else (0, 0, None if overwrite else 0)
     lines = _after(_read(source), done, source, target)
     if source == STANDARD and sys.stdin.isatty():
@@ -63,7 +65,7 @@ def translate_stream(
     translated = map(translate, chunks, itertools.count(done + 1, buffer))
     count = 0
     with bars_hidden(target == STANDARD and sys.stdout.isatty()):
-        first = next(translated, [])  # an error before the first translation leaves the target as it was
+        first = next(translated, [])  # an error before the first translation leaves the target unchanged
         with (
             _open_target(target, end, size) as file,
             tqdm(unit=" lines", initial=done, total=total, disable=not shows_bars()) as bar,
@@ -77,10 +79,10 @@ def translate_stream(
 
 
 def check_stream(source: str, target: str, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Refuse a source that is not there, and a target that is the source, would be lost, or cannot be continued.
+    """Refuse a source that does not exist, and a target that is the source, would be lost, or cannot be continued.
 
     Raises:
-        UserError: the message says which.
+        UserError: the source or the target is refused. The message says why.
     """
     if resume and overwrite:
         raise UserError("--resume goes on with the output, and --overwrite replaces it; give only one")
@@ -110,7 +112,7 @@ def check_stream(source: str, target: str, *, resume: bool = False, overwrite: b
 
 
 def _whole_lines(path: Path) -> tuple[int, int, int]:
-    """The number of complete lines in a file, where the last of them ends, and the size of the file, in bytes."""
+    """Return the number of complete lines in a file, the end of the last one, and the file's size, both in bytes."""
     if not path.exists():
         return 0, 0, 0
     count, end = 0, 0
@@ -123,7 +125,7 @@ def _whole_lines(path: Path) -> tuple[int, int, int]:
 
 
 def _after(lines: Iterable[str], done: int, source: str, target: str) -> Iterator[str]:
-    """The lines behind the first `done` ones."""
+    """Return the lines after the first `done` lines, which must exist."""
     left = iter(lines)
     if sum(1 for _ in islice(left, done)) < done:
         raise UserError(f"{target} has {done:,} lines, more than {source}; it is not a translation of this text")
@@ -131,7 +133,7 @@ def _after(lines: Iterable[str], done: int, source: str, target: str) -> Iterato
 
 
 def _read(source: str) -> Iterator[str]:
-    """The lines of a file or of standard input; none of an empty file."""
+    """Yield the lines of a file or of standard input. An empty file has none."""
     if source != STANDARD:
         path = Path(source)
         yield from () if path.is_file() and not path.stat().st_size else read_lines(path)
@@ -142,14 +144,14 @@ def _read(source: str) -> Iterator[str]:
 
 @contextmanager
 def _open_target(target: str, end: int, size: int | None) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """The target, open for writing behind its first `end` bytes; standard output stays open.
+    """Yield the target, opened for writing after its first `end` bytes. Standard output stays open afterwards.
 
-    A file is this process's alone, and still has the `size` that it had when its lines were counted; None: any size.
+    A file is locked for this process. It must still have the `size` at which its lines were counted; None: any size.
     """
     if target == STANDARD:
         try:
             yield sys.stdout.buffer
-        except BrokenPipeError:  # `head` has seen enough; Python would complain once more at exit
+        except BrokenPipeError:  # `head` has closed the pipe; Python would complain once more at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     with open(target, "ab") as file:
@@ -164,7 +166,7 @@ def _open_target(target: str, end: int, size: int | None) -> Iterator[BinaryIO |
 
 
 def _claim(file: BinaryIO, target: str, size: int | None) -> None:
-    """Refuse a file that another process writes or has written meanwhile: lines would be there twice."""
+    """Lock the target. Refuse a file that another process writes, or has written meanwhile: lines would be doubled."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

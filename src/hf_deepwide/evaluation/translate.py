@@ -1,4 +1,4 @@
-"""Translate a list of sentences with any seq2seq model: beam search, sorted by length, batches by tokens."""
+"""Translate sentences with any seq2seq model: beam search in batches that are sorted by length and sized by tokens."""
 
 import copy
 import logging
@@ -32,14 +32,14 @@ from .sampling import SamplingArguments, SamplingLogitsProcessor
 
 logger = logging.getLogger(__name__)
 
-LINE_ENDS = {ord(end): " " for end in "\n\r"}  # what ends a line of a file
-_TURN = threading.RLock()  # for one thread at a time: a model's generation config is another one meanwhile
+LINE_ENDS = {ord(end): " " for end in "\n\r"}  # characters that end a line of a file
+_TURN = threading.RLock()  # one thread at a time, because a search replaces the model's generation config for a while
 
 
 class Hypothesis(NamedTuple):
     """A translation as token ids, without the decoder's start token and the padding after the end.
 
-    `score` is log-probability / length**length_penalty; None where the search keeps no scores (greedy search).
+    `score` is log-probability / length**length_penalty. It is None if the search keeps no scores (greedy search).
     """
 
     ids: list[int]
@@ -56,28 +56,30 @@ def translate(
     sampling: SamplingArguments | None = None,
     first_line: int = 1,
 ) -> list[str]:
-    """Translate `sources`; element i of the result is the translation of element i.
+    """Translate `sources`. Element i of the result is the translation of element i.
 
-    The model comes back as it was: same training mode, same generation config (whose other fields, such as a
-    forced first token or forbidden words, are in force). A source longer than the model can read is cut, with
-    one warning that counts and names the lines. What a sentence becomes does not depend on its neighbours in
-    the batch, up to the rounding of differently padded sums. A translation is one line, and that of an empty line is
-    empty. Special tokens in a source (`</s>`) are text as any other.
+    Afterwards, the model has the same training mode and generation config as before. Other fields of this config, such
+    as a forced first token or forbidden words, are used in the search.
+
+    A source that is longer than the model can read is cut. One warning counts and names all such lines. The
+    translation of a sentence does not depend on the other sentences of the batch, up to the rounding of differently
+    padded sums. A translation is one line. An empty line has an empty translation. Special tokens in a source
+    (`</s>`) are treated as ordinary text.
 
     Args:
-        model: any encoder-decoder model with `generate`, or an exported one.
-        tokenizer: its tokenizer.
+        model: any encoder-decoder model with `generate`, or an exported model.
+        tokenizer: the model's tokenizer.
         sources: the sentences.
-        args: beam search and batching.
-        source_lang, target_lang: the language pair, as the model's config or its tokenizer calls the languages. A
-            language that follows from the other, or was saved with the tokenizer, need not be given; see
+        args: the settings of beam search and batching.
+        source_lang, target_lang: the language pair, in the codes of the model's config or tokenizer. A language that
+            follows from the other one, or was saved with the tokenizer, is not required; see
             `models/language_pairs.py`.
-        sampling: draw translations at random, with `num_beams` 1; None: search for them.
-        first_line: the line in which `sources` begin, for messages.
+        sampling: draw translations at random, with `num_beams` 1. None: use beam search.
+        first_line: the line number of the first source, for messages.
 
     Raises:
-        UserError: a source that is no text, or a language pair that the model does not know, or that is missing; or
-            beams and sampling together.
+        UserError: a source is no text; the model does not support the language pair; a language is missing; or
+            sampling is combined with several beams.
     """
     translations = []
     for ids in generate_ids(model, tokenizer, sources, args, source_lang, target_lang, sampling, first_line):
@@ -86,7 +88,7 @@ def translate(
 
 
 def as_line(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """A translation's token ids as one line of text. All spaces stay where words are tokens: code begins with some."""
+    """Decode token ids to one line of text. A `WordTokenizer` keeps all spaces, because code can begin with spaces."""
     # cleaning up would join "do n't" to "don't" and falsify scores on tokenised text
     text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if isinstance(tokenizer, WordTokenizer):
@@ -104,7 +106,7 @@ def generate_ids(
     sampling: SamplingArguments | None = None,
     first_line: int = 1,
 ) -> list[list[int]]:
-    """As `translate`, but the token ids, without the decoder's start token and the padding after the end."""
+    """Translate as `translate` does, but return token ids, without the decoder's start token and trailing padding."""
     search = (model, tokenizer, sources, args, source_lang, target_lang)
     searched = _search(*search, sampling=sampling, first_line=first_line)
     return [hypotheses[0].ids if hypotheses else [] for hypotheses in searched]
@@ -119,7 +121,7 @@ def generate_beams(
     target_lang: str | None = None,
     first_line: int = 1,
 ) -> list[list[Hypothesis]]:
-    """As `translate`, but the `num_beams` best hypotheses of each source, best first; none of an empty source."""
+    """Return the `num_beams` best hypotheses of each source, best first; none for an empty source. See `translate`."""
     search = (model, tokenizer, sources, args, source_lang, target_lang)
     return _search(*search, count=args.num_beams, first_line=first_line)
 
@@ -135,7 +137,7 @@ def _search(
     sampling: SamplingArguments | None = None,
     first_line: int = 1,
 ) -> list[list[Hypothesis]]:
-    """The `count` best hypotheses of each source, with scores where there are several; or one that is drawn."""
+    """Return the `count` best hypotheses of each source, with scores if `count` > 1; or one sampled hypothesis."""
     if sampling is not None and args.num_beams > 1:
         raise UserError(f"a translation is drawn, or searched for with {args.num_beams} beams; with sampling set 1")
     sources = _checked(sources, first_line)
@@ -185,13 +187,14 @@ def _search(
 def _in_batches(
     encoded: Sequence[Source], args: EvaluationArguments, config: Any, search: Callable[[list[int], int], list]
 ) -> list[list[Hypothesis]]:
-    """The hypotheses of each source; none of an empty one.
+    """Return the hypotheses of each source. An empty source has none.
 
     Args:
         encoded: the sources.
-        args: the size of a batch, and how long translations may be.
-        config: the model's; None: it has no limit of its own.
-        search: makes hypotheses of some sources, given by their numbers, and is told the most tokens of one.
+        args: the size of a batch, and the limits on the length of a translation.
+        config: the config of the model. None: the model sets no limit on the length.
+        search: a function that translates a batch. It receives the indices of the sources and the maximum length of a
+            translation, and returns the hypotheses of each source.
     """
     outputs: list[list[Hypothesis]] = [[] for _ in encoded]
     full = [number for number, source in enumerate(encoded) if not source.is_empty]
@@ -210,7 +213,7 @@ def _in_batches(
 
 
 def _hypotheses(generated: Any, count: int, ends: Any, pad_id: int) -> list[list[Hypothesis]]:
-    """What `generate` gives for a batch, `[batch * count, 1 + target]` or that with scores, source by source."""
+    """Turn the output of `generate` into hypotheses by source: ids `[batch * count, 1 + target]`, and maybe scores."""
     ids, scores = (generated, None) if count == 1 else (generated.sequences, generated.sequences_scores)
     rows = [_strip_padding(row, pad_id) for row in padded_behind_end(ids, ends, pad_id)[:, 1:].tolist()]
     found = list(map(Hypothesis, rows, [None] * len(rows) if scores is None else scores.tolist()))
@@ -218,7 +221,7 @@ def _hypotheses(generated: Any, count: int, ends: Any, pad_id: int) -> list[list
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-    """Rows as one tensor `[rows, longest]`, with a value behind the shorter ones."""
+    """Return the rows as one tensor `[rows, longest]`. Shorter rows are padded at the end with `value`."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
@@ -231,7 +234,7 @@ def _search_by_engine(
     count: int,
     first_line: int,
 ) -> list[list[Hypothesis]]:
-    """As `_search`, by CTranslate2."""
+    """Search as `_search` does, with CTranslate2."""
     if args.precision != "float32":
         raise UserError(
             f"precision is {args.precision}, and CTranslate2 computes as the folder was exported; leave it out, and "
@@ -267,10 +270,10 @@ def _search_by_engine(
 
 
 def _checked(sources: Iterable[str], first_line: int) -> list[str]:
-    """A list of sentences.
+    """Check the sources, and return them as a list of sentences.
 
     Raises:
-        UserError: it is none, or one of them is no text.
+        UserError: the sources are no list of sentences, or a sentence is no text.
     """
     if isinstance(sources, str):
         raise UserError("translate: one string was given; a list of sentences is wanted")
@@ -284,7 +287,7 @@ def _checked(sources: Iterable[str], first_line: int) -> list[str]:
 
 
 def _encode(languages: Languages, choice: Choice, sources: Sequence[str], limit: int, first_line: int) -> list[Source]:
-    """Encode the sources; those over the limit are cut, with one warning for all."""
+    """Encode the sources. Sources over the limit are cut, with one warning for all."""
     encoded = encode_sources(languages, choice, sources, limit)
     too_long = [line for line, source in enumerate(encoded, first_line) if source.length > limit]
     if too_long:
@@ -303,14 +306,14 @@ def _strip_padding(row: list[int], pad_id: int) -> list[int]:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
-    """Autocast to a precision of `EvaluationArguments`; none to float32."""
+    """Return an autocast context for a precision of `EvaluationArguments`. For float32 it does nothing."""
     dtype = AUTOCAST[precision]
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode for the model; afterwards each of its modules has the mode it had."""
+    """Put the model into evaluation mode. When the block ends, each of its modules has its former mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -324,12 +327,12 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 def _generation_settings(
     model: PreTrainedModel, args: EvaluationArguments, choice: Choice, count: int = 1
 ) -> Iterator:
-    """Put a generation config with our search settings in place of the model's own for a while.
+    """Replace the model's generation config within the block by a copy with our search settings.
 
-    A language pair may have its own first tokens for the decoder.
+    A language pair may set the first tokens of the decoder in it.
 
-    In place, and not as an argument of `generate`: what an argument leaves open is filled from the model's
-    config, so that a checkpoint's `max_length` would stand beside our `max_new_tokens`.
+    The config is replaced and not passed to `generate`. `generate` fills the open fields of a passed config from the
+    model's config, so that a checkpoint's `max_length` would conflict with our `max_new_tokens`.
     """
     own = model.generation_config
     settings = copy.deepcopy(own)
@@ -341,7 +344,7 @@ def _generation_settings(
         do_sample=False,
         num_return_sequences=count,
         return_dict_in_generate=count > 1,
-        output_scores=count > 1,  # without them there are no scores of hypotheses either
+        output_scores=count > 1,  # without these, `generate` returns no scores of hypotheses either
         use_cache=True,
     )
     for name in TARGET_CODE:

@@ -36,7 +36,7 @@ def eager_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(Q K^T / sqrt(H)) V as two matrix products with a float32 softmax (MAT, Eq. 1).
+    """Compute softmax(Q K^T / sqrt(H)) V as two matrix products with a float32 softmax (MAT, Eq. 1).
 
     Args:
         query: `[B, heads, T, H]`; key, value: `[B, heads, S, H]`.
@@ -45,7 +45,7 @@ def eager_attention(
     Returns:
         The context `[B, T, heads, H]` and the attention weights `[B, heads, T, S]`.
     """
-    scores = torch.matmul(query * scaling, key.transpose(2, 3)).float()  # the small factor is scaled, not [T, S]
+    scores = torch.matmul(query * scaling, key.transpose(2, 3)).float()  # cheaper than scaling [T, S]
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1).to(value.dtype)
@@ -54,25 +54,25 @@ def eager_attention(
 
 
 def cross_attention_name(config: Any) -> str:
-    """The back-end of cross-attention, which is `sdpa` in place of flash attention.
+    """Return the name of the back-end for cross-attention: the config's, but `sdpa` instead of flash attention.
 
-    Transformers cuts padding out of the queries of flash attention by the mask of the keys. That is right only where
-    the two are of one sentence.
+    For flash attention, Transformers removes padding from the queries with the mask of the keys. That is correct only
+    if queries and keys are the same sequence.
     """
     name = config._attn_implementation
     return "sdpa" if "flash" in str(name) else name
 
 
 def self_attention_cache(cache: Cache) -> Cache:
-    """The part of a cache that self-attention fills: all of it, unless it also holds keys of the source."""
+    """Return the part of a cache that self-attention fills: all of it, unless it also holds the source's keys."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
 class MultiBranchAttention(nn.Module):
-    """N attentions over the same input, averaged; self- or cross-attention (MAT, Eq. 4-6, 9-10).
+    """The average of N attentions over the same input: self- or cross-attention (MAT, Eq. 4-6, 9-10).
 
-    The residual is not part of it. With one branch and no drop-branch this is multi-head attention. The N x M heads
-    stand side by side on the head axis. So any number of branches costs one projection each for q, k, v and the
+    The module does not add the residual. With one branch and no drop-branch it is multi-head attention. The N x M
+    heads stand side by side on the head axis. So any number of branches costs one projection each for q, k, v and the
     output, one attention call, and one cache slot.
     """
 
@@ -86,7 +86,10 @@ class MultiBranchAttention(nn.Module):
         is_cross: bool = False,
         layer_idx: int | None = None,
     ) -> None:
-        """`branches` is N; None: the config's `attention_branches`. Only self-attention has relative positions."""
+        """Make the projections; `branches` is N, and None means the config's `attention_branches`.
+
+        Only self-attention has relative positions.
+        """
         super().__init__()
         self.config = config
         self.is_causal = is_causal
@@ -121,8 +124,9 @@ class MultiBranchAttention(nn.Module):
         """Attend from `hidden_states` `[B, T, D]` to themselves or to `encoder_hidden_states` `[B, S, D]`.
 
         Returns:
-            The merged output `[B, T, D]`, and, where the back-end gives them, the attention weights: of all heads
-            `[B, N * M, T, S]`, or averaged over the branches `[B, M, T, S]` when `output_attentions` asks for them.
+            The merged output `[B, T, D]`, and the attention weights, or None if the back-end does not return weights.
+            The weights are `[B, N * M, T, S]` for all heads. With `output_attentions` they are averaged over the
+            branches, `[B, M, T, S]`.
         """
         drop, by_head = BranchDrop(self.merge_scale), self.drop_unit == "head"
         if self.training and self.drop_branch > 0:
@@ -139,11 +143,11 @@ class MultiBranchAttention(nn.Module):
         if drop.gates is not None and self.drop_unit == "chunk":
             context = context.reshape(*hidden_states.shape[:-1], -1)
             return self.report(gated_outputs(self.out_proj, context, drop.gates) * drop.scale, weights, kwargs)
-        if drop.gates is not None:  # [N, M]: Eq. 9 weighs the heads before they are mixed by the output projection
+        if drop.gates is not None:  # [N, M]: Eq. 9 weighs the heads before the output projection mixes them
             head_gates = drop.gates.expand(*drop.gates.shape[:-1], self.num_heads).flatten(-2)  # [heads] or [B, heads]
             context = context * head_gates[..., None, :, None].to(context.dtype)
         if by_head and self.training and self.drop_branch > 0:
-            context = context / (1 - self.drop_branch)  # the bias of the output belongs to no head: it is not scaled
+            context = context / (1 - self.drop_branch)  # not the output: its bias belongs to no head
         context = context.reshape(*hidden_states.shape[:-1], -1)
         gates = None if drop.gates is None or by_head else drop.gates[..., 0]
         output = sum_branches(self.out_proj, context, self.branches, drop.kept, gates)
@@ -154,7 +158,7 @@ class MultiBranchAttention(nn.Module):
     def report(
         self, output: torch.Tensor, weights: torch.Tensor | None, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and, averaged over the branches where they were asked for, the attention weights."""
+        """Return the output and the attention weights, which are averaged over the branches if they are requested."""
         if weights is not None and self.branches > 1 and self._wants_weights(kwargs):
             weights = weights.unflatten(1, (-1, self.num_heads)).mean(1)
             output = output + weights[:0].sum()  # the average is only reported; this 0 keeps it in the graph
@@ -169,7 +173,10 @@ class MultiBranchAttention(nn.Module):
         kept: list[int] | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Everything before the output projection: contexts `[B, T, heads, H]` and weights `[B, heads, T, S]`.
+        """Compute all steps before the output projection.
+
+        Returns:
+            The contexts `[B, T, heads, H]`, and the attention weights `[B, heads, T, S]` or None.
 
         Raises:
             ValueError: the back-end cannot compute relative positions.
@@ -200,21 +207,21 @@ class MultiBranchAttention(nn.Module):
         )
 
     def has_own_projections(self) -> bool:
-        """Whether the projections are our own, as we made them."""
+        """Return whether all projections are still the modules that this class made (see `is_own`)."""
         inputs = all(is_own(projection, nn.Linear) for projection in (self.q_proj, self.k_proj, self.v_proj))
         return inputs and is_own(self.out_proj, nn.Linear, BranchSum)
 
     def _can_skip(self, past_key_values: Cache | None, kwargs: dict[str, Any]) -> bool:
-        """Whether dropped branches can be left uncomputed.
+        """Return whether dropped branches can be left out of the computation.
 
-        All are computed, and weighed by 0 or 1, in four cases: parts of branches are dropped; a cache must hold all
-        branches; attention weights are asked for; an adapter wraps a projection.
+        In four cases all branches are computed, and weighed by 0 or 1. Only parts of branches are dropped, a cache
+        must hold all branches, attention weights are requested, or an adapter wraps a projection.
         """
         needed = past_key_values is not None or self._wants_weights(kwargs)
         return self.drop_unit == "branch" and not needed and self.has_own_projections()
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """`[B, T, heads * H]` to `[B, heads, T, H]`."""
+        """Reshape `[B, T, heads * H]` to `[B, heads, T, H]`."""
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _project(
@@ -224,7 +231,10 @@ class MultiBranchAttention(nn.Module):
         cache: Cache | None,
         kept: list[int] | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries `[B, heads, T, H]`, keys and values `[B, heads, S, H]`, of all branches or those in `kept`."""
+        """Return queries `[B, heads, T, H]`, and keys and values `[B, heads, S, H]`.
+
+        They belong to all branches, or only to the branches in `kept`.
+        """
         if not self.training or cache is not None or not self.has_own_projections():
             query = self._heads(self.q_proj(hidden_states))
             return query, *self._keys_and_values(hidden_states, memory, cache)
@@ -240,9 +250,9 @@ class MultiBranchAttention(nn.Module):
     def _keys_and_values(
         self, hidden_states: torch.Tensor, memory: torch.Tensor | None, cache: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, appended to the self-attention cache if there is one.
+        """Return keys and values; in self-attention with a cache, the cached ones come first.
 
-        Those of cross-attention are computed once per sentence and then read from the cache.
+        Keys and values of cross-attention are computed once per sentence and then read from the cache.
         """
         is_cross = memory is not None
         if isinstance(cache, EncoderDecoderCache):

@@ -1,16 +1,16 @@
-"""Attention residuals (Kimi 2026, arXiv 2603.15031): each sub-layer reads a learned mixture of all outputs before it.
+"""Attention residuals (Kimi 2026, arXiv 2603.15031): each sub-layer reads a learned mixture of all earlier outputs.
 
-v_0 are the embeddings, and v_i is the output of sub-layer i, the sources. Sub-layer l reads
+The sources are the embeddings v_0, and the output v_i of each sub-layer i. Sub-layer l reads
 
     h_l = sum_{i<l} p_i v_i,   p = softmax_i(w_l . v_i / rms(v_i)),   rms(v) = sqrt(mean(v^2) + 1e-6)      (Eq. 2-4)
 
-of one learned query w_l, and computes v_l = F_l(LN(h_l)). The first sub-layer reads v_0. One more query mixes all
-sources, and its mixture is what the final norm reads. In blocks, the sources are v_0, the sums of the outputs of each
-finished block, and the sum so far of the block that is not finished.
+with one learned query w_l, and computes v_l = F_l(LN(h_l)). The first sub-layer reads v_0. One more query mixes all
+sources for the final norm. With blocks of layers, the sources are v_0, the sum of the outputs in each finished block,
+and the sum so far in the unfinished block.
 
-All queries start at 0. Then p is uniform, and h_l is the residual sum over the number of sources. Here h_l is
-multiplied by this number, which the LayerNorm behind it removes again, but for its epsilon. So a new model computes
-the plain pre-norm stack, and a trained one can start from it.
+All queries start at 0. Then p is uniform, and h_l is the residual sum divided by the number of sources. Here h_l is
+multiplied by this number. The LayerNorm that follows removes the factor again, up to its epsilon. So a new model
+computes the same as the plain pre-norm stack, and can start from the weights of a trained plain stack.
 
 Shapes: B batch, T time, D model width, K sources.
 """
@@ -30,7 +30,7 @@ EPSILON = 1e-6
 
 
 class Sources(NamedTuple):
-    """What a joint takes and gives: what the next sub-layer reads, and all that it could read.
+    """The input and output of a joint: the mixture for the next sub-layer, and all sources to mix.
 
     Attributes:
         mixture: h `[B, T, D]`.
@@ -44,32 +44,32 @@ class Sources(NamedTuple):
 
 
 def inverse_rms(value: torch.Tensor) -> torch.Tensor:
-    """1 / rms of a source `[B, T, D]`, in float32 or better, `[B, T, 1]`."""
+    """Return 1 / rms `[B, T, 1]` of a source `[B, T, D]`, in float32 or better."""
     value = value.to(torch.promote_types(value.dtype, torch.float32))
     return torch.rsqrt(value.square().mean(-1, keepdim=True) + EPSILON)
 
 
 class DepthAttention(Join):
-    """The query behind one sub-layer: it mixes what the next sub-layer reads, or the final norm.
+    """The query that follows one sub-layer: it mixes the input of the next sub-layer, or of the final norm.
 
-    So a stack has as many queries as sub-layers, and none for the first, which has one source to read.
+    So a stack has as many queries as sub-layers. The first sub-layer needs no query, because it has one source.
     """
 
     def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
         super().__init__(config, number, joints)
         block = config.attention_block
         each = 1 if block is None else block * joints  # sub-layers of a source
-        self.begins_source, self.sources = number % each == 0, number // each + 2  # those behind this sub-layer
-        self.room = (config.decoder_layers * joints - 1) // each + 2  # those behind a decoder, which decodes stepwise
+        self.begins_source, self.sources = number % each == 0, number // each + 2  # the count after this sub-layer
+        self.room = (config.decoder_layers * joints - 1) // each + 2  # the count after a whole decoder, for decoding
         self.depth_query = nn.Parameter(torch.zeros(config.d_model))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Weigh all sources alike."""
+        """Set the query to zero, so that all sources weigh alike."""
         init.zeros_(self.depth_query)
 
     @classmethod
     def measure(cls, joins: Sequence["DepthAttention"]) -> dict[str, float]:
-        """The mean length of the queries: 0 where all sources weigh alike."""
+        """Return the mean length of the queries: 0 if all sources weigh alike."""
         return {"query_length": torch.stack([join.depth_query.float().norm() for join in joins]).mean().item()}
 
     def forward(self, sources: Sources, output: torch.Tensor) -> Sources:
@@ -89,26 +89,27 @@ class DepthAttention(Join):
         return Sources(mixture.to(first.dtype), scales, values)
 
     def decoding_step(self, autocast: bool) -> Any:
-        """Under autocast the joint itself, which turns it off."""
+        """Return the step for decoding; under autocast, return this joint itself, which turns autocast off."""
         return self if autocast else DepthAttentionStep(self)
 
     def weights(self, values: tuple[torch.Tensor, ...], scales: torch.Tensor) -> torch.Tensor:
-        """p `[B, T, K]`, in the dtype of the scales."""
-        # A copy: a loaded weight can lie at an odd address, where products of a matrix and a vector round differently.
+        """Return p `[B, T, K]`, in the dtype of the scales."""
+        # A copy: a loaded weight can lie at an unaligned address, where matrix-vector products round differently.
         query = self.depth_query.to(scales.dtype, copy=True)[:, None]
         logits = torch.cat([value.to(scales.dtype) @ query for value in values], dim=-1)
         return torch.softmax(logits * scales, dim=-1)
 
 
 class DepthAttentionStep:
-    """A `DepthAttention` that reads one token of each row, for all joints of a stack.
+    """`DepthAttention` for one new token in each of R rows.
 
-    All sources stand in one block `[K, R, D]` with room for those to come, and their scales in another `[K, R]`. So a
-    joint takes a few operations, however many sources there are. The first joint of the stack makes the blocks.
+    The joints of a stack share one block `[K, R, D]` for all sources, with room for later sources. A second block
+    `[K, R]` holds the scales of the sources. So a joint takes a few operations for any number of sources. The first
+    joint of the stack makes both blocks.
     """
 
     def __init__(self, join: DepthAttention) -> None:
-        """Take the query, and how many sources there are behind the sub-layer."""
+        """Copy the query, and take the number of sources after the sub-layer."""
         self.dtype = torch.promote_types(join.depth_query.dtype, torch.float32)
         self.query = join.depth_query.to(self.dtype, copy=True)
         self.begins_source, self.sources, self.room = join.begins_source, join.sources, join.room
@@ -116,7 +117,7 @@ class DepthAttentionStep:
     def __call__(self, sources: Sources, output: torch.Tensor) -> Sources:
         """Add the output of a sub-layer `[R, 1, D]` to the sources, and mix them."""
         count, (block,), scales = self.sources, sources.values, sources.scales
-        if scales.dim() == 3:  # of `begin`: the embeddings alone
+        if scales.dim() == 3:  # from `begin`: the only source is the embeddings
             embeddings, block = block, output.new_empty(self.room, *output.shape[::2], dtype=self.dtype)
             block.select(0, 0).copy_(embeddings.squeeze(1))
             scales = torch.cat([scales.view(1, -1), scales.new_empty(self.room - 1, len(output))])
@@ -130,12 +131,15 @@ class DepthAttentionStep:
 
 
 class AttentionResidual(JoinedLayer):
-    """Joins sub-layers by attention to the sources; the state is their scales, and the sources one by one."""
+    """A layer that joins its sub-layers by attention to the sources.
+
+    Its state is the tensor of the scales, then each source as one tensor.
+    """
 
     join_class = DepthAttention
 
     def begin(self, hidden_states: torch.Tensor, state: State) -> Sources:
-        """The sources so far; the embeddings are the first."""
+        """Return the sources so far, of which the embeddings are the first."""
         if not state:
             return Sources(hidden_states, inverse_rms(hidden_states), (hidden_states,))
         return Sources(hidden_states, state[0], state[1:])
@@ -148,11 +152,11 @@ class AttentionResidual(JoinedLayer):
         gate: torch.Tensor | None = None,
         joint: str = "",
     ) -> Sources:
-        """Let a sub-layer read the mixture, and mix anew with its output."""
+        """Compute a sub-layer on the mixture, and mix the sources again, with the new output among them."""
         return self.joins[joint](x, self.addend(norm(x.mixture), sublayer, gate))
 
     def end(self, joined: Sources) -> State:
-        """What the next layer reads, and all that it could read."""
+        """Return the mixture that the next layer reads, and the state: the scales and the sources."""
         return joined.mixture, joined.scales, *joined.values
 
 

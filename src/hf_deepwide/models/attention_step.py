@@ -1,14 +1,14 @@
-"""Attention of one new token in each row, with the keys and values of all tokens before it.
+"""Attention of one new token in each row to the keys and values of all tokens before it.
 
-The equations are the equations of `attention.py`, for decoding alone. Nothing is dropped, the new token sees all
-tokens before it, and weights do not change. So one matrix product makes q, k and v. W_q holds the factor 1/sqrt(H),
-and the output projection holds the factor 1/N.
+The equations are the equations of `attention.py`, but for decoding only. Nothing is dropped, the new token sees all
+tokens before it, and weights do not change. So one matrix product makes q, k and v. W_q contains the factor 1/sqrt(H),
+and the output projection contains the factor 1/N.
 
-Keys are stored in the order that is fastest for the product with the queries. Where several beams share keys, they are
-transposed: the numbers of one feature are neighbours.
+Keys are stored in the order that is fastest for the product with the queries. If several beams share keys, the keys
+are transposed: all numbers of one feature are neighbours in memory.
 
-Shapes: R rows, that is sentences times beams, B sentences, S source length, t tokens so far, D model width, heads of
-all branches, H head width.
+Shapes: R rows (sentences times beams), B sentences, S source length, t tokens so far, D model width, heads (of all
+branches together), H head width.
 """
 
 import math
@@ -21,29 +21,29 @@ from torch import nn
 from .branches import summed_bias
 from .matrix_product import MatrixProduct
 
-BLOCK = 32  # tokens that a cache of beams grows by, at least
-SLOTS = 64  # … and slots: room for most sentences, which no copy then makes larger
-LANES = 16  # numbers in a register; the softmax of fewer is computed one by one, in six times the time
-MANY = 512  # scores from which on it pays to fill short rows up
+BLOCK = 32  # a full cache, or mask of beams, gets room for at least so many more tokens
+SLOTS = 64  # the least room of a cache: enough for most sentences, so that the cache is rarely copied
+LANES = 16  # numbers in a register; shorter softmaxes are computed number by number, which takes six times as long
+MANY = 512  # with at least so many scores, it pays to pad short rows
 Make = Callable[..., MatrixProduct]
 
 
 class Ancestors:
-    """Which keys each beam may see: its own and those of its ancestors.
+    """The mask that shows each beam its own keys and the keys of its ancestors.
 
     A beam that continues another beam would need a copy of all keys and values of that beam. Here no key ever moves.
-    The beams of a sentence read the keys of all its beams in one product, which is as fast as reading only their own
-    keys. A mask hides the keys that are not a beam's past.
+    In one product, all beams of a sentence read the keys of all these beams. This is as fast as if each beam read only
+    its own keys. The mask hides the keys that do not belong to a beam's past.
     """
 
     def __init__(self, rows: int, beams: int) -> None:
-        """`rows` is R; `beams` is how many rows, standing together, can go on from each other."""
+        """Start without tokens; `rows` is R, and `beams` is the number of neighbouring rows that share ancestors."""
         self.beams, self.rows = beams, rows
         self.length = 0
-        self.bias: torch.Tensor | None = None  # [R / beams, beams, room * beams]: 0 for an ancestor, else the lowest
+        self.bias: torch.Tensor | None = None  # [R / beams, beams, room * beams]: 0 if seen, else the lowest
 
     def append(self, like: torch.Tensor) -> None:
-        """Add a token to each row: one more slot for each beam, which the beam alone sees."""
+        """Add a token to each row: one new slot for each beam, which only this beam sees."""
         if self.beams == 1:
             return
         beams, lowest = self.beams, torch.finfo(like.dtype).min
@@ -54,22 +54,25 @@ class Ancestors:
         self.length += 1
 
     def visible(self) -> torch.Tensor | None:
-        """The mask of the tokens so far, additive, `[R / beams, 1, beams, t * beams]`; None where all is visible."""
+        """Return the additive mask of the tokens so far, `[R / beams, 1, beams, t * beams]`.
+
+        None means that all slots are visible.
+        """
         return None if self.bias is None else self.bias.narrow(2, 0, self.length * self.beams)[:, None]
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Let row i go on from row `rows[i]`, which is one of its sentence."""
+        """Let row i continue row `rows[i]`, which belongs to the same sentence."""
         if self.bias is not None:
             self.bias = self.bias.flatten(0, 1).index_select(0, rows).view_as(self.bias)
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """Forget all rows but those of the sentences `kept`, of as many as there are."""
+        """Keep only the rows of the sentences `kept`; `sentences` is the number of sentences before."""
         self.rows = self.rows // sentences * len(kept)
         if self.bias is not None:
             self.bias = keep_sentences(self.bias, kept, sentences)
 
     def of(self, states: torch.Tensor) -> torch.Tensor:
-        """What each row sees, `[R, heads, t, H]`, of `states` `[R / beams, heads, t * beams, H]`."""
+        """Select from `states` `[R / beams, heads, t * beams, H]` what each row sees: `[R, heads, t, H]`."""
         if self.bias is None:
             return states.clone()
         slots = (
@@ -80,7 +83,7 @@ class Ancestors:
 
 
 class SelfAttentionStep:
-    """Self-attention of a new token; owns the keys and values of all rows, in a block with room for more."""
+    """Self-attention of a new token. It owns the keys and values of all rows, in tensors with room for more."""
 
     projections: ClassVar[list[str]] = ["q_proj", "k_proj", "v_proj"]
 
@@ -95,7 +98,7 @@ class SelfAttentionStep:
         self.begin(ancestors)
 
     def begin(self, ancestors: Ancestors) -> None:
-        """Forget all tokens."""
+        """Start without tokens, for the rows of `ancestors`."""
         self.ancestors, self.beams = ancestors, ancestors.beams
         self.slots = self.room = 0
         self.keys: torch.Tensor | None = None  # [R / beams * heads, room, H]; turned: [R / beams * heads, H, room]
@@ -104,11 +107,16 @@ class SelfAttentionStep:
     def __call__(
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
-        """`[R, 1, D]` to `[R, 1, D]`, and no attention weights. `mask` is that of `Ancestors`."""
+        """Map `[R, 1, D]` to `[R, 1, D]`, without attention weights; `mask` is the mask of `Ancestors`."""
         return self.merge(self.context(self.project(hidden_states), mask)), None
 
     def context(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Queries, keys and values of a new token side by side, `[R, 1, 3 * heads * H]`, to `[R, 1, heads * H]`."""
+        """Return the contexts of all heads, `[R, 1, heads * H]`, and store the new keys and values.
+
+        Args:
+            states: queries, keys and values of the new tokens side by side, `[R, 1, 3 * heads * H]`.
+            mask: the mask of `Ancestors`.
+        """
         rows, beams, width = states.shape[0], self.beams, self.head_dim
         if rows == 1:
             query, key, value = states.view(3, -1, 1, width).unbind()
@@ -132,7 +140,7 @@ class SelfAttentionStep:
         return context.view(rows, 1, -1)
 
     def relative_mask(self, query: torch.Tensor, heads: int, mask: torch.Tensor | None) -> torch.Tensor:
-        """What `RelativeKeys` adds to the scores of `query` `[R / beams * heads, beams, H]`, and `mask`."""
+        """Return `mask` plus what `RelativeKeys` adds to the scores of `query` `[R / beams * heads, beams, H]`."""
         branches, _, vectors = self.relative.shape
         grouped = query.reshape(-1, branches, heads // branches * self.beams, self.head_dim)
         scores = (grouped @ self.relative.to(query.dtype)).view(-1, heads, self.beams, vectors)
@@ -141,7 +149,7 @@ class SelfAttentionStep:
         return bias if mask is None else bias + mask
 
     def grow(self, key: torch.Tensor) -> None:
-        """Double the room for keys and values like `key` `[R / beams * heads, beams, H]`."""
+        """Double the room for keys and values that are shaped like `key` `[R / beams * heads, beams, H]`."""
         room = max(2 * self.room, BLOCK * self.beams, SLOTS)
         values = key.new_empty(len(key), room, self.head_dim)
         keys = key.new_empty(len(key), self.head_dim, room) if self.turned else torch.empty_like(values)
@@ -151,18 +159,18 @@ class SelfAttentionStep:
         self.keys, self.values, self.room = keys, values, room
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys `[R / beams * heads, H, slots]` and values `[R / beams * heads, slots, H]` so far."""
+        """Return the keys `[R / beams * heads, H, slots]` and values `[R / beams * heads, slots, H]` so far."""
         keys = self.keys if self.turned else self.keys.transpose(1, 2)
         return keys.narrow(2, 0, self.slots), self.values.narrow(1, 0, self.slots)
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
+        """Keep only the keys and values of the sentences `kept`; `sentences` is the number of sentences before."""
         if self.keys is not None and self.values is not None:
             self.keys = keep_in_place(self.keys, 1 + self.turned, self.slots, kept, sentences)
             self.values = keep_in_place(self.values, 1, self.slots, kept, sentences)
 
     def states(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the tokens so far, `[R, heads, t, H]`."""
+        """Return the keys and values of the tokens so far, `[R, heads, t, H]`."""
         sentences = self.ancestors.rows // self.beams
         keys, values = self.seen()
         states = (each.unflatten(0, (sentences, -1)) for each in (keys.transpose(1, 2), values))
@@ -170,7 +178,7 @@ class SelfAttentionStep:
 
 
 class CrossAttentionStep:
-    """Attention of a new token to the source; owns the source's keys and values, once for all beams of a sentence."""
+    """Attention of a new token to the source. The beams of a sentence share the source's keys and values."""
 
     def __init__(self, attention: nn.Module, make: Make) -> None:
         """Take the weights of a `MultiBranchAttention`; `make` makes a product of a matrix and a bias."""
@@ -182,26 +190,26 @@ class CrossAttentionStep:
         self.values: torch.Tensor | None = None  # [B * heads, S, H]
 
     def merge_of(self, attention: nn.Module, make: Make) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What makes the output `[R, 1, D]` of the contexts of all heads, `[R, 1, heads * H]`."""
+        """Return a function that maps the contexts of all heads, `[R, 1, heads * H]`, to the output `[R, 1, D]`."""
         return output_product(attention, make)
 
     def __call__(
         self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
-        """`[R, 1, D]` to `[R, 1, D]`, and no attention weights.
+        """Map `[R, 1, D]` to `[R, 1, D]`, without attention weights.
 
-        To its source, the beams of a sentence are what several tokens of a sentence are.
+        The beams of a sentence attend to the source like several tokens of one sentence.
 
         Args:
             hidden_states: the new tokens; the rows of a sentence stand together.
             mask: additive, `[B, 1, 1, S]`, or None.
-            memory: the source `[B, S, D]`, read in the first call alone.
+            memory: the source `[B, S, D]`. Only the first call reads its states.
             kwargs: not used.
         """
         return self.merge(self.context(hidden_states, mask, memory)), None
 
     def context(self, hidden_states: torch.Tensor, mask: torch.Tensor | None, memory: torch.Tensor) -> torch.Tensor:
-        """What `merge` makes the output of, `[R, 1, heads * H]`."""
+        """Return the contexts of all heads, `[R, 1, heads * H]`, which are the input of `merge`."""
         rows, sentences, width = hidden_states.shape[0], memory.shape[0], self.head_dim
         if self.keys is None:
             self.turned = rows > sentences
@@ -217,26 +225,27 @@ class CrossAttentionStep:
         return context.view(rows, 1, -1)
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
+        """Keep only the keys and values of the sentences `kept`; `sentences` is the number of sentences before."""
         if self.keys is not None:
             self.keys, self.values = (keep_sentences(each, kept, sentences) for each in (self.keys, self.values))
 
     def states(self, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the source, `[B, heads, S, H]`."""
+        """Return the keys and values of the source, `[B, heads, S, H]`."""
         keys = self.keys.transpose(1, 2) if self.turned else self.keys
         return keys.unflatten(0, (sentences, -1)), self.values.unflatten(0, (sentences, -1))
 
 
 class ManyRowsSelfAttentionStep(SelfAttentionStep):
-    """`SelfAttentionStep` of many rows that go on by themselves, with the tokens' keys `[room, R, heads * H]`.
+    """`SelfAttentionStep` for many rows without beams. Keys and values are stored as `[room, R, heads * H]`.
 
-    Every step reads all keys and values, which no cache holds: a step waits for memory. In this order the keys of all
-    rows are one stretch of it, which is read in half the time. Sums of elementwise products do so; they are not for
-    16-bit numbers, which would be rounded before they are summed.
+    Every step reads all keys and values, which are larger than the processor's caches. So the step waits for memory.
+    In this order the keys of all rows are contiguous in memory, and are read in half the time. The products with keys
+    and values are sums of elementwise products. The class is not for 16-bit numbers: their products would be rounded
+    before the sum.
     """
 
     def context(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """As the parent's; there is no mask, as no row sees another one's tokens."""
+        """Return the contexts as the parent does. No mask is needed, because no row sees the tokens of another row."""
         rows = states.shape[0]
         query, key, value = states.view(rows, 3, -1).unbind(1)
         if self.slots == self.room:
@@ -250,7 +259,7 @@ class ManyRowsSelfAttentionStep(SelfAttentionStep):
         return (values.view(by_head) * weights[..., None]).sum(0).view(rows, 1, -1)
 
     def grow(self, key: torch.Tensor) -> None:
-        """Double the room for keys and values like `key` `[R, heads * H]`."""
+        """Double the room for keys and values that are shaped like `key` `[R, heads * H]`."""
         room = max(2 * self.room, BLOCK)
         keys, values = key.new_empty(2, room, *key.shape)
         if self.keys is not None and self.values is not None:
@@ -259,12 +268,12 @@ class ManyRowsSelfAttentionStep(SelfAttentionStep):
         self.keys, self.values, self.room = keys, values, room
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """Forget all keys and values but those of the rows `kept`: one row is one sentence."""
+        """Keep only the keys and values of the rows `kept`: one row is one sentence."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = (each.index_select(1, kept) for each in (self.keys, self.values))
 
     def states(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the tokens so far, `[R, heads, t, H]`."""
+        """Return the keys and values of the tokens so far, `[R, heads, t, H]`."""
         keys, values = (
             each.narrow(0, 0, self.slots).unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3).contiguous()
             for each in (self.keys, self.values)
@@ -278,7 +287,7 @@ class MeanOfValuesStep(SelfAttentionStep):
     projections: ClassVar[list[str]] = ["v_proj"]
 
     def mean(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """`[R, 1, D]` to `[R, 1, heads * H]`."""
+        """Map `[R, 1, D]` to the means `[R, 1, heads * H]`."""
         value = self.project(hidden_states)
         nothing = torch.zeros_like(value)
         return self.context(torch.cat([nothing, nothing, value], dim=-1), mask)
@@ -300,21 +309,21 @@ class MergedAttentionStep(CrossAttentionStep):
         causal_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """As the parent's; `causal_mask` is that of `Ancestors`."""
+        """Attend as the parent does, and add the mean; `causal_mask` is the mask of `Ancestors`."""
         context = self.context(hidden_states, mask, memory) + self.own.mean(hidden_states, causal_mask)
         return self.merge(context), None
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """Forget all keys and values but those of the sentences `kept`, of as many as there are."""
+        """Keep only the keys and values of the sentences `kept`; `sentences` is the number of sentences before."""
         super().keep(kept, sentences)
         self.own.keep(kept, sentences)
 
 
 class BranchedAttentionStep(CrossAttentionStep):
-    """Branched attention of a new token to the source: a feed-forward network is behind each head."""
+    """Branched attention of a new token to the source: a feed-forward network follows each head."""
 
     def merge_of(self, attention: nn.Module, make: Make) -> Callable[[torch.Tensor], torch.Tensor]:
-        """As the parent's, of a `BranchedAttention`."""
+        """Return the function of the parent, for a `BranchedAttention`."""
         outer, activation, heads = make(*attention.outer()), attention.activation, attention.num_heads
         weight, bias = attention.inner_weight().to(outer.dtype), attention.inner_bias().to(outer.dtype)
 
@@ -327,7 +336,7 @@ class BranchedAttentionStep(CrossAttentionStep):
 
 
 class DynamicConvolutionStep(SelfAttentionStep):
-    """Dynamic convolution of a new token; owns the gated inputs of all rows, and reads as many as a window holds."""
+    """Dynamic convolution of a new token. It owns the gated inputs of all rows, and reads the last window of them."""
 
     turned = False
 
@@ -340,7 +349,7 @@ class DynamicConvolutionStep(SelfAttentionStep):
         self.begin(ancestors)
 
     def context(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """What W_I gives of a new token, `[R, 1, 2 * D]`, to the sums of all heads, `[R, 1, D]`."""
+        """Map the output of W_I for a new token, `[R, 1, 2 * D]`, to the sums of all heads, `[R, 1, D]`."""
         rows, beams = states.shape[0], self.beams
         gated = nn.functional.glu(states)
         value = gated.view(rows // beams, beams, self.heads, -1).transpose(1, 2).reshape(-1, beams, self.head_dim)
@@ -359,18 +368,21 @@ class DynamicConvolutionStep(SelfAttentionStep):
         return sums.view(rows // beams, self.heads, beams, -1).transpose(1, 2).reshape(rows, 1, -1)
 
     def grow(self, key: torch.Tensor) -> None:
-        """As the parent's; keys are the values."""
+        """Double the room as the parent does; the keys are the values."""
         super().grow(key)
         self.keys = self.values
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """As the parent's; keys are the values."""
+        """Keep sentences as the parent does; the keys are the values."""
         if self.values is not None:
             self.keys = self.values = keep_in_place(self.values, 1, self.slots, kept, sentences)
 
 
 def keep_in_place(states: torch.Tensor, along: int, used: int, kept: torch.Tensor, sentences: int) -> torch.Tensor:
-    """As `keep_sentences`, in the same memory: of a tensor with room, whose first `used` entries `along` matter."""
+    """Select as `keep_sentences` does, in the same memory.
+
+    The tensor has unused room: only its first `used` entries on the axis `along` matter.
+    """
     chosen = keep_sentences(states.narrow(along, 0, used), kept, sentences)
     states = states[: len(chosen)]
     states.narrow(along, 0, used).copy_(chosen)
@@ -378,17 +390,17 @@ def keep_in_place(states: torch.Tensor, along: int, used: int, kept: torch.Tenso
 
 
 def keep_sentences(states: torch.Tensor, kept: torch.Tensor, sentences: int) -> torch.Tensor:
-    """The entries of the sentences `kept`, of a tensor with equally many entries for each sentence."""
+    """Select the entries of the sentences `kept` from a tensor that has equally many entries for each sentence."""
     return states.unflatten(0, (sentences, -1)).index_select(0, kept).flatten(0, 1)
 
 
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """softmax(Q K^T + mask) V, with queries that are scaled already.
+    """Compute softmax(Q K^T + mask) V with queries that are already scaled.
 
-    For few queries two products are faster on a processor than PyTorch's own attention. Elsewhere its own attention is
-    one operation.
+    On a CPU, for few queries, two products are faster than PyTorch's own attention. On other devices PyTorch's
+    attention is used, which is one operation.
 
     Args:
         query: `[sentences * heads, T, H]`; key `[sentences * heads, H, S]`; value `[sentences * heads, S, H]`.
@@ -409,14 +421,14 @@ def attend(
 
 
 def short_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """The softmax of many rows of less than `LANES` numbers, in float32 or better."""
+    """Compute the softmax of many rows of less than `LANES` numbers, in float32 or better."""
     filled = nn.functional.pad(scores, (0, LANES - scores.shape[2]), value=-math.inf)
     full = torch.promote_types(scores.dtype, torch.float32)
     return filled.softmax(-1, dtype=full).narrow(2, 0, scores.shape[2])
 
 
 def joint_product(attention: nn.Module, names: list[str], make: Make) -> MatrixProduct:
-    """Several projections of one input as one product; queries are scaled."""
+    """Join several projections of one input to one product that scales the queries."""
     weights, biases = [], []
     for name in names:
         projection, scale = getattr(attention, name), attention.scaling if name == "q_proj" else 1
@@ -427,12 +439,12 @@ def joint_product(attention: nn.Module, names: list[str], make: Make) -> MatrixP
 
 
 def output_product(attention: nn.Module, make: Make) -> MatrixProduct:
-    """The output projections of all branches, merged."""
+    """Join the output projections of all branches to one product that merges the branches."""
     projection, scale = attention.out_proj, attention.merge_scale
     bias = None if projection.bias is None else scaled(summed_bias(projection), scale)
     return make(scaled(projection.weight, scale), bias)
 
 
 def scaled(weight: torch.Tensor, scale: float) -> torch.Tensor:
-    """The weight times the scale, without a copy where the scale is 1."""
+    """Return the weight times the scale, without a copy if the scale is 1."""
     return weight if scale == 1 else weight * scale

@@ -1,7 +1,7 @@
 """Attention whose heads have feed-forward networks of their own (Ahmed, Keskar and Socher 2017, arXiv 1711.02132).
 
-The Weighted Transformer makes a branch of each of the M heads of an attention. The network behind the attention is cut
-into M networks, each F / M wide. Learned weights scale what enters a network and what leaves it:
+In the Weighted Transformer, each of the M heads of an attention is a branch. The feed-forward network after the
+attention is cut into M networks, each F / M wide. Learned weights scale the input and the output of each network:
 
     head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i)
     BranchedAttention(Q, K, V) = sum_i alpha_i FFN_i(kappa_i head_i W^O_i)
@@ -12,16 +12,16 @@ An encoder layer is one such sub-layer. A decoder layer is causal self-attention
 source. Each sub-layer has its residual connection and norm. No norm or residual connection is inside a branch.
 
 Between W^O_i and W1_i there is no activation. So for several positions their product, `[H, F / M]`, is computed first.
-The M vectors of width D that stand between the two are then never made.
+The M vectors of width D between the two matrices are then never computed.
 
 Kappa and alpha start at random. Before every training step they are moved to the nearest point of the simplex, as in
 the paper. The paper trains them with a higher learning rate of their own, and freezes them for the last 10,000 steps.
-Here they have the learning rate of all weights, and are never frozen. Weight decay leaves them alone.
+Here they have the learning rate of all weights, and are never frozen. Weight decay does not apply to them.
 
-What the paper leaves open: it says that both stacks have branched attention, and counts 192 weights more. These are
-two for each of 8 heads, once in each of 12 layers. So one attention of a decoder layer is plain. Here it is the
-self-attention, as in JayParks/transformer, which is the code of others. The authors released none. That code also has
-a residual connection and a norm in each network. W^O has no bias, for b1 would absorb it.
+The paper does not say which attentions are branched. It gives both stacks branched attention, and counts 192 extra
+weights: two for each of 8 heads, once in each of 12 layers. So one attention of a decoder layer is plain. Here it is
+the self-attention, as in JayParks/transformer. That code is not by the authors, who released none. It also has a
+residual connection and a norm in each network. Here W^O has no bias, because b1 would absorb it.
 
 Shapes: B batch, T time, S source length, D model width, M heads, H = D / M head width, F inner width of a layer.
 """
@@ -45,9 +45,9 @@ from .layers import DecoderLayer, EncoderLayer, ResidualLayer
 class SimplexWeights(nn.Module):
     """Learned weights that are not negative and add up to 1.
 
-    The model uses the nearest point of the simplex to its parameter. The gradient is that of the weights themselves.
-    So a weight of 0 can grow again. `project` moves the parameter to this point. A stack calls it when it learns its
-    `training_step`. A Trainer that is not ours needs the callback `TrainingStep` for it.
+    The model uses the point of the simplex that is nearest to the parameter. The gradient of this point is passed to
+    the parameter unchanged, so a weight of 0 can grow again. `project` moves the parameter to the point. A stack calls
+    `project` when its `training_step` is set. With another Trainer, add the callback `TrainingStep`, which sets it.
     """
 
     def __init__(self, size: int) -> None:
@@ -60,23 +60,23 @@ class SimplexWeights(nn.Module):
         init.copy_(self.simplex_weight, drawn / drawn.sum())
 
     def forward(self) -> torch.Tensor:
-        """The weights, `[size]`."""
+        """Return the weights, `[size]`."""
         weight = self.simplex_weight
         return weight + (nearest_on_simplex(weight) - weight).detach()
 
     @torch.no_grad()
     def project(self) -> None:
-        """Move the parameter to the simplex; a shard of one (FSDP) stays, which changes no weight of the model."""
+        """Move the parameter to the simplex. A shard (FSDP) is not moved, which does not change `forward`."""
         weight = self.simplex_weight
         if type(weight.data) is torch.Tensor:
             weight.copy_(nearest_on_simplex(weight))
 
 
 def nearest_on_simplex(x: torch.Tensor) -> torch.Tensor:
-    """The vector of numbers that are not negative and add up to 1 that is nearest to `x`, `[size]`.
+    """Return the point of the simplex that is nearest to `x`, `[size]`: numbers >= 0 that add up to 1.
 
-    It is max(x - t, 0). If k numbers stay positive, t is 1/k of what the largest k exceed 1 by. Any other k gives
-    less, so t is the largest of these.
+    The point is max(x - t, 0). If k numbers stay positive, t is (sum of the k largest numbers - 1) / k. Any other k
+    gives a smaller t, so t is the maximum over all k.
     """
     full = x.to(torch.promote_types(x.dtype, torch.float32))
     excess = full.sort(descending=True).values.cumsum(0) - 1
@@ -85,10 +85,10 @@ def nearest_on_simplex(x: torch.Tensor) -> torch.Tensor:
 
 
 class BranchedAttention(MultiBranchAttention):
-    """Attention, self- or to the source, with a feed-forward network behind each head."""
+    """Self-attention, or attention to the source, with a feed-forward network after each head."""
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, ffn_dim: int, **kwargs: Any) -> None:
-        """`ffn_dim` is F, of all heads together; `kwargs` are the parent's."""
+        """Make the weights; `ffn_dim` is F for all heads together, and `kwargs` are passed to the parent."""
         super().__init__(config, num_heads, **kwargs)
         self.activation = ACT2FN[config.activation_function]
         self.activation_dropout = Dropout(config.activation_dropout)
@@ -106,7 +106,7 @@ class BranchedAttention(MultiBranchAttention):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the parent's: the output `[B, T, D]`, and the attention weights `[B, M, T, S]` where there are any."""
+        """Return the output `[B, T, D]`, and the attention weights `[B, M, T, S]` or None, as the parent does."""
         context, weights = self.attend(
             hidden_states, attention_mask, encoder_hidden_states, past_key_values, None, **kwargs
         )
@@ -118,7 +118,7 @@ class BranchedAttention(MultiBranchAttention):
         return self.fc2(inner, gates=alpha), weights
 
     def activated(self, heads: torch.Tensor, many: bool) -> torch.Tensor:
-        """act(kappa_i head_i W^O_i W1_i + b1_i) of heads `[M, tokens, H]`, `[M, tokens, F / M]`.
+        """Return act(kappa_i head_i W^O_i W1_i + b1_i), `[M, tokens, F / M]`, for heads `[M, tokens, H]`.
 
         With `many` tokens the matrices are multiplied first, unless an adapter wraps one of them.
         """
@@ -132,35 +132,35 @@ class BranchedAttention(MultiBranchAttention):
         return self.activation_dropout(self.activation(inner))
 
     def scaled_outputs(self, heads: torch.Tensor) -> torch.Tensor:
-        """kappa_i head_i W^O_i, `[M, tokens, D]`."""
+        """Return kappa_i head_i W^O_i, `[M, tokens, D]`."""
         return outputs_by_branch(self.out_proj, heads, self.kappa())
 
     def inner_weight(self) -> torch.Tensor:
-        """kappa_i W^O_i W1_i, `[M, H, F / M]`."""
+        """Return kappa_i W^O_i W1_i, `[M, H, F / M]`."""
         output = self.out_proj.weight.unflatten(1, (self.num_heads, -1)).permute(1, 2, 0)
         return torch.bmm(output * self.kappa()[:, None, None], self._fc1_blocks())
 
     def inner_bias(self) -> torch.Tensor:
-        """The biases b1, `[M, 1, F / M]`."""
+        """Return the biases b1, `[M, 1, F / M]`."""
         return self.fc1.bias.view(self.num_heads, 1, -1)
 
     def outer(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """alpha_i W2_i side by side, `[D, F]`, and the sum of alpha_i b2_i, `[D]`."""
+        """Return all alpha_i W2_i side by side, `[D, F]`, and the sum of alpha_i b2_i, `[D]`."""
         alpha, bias = self.alpha(), self.fc2.bias.view(self.num_heads, -1)
         weight = self.fc2.weight.unflatten(1, (self.num_heads, -1)) * alpha[:, None]
         return weight.flatten(1), alpha @ bias
 
     def _fc1_blocks(self) -> torch.Tensor:
-        """W1 of each branch, `[M, D, F / M]`."""
+        """Return W1 of each branch, `[M, D, F / M]`."""
         return self.fc1.weight.unflatten(0, (self.num_heads, -1)).transpose(1, 2)
 
     def has_own_projections(self) -> bool:
-        """As the parent's, and those of the heads' networks."""
+        """Return whether the parent's projections and `fc1` are still the modules that this class made."""
         return super().has_own_projections() and is_own(self.fc1, nn.Linear)
 
 
 class WeightedEncoderLayer(EncoderLayer):
-    """Branched self-attention."""
+    """An encoder layer of one sub-layer: branched self-attention."""
 
     joints = ("self_attn",)
 
@@ -176,7 +176,7 @@ class WeightedEncoderLayer(EncoderLayer):
         gate: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As the parent's, `[B, S, D]` to `[B, S, D]`."""
+        """Map `[B, S, D]` to `[B, S, D]`, with the parent's arguments."""
         return self.attend_to_itself(hidden_states, attention_mask, gate, **kwargs)
 
 
@@ -205,7 +205,7 @@ class WeightedDecoderLayer(DecoderLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As the parent's, `[B, T, D]` to `[B, T, D]`; without a source there is self-attention alone."""
+        """Map `[B, T, D]` to `[B, T, D]`, with the parent's arguments; without a source, apply only self-attention."""
         kwargs["past_key_values"] = past_key_values
         hidden_states = self.attend_to_itself(hidden_states, attention_mask, gate, **kwargs)
         if encoder_hidden_states is None:
@@ -214,7 +214,10 @@ class WeightedDecoderLayer(DecoderLayer):
 
 
 def largest_weights(modules: Iterable[nn.Module]) -> dict[str, float]:
-    """The largest kappa and alpha of branched attentions, as the mean over them; 1/M where all are equal."""
+    """Return the largest kappa and the largest alpha, each as the mean over all branched attentions.
+
+    The value is 1/M if all weights of an attention are equal.
+    """
     attentions = [module for module in modules if isinstance(module, BranchedAttention)]
     weights = {
         "largest_kappa": [attention.kappa().max().item() for attention in attentions],

@@ -1,11 +1,11 @@
-"""Branches of one sub-layer as one wide operation: drawing which are kept, slicing them out, and summing them.
+"""Branches of one sub-layer as one wide operation: draw which branches are kept, slice them out, and sum them.
 
-N branches of the same shape are stored side by side: their input projections as one matrix with N blocks of rows,
-their output projections as one matrix with N blocks of columns, so that
+N branches of the same shape are stored side by side. Their input projections are one matrix with N blocks of rows.
+Their output projections are one matrix with N blocks of columns. So
 
     sum_i (x_i W_i + b_i)  =  [x_1 ... x_N] [W_1; ...; W_N] + sum_i b_i
 
-is one matrix product. A branch that is dropped for the whole batch is sliced out of both and never computed.
+is one matrix product. A branch that is dropped for the whole batch is cut out of both matrices and not computed.
 """
 
 import math
@@ -19,8 +19,8 @@ from torch import nn
 def draw_branches(units: int, drop_rate: float) -> list[int]:
     """Draw the branches, or the heads of all branches, that survive one forward pass (MAT, Eq. 5 and 9).
 
-    Each is kept if U >= rho, U ~ U[0, 1]. One draw per unit, sub-layer and forward pass is shared by all sentences and
-    positions. It comes from the CPU's generator, so that on a GPU the decision needs no synchronisation.
+    Each unit is kept if U >= rho, U ~ U[0, 1]. There is one draw per unit, sub-layer and forward pass, for all
+    sentences and positions. It comes from the CPU's generator, so that a GPU needs no synchronisation.
     """
     return [i for i, u in enumerate(torch.rand(units, device="cpu").tolist()) if u >= drop_rate]
 
@@ -28,20 +28,22 @@ def draw_branches(units: int, drop_rate: float) -> list[int]:
 def draw_gates(sentences: int, shape: tuple[int, int], drop_rate: float, device: torch.device) -> torch.Tensor:
     """Draw 1 for a kept and 0 for a dropped unit, `[sentences, N, units of a branch]` (MAT, Eq. 5 and 9).
 
-    Each sentence has its own U for each unit. One forward pass thus averages over as many draws as it has sentences.
-    The released code makes one draw a forward pass, and its WMT command averages 128 forward passes in an update.
+    Each sentence has its own U for each unit. So one forward pass averages over as many draws as it has sentences.
+    The released code makes one draw per forward pass, and its WMT command averages 128 forward passes in one update.
     """
     return (torch.rand(sentences, *shape, device=device) >= drop_rate).float()
 
 
 class BranchDrop(NamedTuple):
-    """What drop-branch decides for one forward pass of a sub-layer.
+    """The decision of drop-branch for one forward pass of a sub-layer.
 
     Attributes:
-        scale: the factor of the sub-layer's output: 1/N, and in training 1 / (1 - rho) where whole branches drop.
+        scale: the factor of the sub-layer's output: `merge_scale`. In training with drop-branch it is also divided by
+            1 - rho, unless the dropped units are heads.
         kept: the branches to compute. None: all.
-        gates: 1 for a kept and 0 for a dropped unit, `[N, units of a branch]`, or `[B, N, units of a branch]` where
-            each sentence has its own (`B` is 1 where they share one). None: nothing that is computed drops.
+        gates: 1 for a kept and 0 for a dropped unit. The shape is `[N, units of a branch]` for all sentences, or
+            `[B, N, units of a branch]` for each sentence. `B` is 1 in compiled code if all sentences share one draw.
+            None: no computed unit is dropped.
     """
 
     scale: float
@@ -52,11 +54,11 @@ class BranchDrop(NamedTuple):
     def draw(
         cls, scale: float, rate: float, shape: tuple[int, int], by_sentence: bool, can_skip: bool, x: torch.Tensor
     ) -> "BranchDrop":
-        """Draw which of `[N, units of a branch]` drop in one forward pass of training on `x` `[B, ...]`.
+        """Draw which of `[N, units of a branch]` are dropped in one forward pass of training on `x` `[B, ...]`.
 
-        A draw for the whole batch leaves out what it drops, if the sub-layer `can_skip`; else all is computed and
-        weighed by 0 or 1. So it is within `torch.compile`, too: a list of branches would break the graph, and each
-        other list would compile it anew.
+        If one draw serves the whole batch and the sub-layer `can_skip`, dropped branches are not computed. Otherwise
+        all branches are computed and weighed by 0 or 1. `torch.compile` also needs the weights: a list of branches
+        would break the graph, and each new list would be compiled again.
         """
         if by_sentence or torch.compiler.is_compiling():
             return cls(scale, gates=draw_gates(len(x) if by_sentence else 1, shape, rate, x.device))
@@ -71,16 +73,16 @@ class BranchDrop(NamedTuple):
 
 
 def merge_scale(branches: int, merge: str) -> float:
-    """The factor of a sum of N branches: 1/N as in the paper (`"mean"`), or the released code's 1/N**2."""
+    """Return the factor of a sum of N branches: 1/N as in the paper (`"mean"`), or 1/N**2 as in the released code."""
     return 1 / branches if merge == "mean" else 1 / branches**2
 
 
 def is_own(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a module is of one of these kinds, as we made it, so that its weights may be read without calling it.
+    """Return whether a module is an unchanged instance of `kinds`, so that code may read its weights without a call.
 
-    Otherwise an adapter (LoRA) wraps it, it was quantised (torchao puts a tensor of another kind in its place), or
-    something acts when it is called: accelerate's hooks bring offloaded weights, and PyTorch's compute weights
-    (spectral norm, pruning) or look at activations.
+    A module is not unchanged in three cases. An adapter (LoRA) wraps it. It is quantised (torchao replaces its weight
+    by another kind of tensor). Or a hook runs when the module is called: accelerate's hooks load offloaded weights,
+    and PyTorch's hooks compute weights (spectral norm, pruning) or read activations.
     """
     hooked = "forward" in vars(module) or module._forward_pre_hooks or module._forward_hooks
     own = type(module) in kinds and not hooked
@@ -90,41 +92,41 @@ def is_own(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 def input_projection(
     branches: int, in_features: int, out_features: int, bias: bool = True, *, fused: int = 1
 ) -> nn.Linear:
-    """Input projections of N branches: `[batch, time, in]` to `[batch, time, N * out]`.
+    """Make the input projections of N branches: `[batch, time, in]` to `[batch, time, N * out]`.
 
-    `fused` tells the initialisation that so many projections start as if they were one matrix, stacked.
+    `fused` is the number of projections that are initialised as if they were stacked in one matrix.
 
-    It is a plain `nn.Linear`, which tools that quantise models know by its type.
+    The result is a plain `nn.Linear`, because quantisation tools find linear layers by this type.
     """
     return mark(nn.Linear(in_features, branches * out_features, bias=bias), branches_out=branches, fused=fused)
 
 
 def mark(projection: nn.Linear, **marks: float) -> nn.Linear:
-    """The projection with attributes that the initialisation reads; `gain` makes it start so many times as large."""
+    """Set attributes that the initialisation reads, and return the projection; `gain` scales its initial weights."""
     for name, value in marks.items():
         setattr(projection, name, value)
     return projection
 
 
 def fans(projection: nn.Linear) -> tuple[int, int]:
-    """Fan-in and fan-out of one branch of a projection, or of the matrix as a part of which it starts."""
+    """Return fan-in and fan-out of one branch of a projection; `fused` projections count as one stacked matrix."""
     fan_in = projection.in_features // getattr(projection, "branches_in", 1)
     fan_out = projection.out_features // getattr(projection, "branches_out", 1) * getattr(projection, "fused", 1)
     return fan_in, fan_out
 
 
 def project(projection: nn.Module, x: torch.Tensor, branches: int, kept: Sequence[int] | None = None) -> torch.Tensor:
-    """`[B, T, in]` to `[B, T, branches * out]`, or only to the features of the branches in `kept`."""
+    """Map `[B, T, in]` to `[B, T, branches * out]`, or only to the features of the branches in `kept`."""
     return projection(x) if kept is None else project_together([projection], x, branches, kept)[0]
 
 
 def project_together(
     projections: Sequence[nn.Linear], x: torch.Tensor, branches: int = 1, kept: Sequence[int] | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Several projections of the same `x` `[B, T, in]` as one matrix product, each as `project` gives it.
+    """Compute several projections of the same `x` `[B, T, in]` as one product, and return each as `project` does.
 
-    Joining the weights copies them. This pays where `x` has many more rows than the weights: in training. There it
-    also saves casting `x`, and adding up its gradients, once per projection.
+    Joining the weights copies them. This pays in training, where `x` has many more rows than the weights. It also
+    saves one cast of `x`, and one sum of its gradients, per projection.
     """
     weights = [block for each in projections for block in _blocks(each.weight, branches, kept)]
     biases = [block for each in projections if each.bias is not None for block in _blocks(each.bias, branches, kept)]
@@ -133,7 +135,7 @@ def project_together(
 
 
 def _blocks(parameter: torch.Tensor, branches: int, kept: Sequence[int] | None) -> Sequence[torch.Tensor]:
-    """The rows of all branches as one block, or of those in `kept`, in blocks."""
+    """Return the rows of all branches as one block, or one block for each branch in `kept`."""
     if kept is None:
         return [parameter]
     blocks = parameter.chunk(branches)
@@ -141,7 +143,7 @@ def _blocks(parameter: torch.Tensor, branches: int, kept: Sequence[int] | None) 
 
 
 class BranchSum(nn.Linear):
-    """Output projections of N branches, summed: `[batch, time, kept * in]` to `[batch, time, out]`.
+    """The sum of the output projections of N branches: `[batch, time, kept * in]` to `[batch, time, out]`.
 
     Each branch has its own bias (`bias` holds N blocks of `out`), which is dropped with the branch.
     """
@@ -155,9 +157,9 @@ class BranchSum(nn.Linear):
     def forward(
         self, x: torch.Tensor, kept: Sequence[int] | None = None, gates: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum over all branches, or only over those in `kept`.
+        """Sum over all branches, or only over the branches in `kept`.
 
-        `gates` `[N]`, or `[batch, N]`, weighs the biases as `x` was weighed.
+        `gates` `[N]`, or `[batch, N]`, weighs the biases. The caller has already weighed `x` with the same gates.
         """
         weight, bias = self.weight, self.bias
         if kept is not None:
@@ -177,14 +179,14 @@ class BranchSum(nn.Linear):
 
 
 def output_projection(branches: int, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
-    """Output projections of N branches, summed. That of a single branch is a plain `nn.Linear`."""
+    """Make the summed output projections of N branches: a `BranchSum`, or a plain `nn.Linear` for one branch."""
     if branches == 1:
         return nn.Linear(in_features, out_features, bias=bias)
     return BranchSum(branches, in_features, out_features, bias)
 
 
 def summed_bias(projection: nn.Linear) -> torch.Tensor | None:
-    """The biases of all branches of an `output_projection` as one, `[out]`."""
+    """Return the sum `[out]` of the biases of all branches of an `output_projection`, or None without biases."""
     return None if projection.bias is None else projection.bias.view(-1, projection.out_features).sum(0)
 
 
@@ -195,7 +197,7 @@ def sum_branches(
     kept: Sequence[int] | None = None,
     gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The sum `[B, T, D]` of what an `output_projection` makes of each branch of `x` `[B, T, branches * in]`.
+    """Apply an `output_projection` to all branches of `x` `[B, T, branches * in]`, and return the sum `[B, T, D]`.
 
     Branches may be left out (`kept`), or weighed by 0 or 1 (`gates` `[N]` or `[B, N]`): see `BranchSum`.
     """
@@ -210,10 +212,10 @@ def sum_branches(
 
 
 def project_by_branch(projection: nn.Module, x: torch.Tensor, branches: int) -> torch.Tensor:
-    """What an `input_projection` makes of `x` `[batch, time, in]`, branch by branch: `[N, batch * time, out]`.
+    """Apply an `input_projection` to `x` `[batch, time, in]`, branch by branch: `[N, batch * time, out]`.
 
-    In this layout a following `outputs_by_branch` needs no copies. On a CPU the two together are as fast as a loop
-    over the branches; on a GPU they are two operations.
+    With this layout, `outputs_by_branch` needs no copies. On a CPU, the two functions together are as fast as a loop
+    over the branches. On a GPU they are two operations.
     """
     if not is_own(projection, nn.Linear):
         return projection(x).unflatten(-1, (branches, -1)).flatten(0, -3).transpose(0, 1)
@@ -225,16 +227,16 @@ def project_by_branch(projection: nn.Module, x: torch.Tensor, branches: int) -> 
 
 
 def outputs_by_branch(projection: nn.Module, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """The N outputs `[N, tokens, out]` that an `output_projection` would sum, of `x` `[N, tokens, in]`.
+    """Return the N outputs `[N, tokens, out]` that an `output_projection` would sum, for `x` `[N, tokens, in]`.
 
-    With `weights` `[N]` each is weighed: in the matrices, which in training have fewer rows than `x`.
+    `weights` `[N]` weighs each output. The matrices are weighed, because in training they have fewer rows than `x`.
     """
     branches, _, width = x.shape
     if not is_own(projection, nn.Linear, BranchSum):
         if branches == 1:
             outputs = projection(x)
             return outputs if weights is None else outputs * weights[:, None, None].to(outputs.dtype)
-        # what it gives for one branch, the others being zero
+        # the output for one branch, while the inputs of all other branches are zero
         gates = torch.eye(branches, device=x.device)
         alone = [
             projection(nn.functional.pad(x[i], (i * width, (branches - 1 - i) * width)), gates=gates[i])
@@ -252,9 +254,9 @@ def outputs_by_branch(projection: nn.Module, x: torch.Tensor, weights: torch.Ten
 
 
 def gated_outputs(projection: nn.Module, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Sum the outputs of the branches, whose features are weighed in chunks: `[B, T, N * in]` to `[B, T, out]`.
+    """Weigh the output features of each branch in chunks, and sum the branches: `[B, T, N * in]` to `[B, T, out]`.
 
-    `gates` `[N, M]`, or `[B, N, M]`, weighs each of the M chunks of a branch's output, its bias included.
+    `gates` `[N, M]`, or `[B, N, M]`, weighs each of the M chunks of a branch's output, bias included.
     """
     branches, chunks = gates.shape[-2:]
     inner = x.unflatten(-1, (branches, -1)).flatten(0, 1).transpose(0, 1)
@@ -264,15 +266,15 @@ def gated_outputs(projection: nn.Module, x: torch.Tensor, gates: torch.Tensor) -
 
 
 def no_gradient(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
-    """A scalar 0 connected to the module's parameters and inputs, so that their gradients are zero instead of None.
+    """Return a scalar 0 connected to a module's parameters and inputs, so that their gradients are 0 instead of None.
 
-    It is added to the output that replaces a skipped module: DistributedDataParallel waits for every gradient, also
-    for the gradients of a norm before the module, and of the encoder behind a cross-attention.
+    The scalar is added to the output that replaces a skipped module. DistributedDataParallel waits for the gradient of
+    every parameter. This includes a norm before the module, and the encoder that feeds a cross-attention.
     """
     sources = [*inputs, *module.parameters()]
     return sum(x[:0].sum() for x in sources if x is not None and x.requires_grad)
 
 
 def no_branch(module: nn.Module, *inputs: torch.Tensor | None) -> torch.Tensor:
-    """The output of a sub-layer whose branches were all dropped: zero, shaped like its first input `[B, time, D]`."""
+    """Return the output of a sub-layer whose branches all drop: zeros, shaped like its first input `[B, time, D]`."""
     return torch.zeros_like(inputs[0]) + no_gradient(module, *inputs)

@@ -1,7 +1,7 @@
 """The name of the cache in Transformers: `cache` since 5.24, and `past_key_values` before.
 
-Our models take both names in every version, and give the cache back under the name of the version that runs. Inside,
-it is `past_key_values`.
+The models of this library accept both names in every version. They return the cache under the name of the installed
+version. Inside the library the name is `past_key_values`.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ CACHE_NAME = NEW_NAME if NEW_NAME in {each.name for each in dataclasses.fields(S
 
 
 def given_cache(past_key_values: Any, cache: Any) -> Any:
-    """The cache that a caller has given by one of its names, or None.
+    """Return the cache that a caller passed under one of its two names, or None.
 
-    The old name warns if the Transformers that is installed has the new one.
+    Warn about the old name if the installed version of Transformers has the new name.
 
     Raises:
         ValueError: both are given.
@@ -32,10 +32,10 @@ def given_cache(past_key_values: Any, cache: Any) -> Any:
 
 
 def with_old_name(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call, with the cache named `past_key_values`."""
+    """Return the arguments of a call, with the cache named `past_key_values`."""
     return {OLD_NAME if name == NEW_NAME else name: value for name, value in arguments.items()}
 
 
 def with_cache(cache: Any) -> dict[str, Any]:
-    """The cache as a keyword argument of Transformers."""
+    """Return the cache as a keyword argument for Transformers."""
     return {CACHE_NAME: cache}

@@ -1,6 +1,6 @@
-"""The fields that every family shares, and how they are checked.
+"""The config fields that all families share, and the checks of these fields.
 
-Names follow Marian's configuration. Two axes are kept apart. *Width* is what one sub-layer computes
+Names follow Marian's configuration. There are two separate axes. *Width* is what one sub-layer computes
 (`attention_branches`, `ffn_branches`, `join_ffn`, `drop_branch`, `ffn_drop_branch`, `drop_granularity`, `drop_unit`,
 `branch_merge`). *Depth* is how layers are joined (`normalize_before`, and what a family adds). With their
 defaults the model is the Transformer of Vaswani et al. (2017).
@@ -21,18 +21,19 @@ from .quoting import one_line, quote
 from .remote_code import CUSTOM_PIPELINES, copy_code, is_remote, own_entries
 
 Config = TypeVar("Config", bound=type)
-CACHE_SHAPE = ("num_key_value_heads", "head_dim")  # of a decoder layer's cache, as Transformers names them
+CACHE_SHAPE = ("num_key_value_heads", "head_dim")  # Transformers' names for the shape of a decoder layer's cache
 
-# Limits that no real model comes near; beyond them a model takes all memory, or takes hours to be made.
+# Limits that no real model comes near. A model beyond them takes all memory, or hours to be created.
 LAYERS, WIDTH, ENTRIES, STEPS, WEIGHT = 10_000, 10_000_000, 100_000_000, 10**12, 1_000_000
 PARAMETERS = 10**13
 
 
 def validated(cls: Config) -> Config:
-    """Check field types and the class's `validate_*` methods; a violation raises `ValueError` with a plain message.
+    """Check field types, and run the class's `validate_*` methods; an error is a `ValueError` with a plain message.
 
-    Built on `huggingface_hub`'s `strict`, whose own exceptions are not `ValueError`s and wrap the message twice. Its
-    message about a `Literal[…]` field is replaced, because it can be long and names the accepted values last.
+    The function uses `strict` of `huggingface_hub`. The exceptions of `strict` are not `ValueError`s and wrap the
+    message twice. The message about a `Literal[…]` field is replaced, because it can be long and names the accepted
+    values last.
     """
     cls = strict(cls)
     choices = {field.name: accepted_values(field.type) for field in dataclasses.fields(cls)}
@@ -58,7 +59,7 @@ def validated(cls: Config) -> Config:
 
 
 def accepted_values(annotation: Any) -> tuple[Any, ...]:
-    """List the values of `Literal[…]` or `Literal[…] | None`; any other annotation has ()."""
+    """List the values of `Literal[…]` or `Literal[…] | None`; return () for any other annotation."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     options = [accepted_values(option) for option in get_args(annotation) if option is not type(None)]
@@ -83,10 +84,11 @@ class DeepWideConfig(PreTrainedConfig):
         max_position_embeddings: longest source or target, in tokens.
         position_embedding_type: `"sinusoidal"` (half sines, half cosines as in tensor2tensor and fairseq),
             `"marian"` (the sinusoids of Marian NMT, which Marian checkpoints were trained with) or `"learned"`.
-        max_relative_position: k of relative positions (Shaw et al. 2018), beside the positions above. In
-            self-attention a key has a learned vector for its distance to the query, up to k tokens. None: none.
+        max_relative_position: k of relative positions (Shaw et al. 2018), in addition to the positions above. In
+            self-attention a key has a learned vector for its distance to the query, up to k tokens. None: no relative
+            positions.
         scale_embedding: multiply token embeddings by sqrt(D).
-        layernorm_embedding: LayerNorm after embedding and position, as BART has it.
+        layernorm_embedding: LayerNorm after embedding and position, as in BART.
         normalize_before: pre-norm sub-layers and a final norm on both stacks; otherwise post-norm.
         attention_bias: biases on the q, k, v and output projections.
         lm_head_bias: a bias on the logits.
@@ -95,18 +97,18 @@ class DeepWideConfig(PreTrainedConfig):
         tie_word_embeddings: the output projection is the target embedding.
         share_encoder_decoder_embeddings: source and target embeddings are one matrix.
         attention_branches: N_a, parallel attentions in each attention sub-layer (MAT, Eq. 4).
-        ffn_branches: N_f, parallel feed-forward networks in each such sub-layer (MAT, Eq. 8).
-        join_ffn: a feed-forward branch is a whole network, and drops as a whole (MAT, Eq. 7 and 8). False, as in the
-            released code without its `--join-pffn`: the two projections of all branches are averaged, and drop, each
-            on their own. So N_f branches are activated as one.
+        ffn_branches: N_f, parallel feed-forward networks in each feed-forward sub-layer (MAT, Eq. 8).
+        join_ffn: a feed-forward branch is a whole network, and drops as a whole (MAT, Eq. 7 and 8). False is the
+            released code without `--join-pffn`: each of the two projections is averaged over the branches, with its
+            own draw of drop-branch. So the N_f branches have one common activation.
         drop_branch: rho, the probability of dropping a branch in training (MAT, Eq. 5-8).
         ffn_drop_branch: the same for feed-forward branches; None means `drop_branch`. 0 is the paper's ablation
             without drop-branch at the FFN layers (section 4.2).
         drop_granularity: `"batch"` makes one draw of U (Eq. 5) for all sentences of a forward pass, as in the released
             code, and does not compute dropped branches. `"sentence"` makes one draw for each sentence.
         drop_unit: `"branch"` drops whole attention branches (Eq. 5), `"head"` their heads one by one (Eq. 9).
-            `"chunk"`, as in the released code, drops what stands in the place of a head behind the output projection:
-            D / M of the features that a branch gives.
+            `"chunk"`, as in the released code, divides the output features of a branch into M chunks of D / M
+            features. It drops these chunks after the output projection, in place of heads.
         branch_merge: `"mean"` is the paper's 1/N; `"double_mean"` the released code's 1/N**2.
 
     Raises:
@@ -160,21 +162,21 @@ class DeepWideConfig(PreTrainedConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in the target vocabulary and leave the rest to `PreTrainedConfig`."""
+        """Fill in the target vocabulary, and pass the rest to `PreTrainedConfig`."""
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         if not is_remote(type(self)):
-            # A shared checkpoint names its own copy of the translation pipeline. Where this package is imported, the
-            # registered pipeline serves, and the key would only make `pipeline()` ask for trust_remote_code.
+            # A shared checkpoint names its own copy of the translation pipeline. This package registers the pipeline
+            # itself, and the key would only make `pipeline()` require trust_remote_code.
             kwargs.pop("custom_pipelines", None)
             if auto_map := own_entries(kwargs.pop("auto_map", None), type(self)):
                 kwargs["auto_map"] = auto_map
         for name in CACHE_SHAPE:
-            kwargs.pop(name, None)  # of a `to_dict`: other fields determine them
+            kwargs.pop(name, None)  # written by `to_dict`; other fields determine them
         super().__post_init__(**kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Write `config.json`, and the code that the config names, if any, beside it."""
+        """Write `config.json`; if the config names code (`auto_map`), copy this code to the same folder."""
         auto_map = getattr(self, "auto_map", None)
         if not auto_map or Path(save_directory).is_file():
             super().save_pretrained(save_directory, *args, **kwargs)
@@ -187,9 +189,10 @@ class DeepWideConfig(PreTrainedConfig):
 
     @property
     def num_key_value_heads(self) -> int:
-        """Heads in the cache of a decoder layer: those of all branches, side by side.
+        """The number of heads in the cache of a decoder layer: the heads of all branches, side by side.
 
-        Transformers also asks `get_text_config(decoder=True)`, a copy that keeps the decoder's heads as the encoder's.
+        Transformers also reads this property from `get_text_config(decoder=True)`. In that copy the decoder's number
+        of heads is in the encoder's field.
         """
         return self.attention_branches * self._decoder_heads
 
@@ -198,9 +201,9 @@ class DeepWideConfig(PreTrainedConfig):
         return vars(self).get("decoder_attention_heads", self.encoder_attention_heads)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the parent, with the shape of the cache: PEFT reads from this dictionary how large a prefix must be.
+        """Return the parent's dictionary with the shape of the cache, from which PEFT takes the size of a prefix.
 
-        A config that names code names the pipeline as well, if the model translates.
+        If the config names code and the model translates, the dictionary also names the pipeline.
         """
         shape = self.num_key_value_heads, self.d_model // self._decoder_heads
         fields = super().to_dict() | dict(zip(CACHE_SHAPE, shape, strict=True))
@@ -208,34 +211,34 @@ class DeepWideConfig(PreTrainedConfig):
         return fields | {"custom_pipelines": CUSTOM_PIPELINES} if has_pipeline else fields
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """As the parent, which writes `config.json`; what other fields determine is left out."""
+        """Return the parent's dictionary for `config.json`, without the fields that other fields determine."""
         return {name: value for name, value in super().to_diff_dict().items() if name not in CACHE_SHAPE}
 
     @property
     def memory_width(self) -> int:
-        """How many numbers the encoder gives the decoder for each source token."""
+        """The number of features that the encoder passes to the decoder for each source token."""
         return self.d_model
 
     @property
     def slots_per_layer(self) -> int:
-        """How many slots of a cache a decoder layer fills with what it keeps of the target."""
+        """The number of cache slots that a decoder layer fills with its states of the target."""
         return 1
 
     @property
     def memory_rest(self) -> int:
-        """How many positions the encoder's output has behind those of the source."""
+        """The number of positions that the encoder's output has after the positions of the source."""
         return 0
 
     @property
     def least_parameters(self) -> int:
-        """Numbers in the weights and tables of a model, at least: what can never fit is known before it is made."""
+        """A lower bound of the numbers in a model's weights and tables, to refuse too large a model early."""
         vocabularies = self.vocab_size + (0 if self.share_encoder_decoder_embeddings else self.decoder_vocab_size)
         stacks = ((self.encoder_layers, self.encoder_ffn_dim), (self.decoder_layers, self.decoder_ffn_dim))
         rows = sum(n * (4 * self.attention_branches * self.d_model + 2 * self.ffn_branches * f) for n, f in stacks)
         return self.d_model * (vocabularies + self.max_position_embeddings + rows)
 
     def validate_form(self) -> None:
-        """A family translates, or it does not."""
+        """Check that `is_encoder_decoder` is the value of the family."""
         if self.is_encoder_decoder != type(self).is_encoder_decoder:
             raise ValueError(
                 f"`is_encoder_decoder` must be {type(self).is_encoder_decoder} for {self.model_type}, "
@@ -243,7 +246,7 @@ class DeepWideConfig(PreTrainedConfig):
             )
 
     def validate_sizes(self) -> None:
-        """Counts are positive and bounded; heads divide the width; sinusoids need an even width."""
+        """Check that counts are positive and bounded, heads divide the width, and sinusoids have an even width."""
         check_bounds(self, 1, ENTRIES, "vocab_size", "decoder_vocab_size", "max_position_embeddings")
         check_bounds(self, 1, WIDTH, "d_model", "encoder_ffn_dim", "decoder_ffn_dim")
         check_bounds(self, 1, WIDTH, "encoder_attention_heads", "decoder_attention_heads")
@@ -262,18 +265,18 @@ class DeepWideConfig(PreTrainedConfig):
             )
 
     def validate_probabilities(self) -> None:
-        """Rates lie in [0, 1)."""
+        """Check that rates are in [0, 1), and `init_std` in its bounds."""
         check_rates(self, "dropout", "attention_dropout", "activation_dropout", "drop_branch", "ffn_drop_branch")
         check_bounds(self, 0, WEIGHT, "init_std")
 
     def validate_activation(self) -> None:
-        """The activation function is one of Transformers'."""
+        """Check that Transformers has the activation function."""
         if self.activation_function not in ACT2FN:
             accepted = ", ".join(ACT2FN)
             raise ValueError(f"`activation_function` must be one of {accepted}, got {quote(self.activation_function)}")
 
     def validate_vocabularies(self) -> None:
-        """One shared embedding matrix needs one vocabulary, and token ids must lie in it."""
+        """Check that a shared embedding matrix has one vocabulary, and that special tokens are in the vocabularies."""
         target_size = self.decoder_vocab_size or self.vocab_size
         if self.share_encoder_decoder_embeddings and target_size != self.vocab_size:
             raise ValueError(
@@ -283,7 +286,7 @@ class DeepWideConfig(PreTrainedConfig):
         if self.pad_token_id is None:
             raise ValueError("`pad_token_id` is required: padding and shifted labels use it, got None")
         for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
-            # the padding is in both vocabularies, and the first token in either
+            # the padding must be in both vocabularies, `bos_token_id` in one of them, the others in the target's
             choose = {"bos_token_id": max, "pad_token_id": min}.get(name, lambda _, target: target)
             size = choose(self.vocab_size, target_size)
             tokens = getattr(self, name)
@@ -293,13 +296,13 @@ class DeepWideConfig(PreTrainedConfig):
 
 
 def check_bounds(config: PreTrainedConfig, least: float, most: float, *names: str, above: bool = False) -> None:
-    """Refuse fields that are out of range, not a number, or a bool; None is in range.
+    """Refuse fields that are out of range, not a number, or a bool; None is accepted.
 
     Args:
         config: the config.
         least, most: the range.
         names: the fields.
-        above: `least` itself is refused.
+        above: whether `least` itself is refused.
 
     Raises:
         ValueError: names the field, its value, and what is accepted.
@@ -317,11 +320,12 @@ def check_bounds(config: PreTrainedConfig, least: float, most: float, *names: st
 
 
 def check_used(config: PreTrainedConfig, used_with: dict[str, tuple[str, tuple[Any, ...]]]) -> None:
-    """Refuse fields that would change nothing, unless they have their defaults: every saved config holds defaults.
+    """Refuse fields that would change nothing. Defaults are accepted, because every saved config contains them.
 
     Args:
         config: the config.
-        used_with: field to the field that decides whether it is used, and the values with which it is.
+        used_with: for each field, the other field that decides whether it is used, and the values of the other field
+            with which it is used.
 
     Raises:
         ValueError: names both fields, their values, and what is accepted.
@@ -337,7 +341,9 @@ def check_used(config: PreTrainedConfig, used_with: dict[str, tuple[str, tuple[A
 
 
 def check_posterior_fields(config: PreTrainedConfig, what: str) -> None:
-    """Refuse a number of posteriors below 1, and names that are not one for each; messages call them `what`.
+    """Check `num_posteriors`, and that `posterior_names` has one distinct name for each posterior.
+
+    `what` is the word for posteriors in the messages.
 
     Raises:
         ValueError: names the field, its value, and what is accepted.
@@ -353,7 +359,7 @@ def check_posterior_fields(config: PreTrainedConfig, what: str) -> None:
 
 
 def check_rates(config: PreTrainedConfig, *names: str) -> None:
-    """Refuse fields that are no rate, which is 0 or more and less than 1; None is accepted."""
+    """Refuse fields that are not a rate in [0, 1); None is accepted."""
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not (value is None or 0 <= value < 1):

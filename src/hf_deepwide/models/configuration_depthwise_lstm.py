@@ -22,28 +22,30 @@ class DepthwiseLSTMConfig(DeepWideConfig):
     | 5 | share gates | the defaults; the counts printed for 6 layers are those of `share_gates="global"` |
     | 5 | share nothing | `share_gates="none"` |
 
-    No reading of the paper explains two of its parameter counts: 100.18 M for two LSTMs (here 87.58 M with global
-    gates), and 288.41 M for the big model of 12 + 6 layers with Eq. 5.
+    Two parameter counts of the paper cannot be reproduced: 100.18 M for two LSTMs (here 87.58 M with global gates),
+    and 288.41 M for the big model of 12 + 6 layers with Eq. 5.
 
-    Three shared fields have a special meaning. `encoder_ffn_dim` and `decoder_ffn_dim` are the widths of W_h1 in
+    Four shared fields have a special meaning. `encoder_ffn_dim` and `decoder_ffn_dim` are the widths of W_h1 in
     Eq. 6; the GLU halves them. `activation_function` is the function of Eq. 5. `activation_dropout` follows the GLU.
 
     Args:
         decoder_merge: how a decoder layer joins self- and cross-attention for its LSTM: by their sum (`"add"`), by
             concatenation (`"concat"`), or with one LSTM for each attention (`"two_lstms"`).
-        lstm_hidden: the hidden state is a GLU network of two layers (`"glu"`, Eq. 6) or one layer (`"single"`, Eq. 5).
+        lstm_hidden: the network of the hidden state: a GLU network of two layers (`"glu"`, Eq. 6) or one layer
+            (`"single"`, Eq. 5).
         decoder_lstm_hidden: the same for the decoder; None means `lstm_hidden`.
-        share_gates: layers share the weights of the gates, with their LayerNorms: `"none"`, all of one `"stack"`, or
-            all of both (`"global"`). If a layer has two LSTMs, the first LSTMs share, and so do the second LSTMs.
+        share_gates: which layers share the weights of the gates and their LayerNorms: no layers (`"none"`), all layers
+            of one stack (`"stack"`), or all layers of both stacks (`"global"`). If a layer has two LSTMs, the first
+            LSTMs of the layers share their gates, and the second LSTMs share other gates.
         share_hidden: the same for the network of the hidden state.
         cell: `"lstm"`, or `"rnn"`. The output of an RNN is the hidden state itself (section 3.3).
-        lstm_bias: the biases of Eq. 2-6. The paper's counts have no biases: a LayerNorm follows each product but the
-            last.
-        forget_bias_init: the initial bias of the forget gate's LayerNorm. The paper names none, which means 0. With 1,
-            the default, more of the embeddings reaches the last layers of a deep stack before training. In our
+        lstm_bias: the biases of Eq. 2-6. The paper's parameter counts contain no biases: a LayerNorm follows each
+            product but the last.
+        forget_bias_init: the initial bias of the forget gate's LayerNorm. The paper names no value, which means 0.
+            With 1, the default, more of the embeddings reaches the last layers of a deep stack before training. In our
             studies, models that start with 1 learn faster and end at a lower loss.
-        attn_input_norm: a LayerNorm on the query of each attention, as in the paper's counts. False is the "pure
-            attention" of the paper's text.
+        attn_input_norm: a LayerNorm on the query of each attention, as in the paper's parameter counts. False is the
+            "pure attention" of the paper's text.
         cross_query: the query of cross-attention, before the LayerNorm: the output of self-attention (`"self"`), the
             sum of this output and the layer's input (`"residual"`), or the layer's input (`"previous"`). With two
             LSTMs the query is always the output of the first LSTM.
@@ -72,26 +74,29 @@ class DepthwiseLSTMConfig(DeepWideConfig):
     final_layer_norm: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in the decoder's hidden state."""
+        """Fill in `decoder_lstm_hidden`, and pass the rest to the parent."""
         if self.decoder_lstm_hidden is None:
             self.decoder_lstm_hidden = self.lstm_hidden
         super().__post_init__(**kwargs)
 
     @property
     def shares_between_stacks(self) -> bool:
-        """Whether the decoder's LSTM has weights of the encoder's."""
+        """Whether the decoder's LSTM shares weights with the encoder's LSTM."""
         return self.share_hidden == "global" or (self.share_gates == "global" and self.cell == "lstm")
 
     @property
     def least_parameters(self) -> int:
-        """As the parent, without feed-forward networks, which no layer has."""
+        """The parent's bound without feed-forward networks, which no layer has."""
         ffn = 2 * (self.encoder_layers * self.encoder_ffn_dim + self.decoder_layers * self.decoder_ffn_dim)
         return super().least_parameters - self.d_model * self.ffn_branches * ffn
 
     def validate_lstm(self) -> None:
-        """A GLU halves an even width and has no activation of choice, and only an LSTM has a forget gate."""
+        """Check that a GLU halves an even width, and that fields without effect have their defaults.
+
+        Only a single-layer hidden state has an activation function, and only an LSTM has a forget gate.
+        """
         check_bounds(self, -WEIGHT, WEIGHT, "forget_bias_init")
-        if self.forget_bias_init:  # 0 is none
+        if self.forget_bias_init:  # 0 means no bias, which every cell accepts
             check_used(self, {"forget_bias_init": ("cell", ("lstm",))})
         if self.lstm_hidden != "single":
             check_used(self, {"activation_function": ("decoder_lstm_hidden", ("single",))})
@@ -100,7 +105,7 @@ class DepthwiseLSTMConfig(DeepWideConfig):
                 raise ValueError(f"`{name}` must be even, because the GLU halves it, got {getattr(self, name)}")
 
     def validate_combinations(self) -> None:
-        """What is shared has one shape; there is no residual connection and no feed-forward sub-layer."""
+        """Check that shared weights have one shape, and that no field needs a residual or a feed-forward sub-layer."""
         if self.shares_between_stacks and self.decoder_merge == "concat":
             field = "share_hidden" if self.share_hidden == "global" else "share_gates"
             raise ValueError(

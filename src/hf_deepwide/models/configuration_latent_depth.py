@@ -18,7 +18,7 @@ from .quoting import quote
 
 @validated
 class LatentDepthConfig(DeepWideConfig):
-    """The Transformer with latent depth (Li et al. 2020): which layers are used is learnt.
+    """The Transformer with latent depth (Li et al. 2020): the model learns which layers to use.
 
     The paper's LL-D is `latent_encoder=False`, LL-E is `latent_decoder=False`, and LL-Both is the default. Steps are
     optimizer steps, t. The loss per target token is `-log p + kl_weight * KL + target_depth_weight * L_K` (Eq. 8). The
@@ -31,34 +31,37 @@ class LatentDepthConfig(DeepWideConfig):
 
     Args:
         latent_encoder, latent_decoder: which stacks choose their layers.
-        num_posteriors: N, one posterior per language or language pair; with several, `forward` and `generate` take
-            `posteriors`, the index of each sentence's.
+        num_posteriors: N, one posterior per language or language pair. With several posteriors, `forward` and
+            `generate` take the argument `posteriors`: the index of the posterior for each sentence.
         posterior_names: a name for each posterior, e.g. `["de", "fr", "cs"]`; for `hf_deepwide.prune` and plots.
         gumbel_temperature: tau of Eq. 5.
-        final_temperature: tau after `temperature_anneal_steps`, to which it falls geometrically; None: tau stays.
-        temperature_anneal_steps: steps from the first tau to the last.
-        layer_selection_init: the logits at the start; 0 selects with probability 1/2, and all layers in evaluation.
-        layer_prior: p(z): `"uniform"` is Beta(1, 1), `"beta"` Beta(`prior_select`, `prior_skip`), `"aggregated"` the
-            mean of all posteriors (Eq. 7), through which no gradient flows.
+        final_temperature: tau after `temperature_anneal_steps`. Tau falls geometrically. None: tau is constant.
+        temperature_anneal_steps: number of steps from the first tau to the last tau.
+        layer_selection_init: the initial logits a. With 0, each layer has the probability 1/2, and hard selection in
+            evaluation uses all layers.
+        layer_prior: p(z): `"uniform"` is Beta(1, 1), `"beta"` is Beta(`prior_select`, `prior_skip`), and
+            `"aggregated"` is the mean of all posteriors (Eq. 7), through which no gradient flows.
         prior_select, prior_skip: a and b of the Beta prior; a > b favours selecting.
-        soft_selection_steps: the number of steps with soft samples. After these, training selects hard, 0 or 1, with
-            the gradient of the soft sample (straight-through). None: samples stay soft, as in the paper.
-        kl_weight: beta. The released code's 0.1 averages over its 24 layers, where Eq. 4 sums.
-        kl_anneal_steps: steps in which beta grows from 0.
-        kl_reduction: over layers, the `"sum"` of Eq. 4 or the released code's `"mean"`. Posteriors are averaged.
-        kl_estimator: `"analytic"` is KL(q || p) of Bernoulli distributions; `"fairseq"` the released code's
-            z * log(z / p) of one sample, which is no divergence.
-        target_encoder_layers, target_decoder_layers: K, how many layers to use of a latent stack; None: any number.
+        soft_selection_steps: the number of steps with soft samples. Later samples are hard, 0 or 1, with the gradient
+            of the soft sample (straight-through). None: samples stay soft, as in the paper.
+        kl_weight: beta. The released code uses 0.1 with a mean over its 24 layers; Eq. 4 has a sum over layers.
+        kl_anneal_steps: number of steps in which beta grows from 0.
+        kl_reduction: over layers, the `"sum"` of Eq. 4 or the `"mean"` of the released code. Over posteriors it is
+            always the mean.
+        kl_estimator: `"analytic"` is KL(q || p) of Bernoulli distributions. `"fairseq"` is z * log(z / p) of one
+            sample, as in the released code; it is not a divergence.
+        target_encoder_layers, target_decoder_layers: K, the number of layers that a latent stack shall use; None: any
+            number.
         target_depth_weight: lambda.
-        target_depth_anneal_steps: steps in which lambda grows from 0.
-        target_depth_norm: L_K as the `"squared"` difference to K, which is smooth, or the `"absolute"` one of the
-            paper.
+        target_depth_anneal_steps: number of steps in which lambda grows from 0.
+        target_depth_norm: L_K is the `"squared"` difference to K, which is smooth, or the `"absolute"` difference, as
+            in the paper.
         layer_norms: whether sub-layers, and the ends of the stacks, have LayerNorms. The paper claims that models
-            train without them, because z scales what is added, and with it the gradients.
+            train without them, because z scales the outputs of the sub-layers, and so the gradients.
         layer_drop: LayerDrop (Fan, Grave and Joulin 2020), a baseline of the paper: the probability of skipping a
             whole layer in training, in a stack that does not choose its layers.
-        layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target, which the
-            released code adds and the paper does not have; grows with lambda.
+        layer_sharing_weight: weight of -sum_l u_l log u_l over the utilisations of a stack with a target. The released
+            code has this term, the paper does not. It grows with lambda.
         inference_selection: z in evaluation. `"hard"`: 1 if a >= 0, else 0. `"soft"`: sigmoid(a). `"tempered"`:
             sigmoid(a / tau) with the last tau, which is near the mean of the soft samples in training. None: the value
             that fits the samples at the end of training (`trained_selection`).
@@ -97,49 +100,49 @@ class LatentDepthConfig(DeepWideConfig):
     inference_selection: Literal["hard", "soft", "tempered"] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in the selection in evaluation and leave the rest to the parent."""
+        """Fill in `inference_selection`, and pass the rest to the parent."""
         if self.inference_selection is None:
             self.inference_selection = self.trained_selection
         super().__post_init__(**kwargs)
 
     @property
     def last_temperature(self) -> float:
-        """Tau when training ends."""
+        """Tau at the end of training."""
         return float(self.final_temperature or self.gumbel_temperature)
 
     @property
     def trained_selection(self) -> str:
-        """The value of `inference_selection` that fits the samples with which training ends.
+        """The value of `inference_selection` that fits the samples at the end of training.
 
-        Hard where the samples are 0 or 1, or nearly so. The modes of a soft sample are at 0 and 1 if tau is below 1,
-        else inside (Maddison et al. 2017, The Concrete Distribution). At tau = 5, z stays around 1/2: the network
-        never saw a layer used wholly or not at all. Such samples hardly move the logits, so the signs of the logits
-        say little. The layers of such a network are weighed in evaluation as they were in training.
+        Selection is hard if the samples are 0 or 1, or close to these values. The modes of a soft sample are at 0 and
+        1 if tau is below 1, else between them (Maddison et al. 2017, The Concrete Distribution). At tau = 5, z stays
+        around 1/2: in training no layer is ever used fully or skipped. Such samples hardly move the logits, so the
+        signs of the logits carry little information. Evaluation then weighs layers as in training.
         """
         return "hard" if self.soft_selection_steps is not None or self.last_temperature < 1 else "tempered"
 
     def temperature_at(self, step: int) -> float:
-        """Tau after `step` optimizer steps."""
+        """Return tau after `step` optimizer steps."""
         if self.final_temperature is None:
             return float(self.gumbel_temperature)
         passed = ramp(step, 0, self.temperature_anneal_steps)
         return self.gumbel_temperature * (self.final_temperature / self.gumbel_temperature) ** passed
 
     def selects_hard_at(self, step: int) -> bool:
-        """Whether training draws 0 or 1 after `step` optimizer steps."""
+        """Return whether training draws hard samples, 0 or 1, after `step` optimizer steps."""
         return self.soft_selection_steps is not None and step > self.soft_selection_steps
 
     def kl_annealing_at(self, step: int) -> float:
-        """The share of `kl_weight` that holds after `step` optimizer steps, 0 to 1."""
+        """Return the fraction of `kl_weight` that applies after `step` optimizer steps, 0 to 1."""
         return ramp(step, self.soft_selection_steps or 0, self.kl_anneal_steps)
 
     def target_depth_annealing_at(self, step: int) -> float:
-        """The share of `target_depth_weight` and `layer_sharing_weight` after `step` optimizer steps, 0 to 1."""
+        """Return the fraction of `target_depth_weight` and `layer_sharing_weight` after `step` steps, 0 to 1."""
         return ramp(step, (self.soft_selection_steps or 0) + self.kl_anneal_steps, self.target_depth_anneal_steps)
 
     @property
     def changes_over_training(self) -> bool:
-        """Whether the loss depends on how many optimizer steps were made."""
+        """Whether the loss depends on the number of optimizer steps so far."""
 
         def at(step: int) -> tuple[float, ...]:
             targets = self.target_encoder_layers, self.target_decoder_layers
@@ -154,7 +157,7 @@ class LatentDepthConfig(DeepWideConfig):
         return at(0) != at(2**62)
 
     def validate_depth(self) -> None:
-        """Layers can only be skipped pre-norm; a target belongs to a latent stack and is within its depth."""
+        """Check that layers are pre-norm, that a stack is latent, and that only a latent stack has a target depth."""
         if not self.normalize_before:
             raise ValueError(
                 "`normalize_before` must be True: behind a post-norm, a skipped layer would still normalise; got False"
@@ -170,7 +173,7 @@ class LatentDepthConfig(DeepWideConfig):
                 raise ValueError(f"`target_{stack}_layers` must be in [0, {layers}], got {target}")
 
     def validate_layer_drop(self) -> None:
-        """A layer is skipped by its own selection or by LayerDrop."""
+        """Check that LayerDrop is only used with a stack that does not choose its layers."""
         check_rates(self, "layer_drop")
         if self.layer_drop and self.latent_encoder and self.latent_decoder:
             raise ValueError(
@@ -179,7 +182,7 @@ class LatentDepthConfig(DeepWideConfig):
             )
 
     def validate_selection(self) -> None:
-        """Weights, steps and temperatures are in range and have an effect; each posterior has a name or none has."""
+        """Check that weights, steps, temperatures and posteriors are in range, and that each value has an effect."""
         check_bounds(self, 0, WEIGHT, "kl_weight", "target_depth_weight", "layer_sharing_weight")
         check_bounds(self, -WEIGHT, WEIGHT, "layer_selection_init")
         steps = ("temperature_anneal_steps", "soft_selection_steps", "kl_anneal_steps", "target_depth_anneal_steps")
@@ -205,5 +208,5 @@ class LatentDepthConfig(DeepWideConfig):
 
 
 def ramp(step: int, start: int, length: int) -> float:
-    """0 up to `start`, then rising to 1 over `length` steps; with length 0, 1 from `start` on."""
+    """Return 0 up to `start`, then a value that rises to 1 over `length` steps; with length 0, 1 from `start` on."""
     return min(max((step - start) / length, 0.0), 1.0) if length else float(step >= start)

@@ -12,16 +12,16 @@ PROBLEMS = ("regression", "single_label_classification", "multi_label_classifica
 class MATRobertaConfig(DeepWideConfig):
     """RoBERTa with multi-branch attention (Fan et al. 2020, section 6).
 
-    The defaults are RoBERTa-base (Liu et al. 2019) with two attention branches, as in the paper; its RoBERTa-large
-    has `d_model=1024, encoder_layers=24, encoder_attention_heads=16, encoder_ffn_dim=4096`. With
+    The defaults are RoBERTa-base (Liu et al. 2019) with two attention branches, as in the paper. The paper's
+    RoBERTa-large has `d_model=1024, encoder_layers=24, encoder_attention_heads=16, encoder_ffn_dim=4096`. With
     `attention_branches=1, drop_branch=0` the model is RoBERTa. All fields but the last three are shared, see
-    `DeepWideConfig`; fields that concern a decoder, and `lm_head_bias`, have no effect: the head has a bias.
+    `DeepWideConfig`. The fields of a decoder have no effect. `lm_head_bias` has no effect: the head has a bias.
 
     Args:
         layer_drop: LayerDrop (Fan, Grave and Joulin 2020), a row of the paper's table 9: the probability of skipping a
             whole layer in training.
-        max_position_embeddings: longest sequence, in tokens. RoBERTa's own field counts two positions more, which no
-            token has.
+        max_position_embeddings: longest sequence, in tokens. The value in a RoBERTa config is larger by two, because
+            it counts two positions that no token uses.
         classifier_dropout: dropout before the two projections of the classification head; None means `dropout`.
         layer_norm_eps: the epsilon of layer norms. RoBERTa's is 1e-5; the default of Transformers' `RobertaConfig` is
             1e-12.
@@ -58,13 +58,18 @@ class MATRobertaConfig(DeepWideConfig):
         super().__post_init__(**kwargs)
 
     def validate_classifier(self) -> None:
-        """The head's dropout and LayerDrop are rates; the epsilon of layer norms is above 0."""
+        """Check that the head's dropout and LayerDrop are rates, and that the epsilon of layer norms is above 0."""
         check_rates(self, "classifier_dropout", "layer_drop")
         check_bounds(self, 0, 1, "layer_norm_eps", above=True)
 
 
 def check_labels(count: Any, names: Any, problem: Any) -> None:
-    """Refuse labels that no head can be made for; each may be None.
+    """Refuse labels for which no classification head can be made. Each argument may be None.
+
+    Args:
+        count: the number of labels (`num_labels`).
+        names: the name of each label by its number (`id2label`).
+        problem: the `problem_type`, one of `PROBLEMS`.
 
     Raises:
         ValueError: names the field, its value, and what is accepted.

@@ -6,7 +6,7 @@ from .quoting import quote
 
 @validated
 class MultiPathConfig(DeepWideConfig):
-    """The Multi-Path Transformer (Lin et al. 2023): a multi-path encoder, a standard pre-norm decoder.
+    """The Multi-Path Transformer (Lin et al. 2023): a multi-path encoder and a standard pre-norm decoder.
 
     The defaults are the paper's "6 x 4 + more features" with its base sizes. Its other systems, as fields:
 
@@ -20,13 +20,14 @@ class MultiPathConfig(DeepWideConfig):
     | + more features | the defaults |
 
     Args:
-        encoder_paths: n, attentions and feed-forward networks side by side in each encoder sub-layer.
+        encoder_paths: n, the number of attentions, or of feed-forward networks, side by side in an encoder sub-layer.
         path_norm: a LayerNorm on each feature (Eq. 5).
-        learnable_path_weights: learn alpha, of each feature, and beta, of the residual (Eq. 4); otherwise fixed.
+        learnable_path_weights: learn alpha, the weight of each feature, and beta, the weight of the residual (Eq. 4);
+            otherwise both are fixed.
         more_features: with three or more paths, add the n averages of all paths but one (section 3.2).
-        path_weight_init: alpha at the start, or the fixed alpha. None is the paper's rule: 1/sqrt(2n) for learnable
-            weights on normalised features (section 3.3), 1/sqrt(n) for fixed ones, and without PathNorm one over the
-            number of features (section 5.2).
+        path_weight_init: the initial alpha, or the fixed alpha. None is the paper's rule: 1/sqrt(2n) for learnable
+            weights on normalised features (section 3.3), and 1/sqrt(n) for fixed weights on normalised features.
+            Without PathNorm alpha is 1 / (number of features) (section 5.2).
 
     Raises:
         ValueError: a field has a wrong type, is out of range, or contradicts another.
@@ -43,12 +44,15 @@ class MultiPathConfig(DeepWideConfig):
 
     @property
     def path_features(self) -> int:
-        """Features that each sub-layer sums: n raw ones, and n new ones with `more_features` and n >= 3."""
+        """The number of features that each sub-layer sums: n outputs of paths, and with `more_features` n averages.
+
+        There are no averages if n < 3.
+        """
         return self.encoder_paths * (2 if self.more_features and self.encoder_paths >= 3 else 1)
 
     @property
     def initial_path_weight(self) -> float:
-        """Alpha at the start; see `path_weight_init`."""
+        """The initial alpha; see `path_weight_init`."""
         if self.path_weight_init is not None:
             return float(self.path_weight_init)
         if not self.path_norm:
@@ -57,12 +61,12 @@ class MultiPathConfig(DeepWideConfig):
 
     @property
     def least_parameters(self) -> int:
-        """As the parent, with all paths of the encoder."""
+        """The parent's bound with all paths of the encoder."""
         path = self.d_model * (4 * self.d_model + 2 * self.encoder_ffn_dim)
         return super().least_parameters + self.encoder_layers * (self.encoder_paths - 1) * path
 
     def validate_paths(self) -> None:
-        """Paths are counted from 1, and are the only kind of width here."""
+        """Check that there is at least one path, and that no field of branches is set, because paths replace them."""
         check_bounds(self, 1, LAYERS, "encoder_paths")
         check_bounds(self, 0, WEIGHT, "path_weight_init", above=True)
         for name in ("attention_branches", "ffn_branches"):

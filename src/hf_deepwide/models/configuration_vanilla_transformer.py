@@ -15,10 +15,10 @@ from .configuration_base import (
 )
 from .quoting import quote
 
-KERNEL = 10_000  # the widest kernel that is taken for no mistake
-CELL_SLOTS = 4  # of a cache, that a decoder cell of the Evolved Transformer fills: two attentions, two convolutions
-KERNEL_SIZES = [3, 7, 15, 31]  # of dynamic convolutions, as in their paper
-# Options of one way to join or build layers: the field that chooses the way, and the ways that have the option.
+KERNEL = 10_000  # the widest kernel that is accepted; a wider one must be a mistake
+CELL_SLOTS = 4  # cache slots of a decoder cell of the Evolved Transformer: two attentions and two convolutions
+KERNEL_SIZES = [3, 7, 15, 31]  # the widths in the paper of dynamic convolutions
+# Options of one way to join or build layers: the field that chooses the way, and the values with this option.
 USED_WITH = {
     "aggregation_dilation": ("layer_aggregation", ("denseformer",)),
     "aggregation_period": ("layer_aggregation", ("denseformer",)),
@@ -41,61 +41,62 @@ class VanillaTransformerConfig(DeepWideConfig):
     """The Transformer of Vaswani et al. (2017): the baseline of every table.
 
     The defaults are the paper's base model (D 512, F 2048, 8 heads, 6 + 6 layers, post-norm). `DeepWideConfig`
-    explains the shared fields. The other fields are known ways to train deep stacks:
+    explains the shared fields. The other fields choose published methods for deep stacks:
 
     Args:
         layer_drop: LayerDrop (Fan, Grave and Joulin 2020): the probability of skipping a whole layer in training, in
-            both stacks. Skipped layers are not computed, and the others are not rescaled.
+            both stacks. Skipped layers are not computed, and the other layers are not rescaled.
         residual: how a sub-layer F is joined to its input x. `"add"`: x + F(x), with LayerNorms. `"rezero"`
             (Bachlechner et al. 2021): x + a F(x), with one learned weight a per layer that starts at 0, and without
-            LayerNorms. `"deepnorm"` (Wang et al. 2022): LN(alpha x + F(x)), and smaller initial weights, by constants
-            of both depths. `"b2t"` (Takase et al. 2023): post-norm, and the input of a layer is added again before
-            the layer's last norm. Three ways are pre-norm and start as the plain stack. `"attention"` (Kimi 2026): F
-            reads a learned mixture of all outputs before it. `"hyper"` (Zhu et al. 2024): F reads and writes several
-            residual streams. `"mhc"` (DeepSeek 2025): the same with bounded weights. `"sdu"` (Chai et al. 2020): a
-            gated unit is added beside each sub-layer, pre- or post-norm.
-        layer_aggregation: None; or `"dlcl"` (Wang et al. 2019): each layer's input is a learned linear combination
-            of the embeddings and of all layers' outputs before it, normalised; or `"denseformer"` (Pagliardini et al.
-            2024): the same without norms, which starts as the plain stack; or `"transparent"` (Bapna et al. 2018):
-            each decoder layer reads its own learned mean of all outputs of the encoder. Three ways let a stack give
-            a combination of its layers: `"iterative"` and `"hierarchical"` (Dou et al. 2018) by feed-forward networks
-            on pairs of outputs, in a chain or a tree; `"em_routing"` (Dou et al. 2019) by votes that are weighed at
-            each position.
-        aggregation_dilation: n, of DenseFormer: the sum after layer l takes only every n-th output, back from y_l.
-        aggregation_period: n, of DenseFormer: only every n-th layer is followed by a sum.
-        routing_capsules: N, of `"em_routing"`, which divides D; None: D capsules of one feature.
-        routing_iterations: of `"em_routing"`, how often the votes are weighed.
+            LayerNorms. `"deepnorm"` (Wang et al. 2022): LN(alpha x + F(x)), and smaller initial weights; both use
+            constants that depend on the two depths. `"b2t"` (Takase et al. 2023): post-norm, and the input of a layer
+            is added again before the layer's last norm. The next three are pre-norm, and a new model equals the plain
+            stack. `"attention"` (Kimi 2026): F reads a learned mixture of all outputs before it. `"hyper"` (Zhu et al.
+            2024): F reads and writes several residual streams. `"mhc"` (DeepSeek 2025): the same with bounded weights.
+            `"sdu"` (Chai et al. 2020), pre- or post-norm: the output of a gated unit is added beside each sub-layer.
+        layer_aggregation: None, or a way to combine the outputs of layers. `"dlcl"` (Wang et al. 2019): each layer's
+            input is a learned linear combination, with LayerNorms, of the embeddings and of all earlier outputs.
+            `"denseformer"` (Pagliardini et al. 2024): the same without norms; a new model equals the plain stack.
+            `"transparent"` (Bapna et al. 2018): each decoder layer reads its own learned mean of all outputs of the
+            encoder. In the last three the output of a stack is a combination of its layers. `"iterative"` and
+            `"hierarchical"` (Dou et al. 2018) use feed-forward networks on pairs of outputs, in a chain or a tree.
+            `"em_routing"` (Dou et al. 2019) uses votes that are weighed at each position.
+        aggregation_dilation: n of DenseFormer: the sum after layer l takes only every n-th output, back from y_l.
+        aggregation_period: n of DenseFormer: a sum follows only every n-th layer.
+        routing_capsules: N of `"em_routing"`, which divides D; None: D capsules of one feature.
+        routing_iterations: how often `"em_routing"` weighs the votes.
         encoder_solver: None, or `"rk2"` (Li et al. 2022): each encoder layer is evaluated twice, and a learned gate
-            weighs what the two evaluations add.
+            weighs the two terms that are added to the layer's input.
         attention_block: the number of layers whose sum is one source of attention residuals. None: the output of each
             sub-layer is a source.
-        residual_streams: n, the streams of `"hyper"` and `"mhc"`.
+        residual_streams: n, the number of streams of `"hyper"` and `"mhc"`.
         dynamic_streams: whether the weights of `"hyper"` also depend on the streams themselves, at each position.
         sinkhorn_iterations: how often `"mhc"` normalises the columns of a mixing matrix.
         decoder_attention: `"separate"`, or `"merged"` (Zhang et al. 2019): a decoder layer has one attention, to the
             source, and adds the mean of the values of the target so far.
         layer_form: which sub-layers a layer is made of. `"transformer"`: attention and feed-forward. Other forms have
             plain residual connections. `"weighted"` (Ahmed et al. 2017): each head has a feed-forward network of its
-            own, and learned weights scale what enters and leaves it. The inner width is that of all heads together.
-            `"luna"` (Ma et al. 2021): each attention packs what it attends to into a short sequence of fixed length,
-            and reads this sequence.
-            `"dynamic_convolution"` (Wu et al. 2019): convolutions in the place of self-attention, whose kernels each
-            token predicts. `"evolved"` (So et al. 2019), pre-norm: a layer is a cell of the Evolved Transformer, with
+            own, and learned weights scale the network's input and output. The inner width is the sum over all heads.
+            `"luna"` (Ma et al. 2021): each attention packs the sequence that it attends to into a short sequence of
+            fixed length, and reads the short sequence.
+            `"dynamic_convolution"` (Wu et al. 2019): convolutions replace self-attention, and each token predicts its
+            kernels. `"evolved"` (So et al. 2019), pre-norm: a layer is a cell of the Evolved Transformer, with
             convolutions and up to four attentions.
-        luna_length: l, the length of that sequence.
-        luna_tie_kv: whether the values of Luna's attentions are their keys.
+        luna_length: l, the length of Luna's packed sequence.
+        luna_tie_kv: whether Luna's attentions use their keys as values.
         luna_activation: the function that replaces the softmax in Luna's causal attention, because a softmax would
             see later tokens. `"softplus"`: log2(1 + 2^x), as in the released code; or `"elu"`: elu(x) + 1.
         encoder_kernel_sizes, decoder_kernel_sizes: the widths of the kernels of dynamic convolutions, from the first
-            layer up; the last one is that of all further layers. None: 3, 7, 15 and 31.
-        language_aware: whether each language has norms of its own, and a matrix behind the encoder (Zhang et al.
+            layer up. All further layers have the last width. None: 3, 7, 15 and 31.
+        language_aware: whether each language has norms of its own, and a matrix after the encoder (Zhang et al.
             2020, LALN and LALT). Post-norm.
-        num_posteriors: N, the languages of such a model; with several, `forward` and `generate` take the index of each
-            sentence's, `posteriors`. The name is that of latent depth.
+        num_posteriors: N, the number of languages of a language-aware model. With several languages, `forward` and
+            `generate` take the argument `posteriors`: the index of each sentence's language. The name is taken from
+            latent depth.
         posterior_names: a name for each language, e.g. `["de", "fr", "cs"]`.
-        initialization: `"xavier"`, the papers' initial weights; or `"lipschitz"` (Xu et al. 2020): uniform within
-            sqrt(1 / inputs) for projections, and within sqrt(2 / (D + V)) for embeddings; or `"depth_scaled"` (Zhang
-            et al. 2019): the projections of layer l start l^(-1/2) times as large.
+        initialization: `"xavier"`: the papers' initial weights. `"lipschitz"` (Xu et al. 2020): uniform within
+            sqrt(1 / inputs) for projections, and within sqrt(2 / (D + V)) for embeddings. `"depth_scaled"` (Zhang et
+            al. 2019): the initial projections of layer l are multiplied by l^(-1/2).
 
     Raises:
         ValueError: a field has a wrong type, is out of range, or contradicts another.
@@ -131,11 +132,11 @@ class VanillaTransformerConfig(DeepWideConfig):
 
     @property
     def memory_width(self) -> int:
-        """As for all families; with transparent attention each decoder layer reads its own part."""
+        """The parent's number; with transparent attention each decoder layer reads its own d_model features."""
         return self.d_model * (self.decoder_layers if self.layer_aggregation == "transparent" else 1)
 
     def kernel_sizes(self, is_decoder: bool) -> list[int]:
-        """The width of the dynamic convolution of each layer of a stack."""
+        """Return the width of the dynamic convolution for each layer of a stack."""
         given, layers = self.encoder_kernel_sizes, self.encoder_layers
         if is_decoder:
             given, layers = self.decoder_kernel_sizes, self.decoder_layers
@@ -144,35 +145,41 @@ class VanillaTransformerConfig(DeepWideConfig):
 
     @property
     def wide_heads(self) -> int:
-        """Heads of the first self-attention in a decoder cell of the Evolved Transformer: twice as many, up to 16."""
+        """The number of heads of the first self-attention in a decoder cell of the Evolved Transformer.
+
+        It is twice the number of decoder heads, at most 16, and never less than the number of decoder heads.
+        """
         return max(self.decoder_attention_heads, min(2 * self.decoder_attention_heads, 16))
 
     @property
     def slots_per_layer(self) -> int:
-        """As for all families; a cell of the Evolved Transformer has two attentions and two convolutions."""
+        """The parent's number; a cell of the Evolved Transformer has two attentions and two convolutions."""
         return CELL_SLOTS if self.layer_form == "evolved" else 1
 
     @property
     def memory_rest(self) -> int:
-        """As for all families; Luna's packed sequence stands behind the states of the source."""
+        """The parent's number; with Luna, the packed sequence follows the states of the source."""
         return self.luna_length if self.layer_form == "luna" else 0
 
     @property
     def num_key_value_heads(self) -> int:
-        """As for all families; Luna keeps two keys for each token and head."""
-        # spelled out: the compiler cannot look up a property of the parent
+        """The parent's number; Luna keeps two keys for each token and head."""
+        # written out, because `torch.compile` cannot read a property of the parent
         return self.attention_branches * self._decoder_heads * (2 if self.layer_form == "luna" else 1)
 
     @property
     def least_parameters(self) -> int:
-        """As for all families, languages' matrices, and mHC's maps, which grow with the third power of the streams."""
+        """The parent's bound, plus the languages' matrices, mHC's maps and Luna's packed sequence.
+
+        The size of the maps grows with the third power of the number of streams.
+        """
         joints = 2 * self.encoder_layers + 3 * self.decoder_layers
         maps = joints * self.residual_streams**3 * self.d_model if self.residual == "mhc" else 0
         matrices = self.num_posteriors * self.d_model**2 if self.language_aware else 0
         return super().least_parameters + maps + matrices + self.memory_rest * self.d_model
 
     def validate_depth(self) -> None:
-        """LayerDrop has a rate in [0, 1), and ways to join layers fit each other, their options and the norms."""
+        """Check the rate of LayerDrop, and that the ways to build and join layers fit each other and their options."""
         check_rates(self, "layer_drop")
         check_used(self, USED_WITH)
         if self.residual in ("deepnorm", "b2t") and self.normalize_before:
@@ -213,7 +220,7 @@ class VanillaTransformerConfig(DeepWideConfig):
         self._validate_joined_layers()
 
     def _validate_routing(self) -> None:
-        """Capsules are as wide as each other."""
+        """Check that all capsules have the same width."""
         check_bounds(self, 1, WIDTH, "routing_capsules")
         check_bounds(self, 1, LAYERS, "routing_iterations")
         if self.routing_capsules is not None and self.d_model % self.routing_capsules:
@@ -222,7 +229,10 @@ class VanillaTransformerConfig(DeepWideConfig):
             )
 
     def _validate_merged_attention(self) -> None:
-        """Merged attention has plain residual connections, and no scores among the target's tokens."""
+        """Check that merged attention has plain residual connections, and no relative positions.
+
+        It computes no scores between the target's tokens.
+        """
         if self.decoder_attention == "separate":
             return
         if self.residual != "add":
@@ -237,7 +247,7 @@ class VanillaTransformerConfig(DeepWideConfig):
             )
 
     def _validate_languages(self) -> None:
-        """Only a language-aware model has languages, and it is otherwise a plain post-norm Transformer."""
+        """Check that only a language-aware model has languages, and that it is otherwise a plain post-norm model."""
         check_posterior_fields(self, "languages")
         if not self.language_aware:
             if self.num_posteriors > 1 or self.posterior_names is not None:
@@ -255,7 +265,7 @@ class VanillaTransformerConfig(DeepWideConfig):
                 )
 
     def _validate_layer_form(self) -> None:
-        """A form of its own is joined by plain residual connections, and has no options of attention."""
+        """Check that other forms than Transformer layers have plain residual connections, and no attention options."""
         check_bounds(self, 1, ENTRIES, "luna_length")
         if self.layer_form == "luna" and self.layer_aggregation == "transparent":
             raise ValueError(
@@ -285,7 +295,7 @@ class VanillaTransformerConfig(DeepWideConfig):
                 )
 
     def _validate_branched_attention(self) -> None:
-        """The networks of the heads share a layer's inner width."""
+        """Check that the inner width can be divided among the networks of the heads."""
         if self.layer_form != "weighted":
             return
         for stack in ("encoder", "decoder"):
@@ -297,7 +307,7 @@ class VanillaTransformerConfig(DeepWideConfig):
                 )
 
     def _validate_kernels(self) -> None:
-        """A kernel is at least one place wide, and there is at most one for each layer."""
+        """Check that kernels are at least one position wide, and that there is at most one width for each layer."""
         for stack in ("encoder", "decoder"):
             name, layers = f"{stack}_kernel_sizes", getattr(self, f"{stack}_layers")
             sizes = getattr(self, name)
@@ -309,7 +319,7 @@ class VanillaTransformerConfig(DeepWideConfig):
                 raise ValueError(f"`{name}` must hold whole numbers from 1 to {KERNEL:,}, got {quote(sizes)}")
 
     def _validate_cells(self) -> None:
-        """A cell of the Evolved Transformer is pre-norm, starts in its own way, and can double its heads."""
+        """Check that Evolved Transformer cells are pre-norm, start with Xavier weights, and have fitting widths."""
         if self.layer_form != "evolved":
             return
         for name, value in {"normalize_before": True, "initialization": "xavier"}.items():
@@ -327,7 +337,7 @@ class VanillaTransformerConfig(DeepWideConfig):
             )
 
     def _validate_joined_layers(self) -> None:
-        """Attention residuals, hyper-connections and mHC are pre-norm, and each has its own sizes."""
+        """Check that attention residuals, hyper-connections and mHC are pre-norm, and check their sizes."""
         check_bounds(self, 1, LAYERS, "attention_block", "sinkhorn_iterations")
         check_bounds(self, 2 if self.residual == "mhc" else 1, LAYERS, "residual_streams")
         if self.residual in ("attention", "hyper", "mhc"):

@@ -1,4 +1,4 @@
-"""Decoding one token after another, as fast as `generate` of Transformers lets it be.
+"""Fast decoding, one token after another, inside `generate` of Transformers.
 
 `generate` calls the model once for each token. During one call of `generate` the decoder has a twin. The twin has the
 decoder's layers and equations. Its parts are made for single tokens:
@@ -12,10 +12,10 @@ decoder's layers and equations. Its parts are made for single tokens:
     joints             say themselves what a step of them is (`decoding_step`)
     norms, dropout     are called as functions, without the hooks of `nn.Module`
 
-The loops that call it are in `search`. They leave sentences out whose translations cannot change any more.
+The loops that call the twin are in `search`. They remove sentences whose translations cannot change any more.
 
 The twin is deleted after the call, so it never outlives a change of the weights. A call that needs the decoder itself
-(hooks, attention weights, adapters, another cache) gets the decoder: see `can_decode`.
+(hooks, attention weights, adapters, another cache) uses the decoder: see `can_decode`.
 """
 
 import functools
@@ -56,15 +56,15 @@ from .merged_attention import MergedAttention
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 ARGUMENTS = {"encoder_outputs", "attention_mask", *CACHE_NAMES, "use_cache", "posteriors"}
 PACKAGES = (__name__.rpartition(".")[0], "torch.nn.modules", "transformers.activations")
-MANY = 4  # rows from which on `ManyRowsSelfAttentionStep` is faster
-# A batch has at most so many sizes while its sentences end. Each new size compiles kernels again, and to remove a few
-# sentences costs more, in copies of the cache, than it saves.
+MANY = 4  # with at least so many rows, `ManyRowsSelfAttentionStep` is faster
+# While sentences end, a batch has at most this number of sizes. Each new size compiles kernels again. To remove only a
+# few sentences costs more time, for copies of the cache, than it saves.
 SIZES = 4
-RECORDER = "transformers.utils.output_capturing"  # its hooks stay, and do nothing unless a call asks for records
+RECORDER = "transformers.utils.output_capturing"  # its hooks stay, but do nothing unless a call requests records
 
 
 class DecodingCache(EncoderDecoderCache):
-    """What one call of `generate` keeps from token to token: the decoder's twin, and how many tokens it has read."""
+    """The state of one call of `generate`: the decoder's twin, and the number of tokens that the twin has read."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class DecodingCache(EncoderDecoderCache):
             model: a translation model.
             memory: the encoder's output, `[sentences, source, D]`.
             mask: 1 for real source tokens, `[sentences, source]`, or None.
-            rows: how many sequences are decoded, a multiple of the sentences.
-            beams: how many rows, standing together, can go on from each other.
+            rows: the number of sequences that are decoded, a multiple of the number of sentences.
+            beams: the number of neighbouring rows that can continue each other.
             inputs: further arguments of the decoder's layers.
         """
         super().__init__(DynamicCache(), DynamicCache())
@@ -97,7 +97,7 @@ class DecodingCache(EncoderDecoderCache):
             self.mask = torch.zeros_like(mask, dtype=memory.dtype).masked_fill(mask == 0, lowest)[:, None, None]
 
     def begin(self) -> None:
-        """Make the twins: when the first token is read, since autocast may be around each step alone."""
+        """Make the twins. This waits for the first token, because autocast may be active only around each step."""
         device = self.memory.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         self.twins = twins = Twins(self.ancestors, dtype)
@@ -106,30 +106,30 @@ class DecodingCache(EncoderDecoderCache):
         self.inputs = {name: twins.of_fields(value) for name, value in inputs.items()}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens of a row have been read."""
+        """Return the number of tokens that have been read in each row."""
         return self.length
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Let each row go on from another one of its sentence; the source has no part in it."""
+        """Let each row continue another row of its sentence. The states of the source do not change."""
         self.ancestors.reorder(beam_idx)
 
     @torch.inference_mode()
     def leave_out(self, has_ended: torch.Tensor) -> torch.Tensor | None:
-        """Decode sentences no further, so that products are smaller.
+        """Remove sentences that have ended from the batch, so that matrix products are smaller.
 
-        They wait until a quarter of the batch has ended, and then another one.
+        Sentences are only removed when a quarter of the batch has ended, then when the next quarter has, and so on.
 
         Args:
-            has_ended: which of the sentences that are left have ended, bools.
+            has_ended: which sentences in the batch have ended, bools.
 
         Returns:
-            The places of those that go on, among those that were left; None: all go on.
+            The indices, in the batch so far, of the sentences that stay; None: all stay.
         """
         quarter = -(-self.sentences // SIZES)
         count = -(-int((~has_ended).sum()) // quarter) * quarter
         if not 0 < count < len(has_ended):
             return None
-        kept = has_ended.int().argsort(stable=True)[:count].sort().values  # those that go on, and as many as fill up
+        kept = has_ended.int().argsort(stable=True)[:count].sort().values  # all unfinished ones, then ended ones
         for part in (self.ancestors, *self.twins.made.values()):
             if hasattr(part, "keep"):
                 part.keep(kept, len(has_ended))
@@ -140,9 +140,9 @@ class DecodingCache(EncoderDecoderCache):
                 self.inputs[name] = keep_sentences(value, kept, len(has_ended))
         return kept
 
-    @torch.inference_mode()  # spares each operation the bookkeeping of views and versions
+    @torch.inference_mode()  # no bookkeeping of views and versions in each operation
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Read tokens `[rows, T]` of the sentences that are left; logits `[rows, T, V]` of what follows each."""
+        """Read tokens `[rows, T]` of the sentences that are left, and return logits `[rows, T, V]` of what follows."""
         if self.decoder is None:
             self.begin()
         steps = []
@@ -156,7 +156,7 @@ class DecodingCache(EncoderDecoderCache):
         return self.head(steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))
 
     def ordinary(self) -> EncoderDecoderCache:
-        """The same keys and values as Transformers keeps them, each row with the source's."""
+        """Return a cache of Transformers with the same keys and values, and a copy of the source's for each row."""
         own, cross = DynamicCache(), DynamicCache()
         beams = self.rows // len(self.memory)
         for index, layer in enumerate(self.decoder.layers):
@@ -167,29 +167,29 @@ class DecodingCache(EncoderDecoderCache):
                 own.update(*attention.states(), index)
                 source = attention_to_source.states(len(self.memory))
                 cross.update(*(states.repeat_interleave(beams, 0) for states in source), index)
-            elif index == 0 and self.length:  # a layer that is left out; the length is read off the first one's slot
+            elif index == 0 and self.length:  # this layer is left out, but Transformers reads the length from slot 0
                 ones = self.memory.new_ones(self.rows, 1, self.length, 1)
                 own.update(ones, ones, 0)
         return EncoderDecoderCache(own, cross)
 
 
 class Twins:
-    """The twins of modules, one of each."""
+    """The twins of modules, one twin for each module."""
 
     def __init__(self, ancestors: Ancestors, dtype: torch.dtype | None) -> None:
-        """`dtype` is that of matrix products under autocast; None is that of the weights."""
+        """Start without twins; `dtype` is the dtype of products under autocast, and None the dtype of the weights."""
         self.ancestors, self.dtype, self.autocast = ancestors, dtype, dtype is not None
         self.product = functools.partial(MatrixProduct, rows=ancestors.rows, dtype=dtype)
         self.made: dict[int, Any] = {}
 
     def of(self, module: nn.Module) -> Any:
-        """The twin of a module: itself, where nothing in it is to be faster."""
+        """Return the twin of a module, or the module itself if none of its parts has a faster twin."""
         if id(module) not in self.made:
             self.made[id(module)] = self._make(module)
         return self.made[id(module)]
 
     def of_fields(self, value: Any) -> Any:
-        """A value, or a dataclass of values, with twins in the place of modules."""
+        """Return a value, or a dataclass of values, in which twins replace modules."""
         if is_dataclass(value):
             return type(value)(**{name: self.of_fields(each) for name, each in vars(value).items()})
         return self.of(value) if isinstance(value, nn.Module) else value
@@ -229,11 +229,11 @@ class Twins:
             return module
         twin = object.__new__(type(module))
         vars(twin).update(vars(module))
-        vars(twin).update(children, _modules=children)  # as attributes they are found at once
+        vars(twin).update(children, _modules=children)  # as attributes, children are found without `__getattr__`
         return twin
 
     def _has_many_rows(self, attention: MultiBranchAttention) -> bool:
-        """Whether `ManyRowsSelfAttentionStep` is the faster one here, and as exact."""
+        """Return whether `ManyRowsSelfAttentionStep` serves this attention, and is faster and as exact here."""
         weight, ancestors = attention.out_proj.weight, self.ancestors
         return (
             ancestors.beams == 1
@@ -245,10 +245,10 @@ class Twins:
 
 
 class FeedForwardStep:
-    """A feed-forward network, or the mean of several, none of which is dropped; un-joined, they are one network."""
+    """A feed-forward network, or the mean of several, without drop-branch. Un-joined branches become one network."""
 
     def __init__(self, module: MultiBranchFeedForward, product: Callable[..., MatrixProduct]) -> None:
-        """Take the weights; the factor of the merge is in the second matrix."""
+        """Take the weights; the factor of the merge is in the second matrix, or, of un-joined branches, in both."""
         is_relu = type(module.activation) is nn.ReLU
         self.activation = None if is_relu else module.activation
         if module.joined:
@@ -260,13 +260,13 @@ class FeedForwardStep:
             self.inner, self.outer = product(*inner, relu=is_relu), product(*outer)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[R, 1, D]` to `[R, 1, D]`."""
+        """Map `[R, 1, D]` to `[R, 1, D]`."""
         inner = self.inner(hidden_states)
         return self.outer(inner if self.activation is None else self.activation(inner))
 
 
 class EmbeddingsStep:
-    """`Embeddings` of one token in each row, all at the same position."""
+    """`Embeddings` for one token in each row, all at the same position."""
 
     def __init__(self, module: Embeddings) -> None:
         """Take the table of positions."""
@@ -282,7 +282,7 @@ class EmbeddingsStep:
 
 
 class Once:
-    """A module whose arguments stay the same for the whole of a call of `generate`."""
+    """A module that is computed once, because its arguments stay the same during a call of `generate`."""
 
     def __init__(self, module: nn.Module) -> None:
         """Remember the module."""
@@ -290,35 +290,35 @@ class Once:
         self.result: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        """The result of the first call."""
+        """Return the result of the first call."""
         if self.result is None:
             self.result = self.module(*args)
         return self.result
 
     def keep(self, kept: torch.Tensor, sentences: int) -> None:
-        """Compute it once more, for the sentences that are left."""
+        """Forget the result, so that the next call computes it for the sentences that are left."""
         self.result = None
 
 
 def norm_step(module: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A LayerNorm as a plain function, without the hooks of `nn.Module`."""
+    """Return a LayerNorm as a plain function, without the hooks of `nn.Module`."""
     shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
 def unchanged(x: torch.Tensor) -> torch.Tensor:
-    """What dropout is in evaluation."""
+    """Return the input, as dropout does in evaluation."""
     return x
 
 
 def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode, arguments: dict[str, Any]) -> bool:
-    """Whether a `DecodingCache` serves this call of `generate`, that is, gives all that the decoder itself would.
+    """Return whether a `DecodingCache` gives this call of `generate` everything that the decoder itself would give.
 
     Args:
         model: a translation model.
         config: the generation config.
         mode: how tokens are chosen.
-        arguments: what `generate` is about to call the model with.
+        arguments: the arguments with which `generate` will call the model.
     """
     is_usual = (
         mode in MODES
@@ -342,17 +342,20 @@ def can_decode(model: nn.Module, config: GenerationConfig, mode: GenerationMode,
 
 
 def is_plain(model: nn.Module) -> bool:
-    """Whether decoder and head are as they were made, in evaluation mode and on one device, and nobody looks on."""
+    """Return whether decoder and head are unchanged, in evaluation mode, on one device, and without hooks.
+
+    Return False, too, if the model is compiled, or if its `forward` is replaced by anything but Accelerate's autocast.
+    """
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
     is_ours = prepare is type(model).prepare_inputs_for_generation and all(
         method.__module__.startswith(PACKAGES[0]) for method in (prepare, type(model).forward)
     )
     if not is_ours or model._compiled_call_impl is not None or torch.compiler.is_compiling():
         return False
-    if "forward" in vars(model) and not hasattr(model, "_original_forward"):  # Accelerate's autocast is welcome
+    if "forward" in vars(model) and not hasattr(model, "_original_forward"):  # Accelerate's autocast is allowed
         return False
     modules = [model.lm_head, model.model.decoder, *modules_in(model.model.decoder_inputs().values())]
-    for module in modules:  # as `modules()`, which also names each
+    for module in modules:  # faster than `modules()`, which also makes names
         modules += [child for child in module._modules.values() if child is not None]
     parameters = [p for module in modules for p in module._parameters.values() if p is not None]
     return (
@@ -366,7 +369,7 @@ def is_plain(model: nn.Module) -> bool:
 
 
 def modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
-    """The modules among values, and in the fields of dataclasses among them."""
+    """Yield the modules among values, and the modules in the fields of dataclasses."""
     for value in values:
         if isinstance(value, nn.Module):
             yield value
@@ -375,17 +378,17 @@ def modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
 
 
 def has_own_projections(module: nn.Module) -> bool:
-    """Whether the steps find the weights of a module where they read them: nobody has replaced a projection."""
+    """Return whether the twins can read the weights of a module, because none of its projections is replaced."""
     if isinstance(module, MultiBranchAttention):
         return module.has_own_projections()
     if isinstance(module, MultiBranchFeedForward):
         return is_own(module.fc1, nn.Linear) and is_own(module.fc2, nn.Linear, BranchSum)
-    return type(module) is not nn.Sequential  # there is none in our models
+    return type(module) is not nn.Sequential  # our models have no `nn.Sequential`
 
 
 def is_as_made(module: nn.Module) -> bool:
-    """Whether a module is one of ours or PyTorch's, in evaluation mode, not compiled, and without hooks."""
-    is_hooked = module._forward_hooks or module._forward_pre_hooks  # hardly ever: this is asked for every module
+    """Return whether a module is from this library or PyTorch, in evaluation mode, not compiled, and without hooks."""
+    is_hooked = module._forward_hooks or module._forward_pre_hooks  # rare; this short check runs for every module
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()] if is_hooked else ()
     return (
         not module.training

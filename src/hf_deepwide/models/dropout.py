@@ -7,9 +7,9 @@ from torch import nn
 class Dropout(nn.Dropout):
     """`nn.Dropout`, faster on CPUs.
 
-    PyTorch's CPU dropout spends most of its time drawing one uniform number per element, about a tenth of a training
-    step. Here one 64-bit draw decides four elements. So p is rounded to the nearest multiple of 2**-16, and the kept
-    elements are scaled by exactly the rounded rate. Other devices and compiled code use PyTorch's own.
+    PyTorch's CPU dropout draws one uniform number per element. This takes most of its time, and about a tenth of a
+    training step. Here one 64-bit draw decides four elements. So p is rounded to the nearest multiple of 2**-16, and
+    the kept elements are scaled for exactly the rounded rate. Other devices and compiled code use PyTorch's dropout.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,22 @@
 """Dynamic convolutions in the place of self-attention (Wu et al. 2019, arXiv 1901.10430, "Pay Less Attention").
 
-Each token predicts, for each head, the weights of its neighbours, from itself alone:
+For each head, each token predicts the weights of its neighbours from its own features alone:
 
     g_t = a_t * sigmoid(b_t),  [a_t; b_t] = W_I x_t + b_I         a gated linear unit of the input
     k_t = softmax(W_Q g_t)                                        of each head, over the K places of its window
     o_t = W_O [ sum_j k_tj g_(t + j - l) of each head ] + b_O     j = 0 … K - 1
 
-l places of the window lie before the token: K - 1 in the decoder, and half of the window in the encoder, rounded down.
-Past the ends of a sentence and at padding g is 0, so that these places keep their part of the softmax. The H features
-of a head share its kernel. In training weights are dropped behind the softmax (DropConnect), by `attention_dropout`.
+l places of the window lie before the token: K - 1 in the decoder, and K/2 in the encoder, rounded down. Beyond the
+ends of a sentence and at padding g is 0, but these places keep their part of the softmax. The H features of a head
+share its kernel. In training, weights are dropped after the softmax (DropConnect), with the rate `attention_dropout`.
 
 The paper's kernels are 3, 7, 15 and then 31 places wide, from the first layer up. The released code (fairseq,
-`lightconv`) computes the same. As there, W_Q has no bias and starts uniform within 1/sqrt(D). The code also drops the
-input of W_I, by default at a rate of 0.1, which the library does not. It has a rate of its own for kernels, and models
-without the gate. Its windows of an even width begin one place later in the encoder.
+`lightconv`) computes the same. Here too, W_Q has no bias and starts uniform within 1/sqrt(D). The released code also
+drops the input of W_I, by default at a rate of 0.1; this library does not. The released code has a separate rate for
+kernels, and models without the gate. In its encoder, windows of an even width begin one place later.
 
-A window is a band of a matrix [T, S], which is multiplied as attention weights are. For sentences this takes less
-memory than to copy each window. A cache holds g, as keys and as values. The twin in `decoding` reads the last K.
+The windows are a band in a matrix [T, S], which is used like attention weights. For sentences this takes less memory
+than a copy of each window. A cache holds g, both as keys and as values. The twin in `decoding` reads the last K.
 
 Shapes: B batch, T new positions, S all positions, D model width, H head width, K kernel width.
 """
@@ -34,7 +34,11 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 def check_masks(config: VanillaTransformerConfig) -> None:
-    """Refuse attention whose masks do not say of single positions which are padding."""
+    """Refuse an attention implementation whose mask does not mark single positions as padding.
+
+    Raises:
+        ValueError: the implementation is neither `eager` nor `sdpa`.
+    """
     if (attention := config._attn_implementation) not in ("eager", "sdpa"):
         raise ValueError(
             f"`layer_form={config.layer_form!r}` needs a mask of positions, and attention {attention!r} has none; "
@@ -43,12 +47,12 @@ def check_masks(config: VanillaTransformerConfig) -> None:
 
 
 def is_seen(mask: torch.Tensor) -> torch.Tensor:
-    """A mask as bools, True where a position is seen; it is additive, or of bools already."""
+    """Return a mask as bools, True where a position is seen; the given mask is additive or boolean."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 class KernelPrediction(nn.Linear):
-    """W_Q: a token's kernels, of all heads side by side."""
+    """The projection W_Q to the kernels of a token, for all heads side by side."""
 
     def __init__(self, features: int, heads: int, width: int) -> None:
         super().__init__(features, heads * width, bias=False)
@@ -64,15 +68,15 @@ class KernelPrediction(nn.Linear):
 
 
 class DynamicConvolution(nn.Module):
-    """Gated input, dynamic convolution and output projection: it is called as self-attention is."""
+    """Gated input, dynamic convolution and output projection, with the interface of self-attention."""
 
     def __init__(self, config: VanillaTransformerConfig, heads: int, width: int, layer_idx: int | None = None) -> None:
-        """`width` is K; `layer_idx` is the layer's slot in a cache, of a decoder."""
+        """Make the projections; `width` is K, and `layer_idx` is the slot of a decoder layer in a cache, else None."""
         super().__init__()
         self.config = config
         self.heads, self.width, self.layer_idx = heads, width, layer_idx
         self.head_dim = config.d_model // heads
-        self.before = width // 2 if layer_idx is None else width - 1  # l, which lets no decoder see what follows
+        self.before = width // 2 if layer_idx is None else width - 1  # l; a decoder sees no later token
         self.dropout = config.attention_dropout
         self.in_proj = nn.Linear(config.d_model, 2 * config.d_model, bias=config.attention_bias)
         self.kernel_proj = KernelPrediction(config.d_model, heads, width)
@@ -85,9 +89,9 @@ class DynamicConvolution(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`[B, T, D]` to `[B, T, D]`, and the weights of all positions, `[B, heads, T, S]`.
+        """Map `[B, T, D]` to `[B, T, D]`, and also return the weights of all positions, `[B, heads, T, S]`.
 
-        The weights of a position add up to 1 where its window holds tokens alone, and elsewhere to less.
+        Without dropout, the weights of a position add up to 1 if its window contains only tokens, and else to less.
         """
         check_masks(self.config)
         gated = nn.functional.glu(self.in_proj(hidden_states))
@@ -105,12 +109,12 @@ class DynamicConvolution(nn.Module):
     def band(
         self, kernel: torch.Tensor, length: int, past: int | torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Kernels `[B, heads, T, K]` as weights of all positions, `[B, heads, T, S]`.
+        """Spread kernels `[B, heads, T, K]` to weights of all positions, `[B, heads, T, S]`.
 
         Args:
-            kernel: of the new positions.
+            kernel: the kernels of the new positions.
             length: S.
-            past: the position of the first of them.
+            past: the first new position.
             mask: `[B, 1, T, S]`, additive, or bools that are True where a position is seen, or None.
         """
         device = kernel.device
@@ -124,7 +128,7 @@ class DynamicConvolution(nn.Module):
 
 
 def convolve(layers: nn.ModuleList, config: VanillaTransformerConfig, is_decoder: bool) -> None:
-    """Put dynamic convolutions in the place of the self-attention of a stack's layers."""
+    """Replace the self-attention in all layers of a stack by dynamic convolutions."""
     heads = config.decoder_attention_heads if is_decoder else config.encoder_attention_heads
     for index, (layer, width) in enumerate(zip(layers, config.kernel_sizes(is_decoder), strict=True)):
         layer.self_attn = DynamicConvolution(config, heads, width, index if is_decoder else None)

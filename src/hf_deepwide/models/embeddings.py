@@ -20,7 +20,11 @@ def embed(
     ids_name: str,
     embeds_name: str,
 ) -> torch.Tensor:
-    """Token embeddings `[batch, time, D]` of ids, or those given; exactly one of the two."""
+    """Return the token embeddings `[batch, time, D]` of ids, or the embeddings passed in their place.
+
+    Raises:
+        ValueError: neither ids nor embeddings are given, or both are.
+    """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError(f"exactly one of `{ids_name}` and `{embeds_name}` must be given")
     return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -29,15 +33,15 @@ def embed(
 def position_ids(
     mask: torch.Tensor | None, length: int, past_length: Any, device: torch.device, is_causal: bool = False
 ) -> torch.Tensor:
-    """Positions counted from 0 at the first real token, `[1 or batch, length]`; padding does not count.
+    """Return positions counted from 0 at the first real token, `[1 or batch, length]`; padding does not count.
 
     Args:
-        mask: `[batch, past + length]`, 1 for real tokens, or None when there is no padding; or, in a decoder, the
-            causal mask `[batch, 1, length, keys]` that `generate` makes of it for a static cache.
-        length: tokens to embed now.
-        past_length: tokens already in the cache (an int, or a tensor under a static cache).
-        device: where the ids are needed.
-        is_causal: of a decoder, whose causal mask shows how many tokens stand before each.
+        mask: `[batch, past + length]`, 1 for real tokens, or None if there is no padding. In a decoder it can also be
+            the causal mask `[batch, 1, length, keys]`, which `generate` makes from that mask for a static cache.
+        length: the number of tokens to embed now.
+        past_length: the number of tokens already in the cache (an int, or a tensor with a static cache).
+        device: the device for the positions if there is no mask.
+        is_causal: whether the mask is of a decoder; a causal mask shows the number of tokens before each position.
     """
     if mask is not None and mask.dim() == 4 and is_causal:
         seen = mask if mask.dtype == torch.bool else mask == 0
@@ -48,7 +52,11 @@ def position_ids(
 
 
 def check_length(length: int, longest: int, advice: str = "truncate or split the text") -> None:
-    """Refuse a sequence that has more tokens than there are positions."""
+    """Refuse a sequence with more tokens than the model has positions.
+
+    Raises:
+        ValueError: the sequence is too long; `advice` ends the message.
+    """
     if length > longest:
         raise ValueError(
             f"a sequence of {length} tokens is longer than the model takes: "
@@ -59,9 +67,9 @@ def check_length(length: int, longest: int, advice: str = "truncate or split the
 class SinusoidalPositions(nn.Module):
     """Fixed sinusoids, half sines, half cosines, in a table that is rebuilt and never saved.
 
-    `"sinusoidal"` is what fairseq and tensor2tensor compute: frequencies 10000^(-k / (D/2 - 1)), positions counted
-    from 2 (fairseq's padding index + 1). `"marian"` is Vaswani et al., section 3.5, with its features reordered:
-    frequencies 10000^(-2k / D), positions counted from 0.
+    `"sinusoidal"` is the formula of fairseq and tensor2tensor: frequencies 10000^(-k / (D/2 - 1)), positions counted
+    from 2 (fairseq's padding index + 1). `"marian"` is the formula of Vaswani et al., section 3.5, with the features
+    reordered: frequencies 10000^(-2k / D), positions counted from 0.
     """
 
     table: torch.Tensor
@@ -72,11 +80,11 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", self.build(), persistent=False)
 
     def initialise(self, config: DeepWideConfig) -> None:
-        """Build the table, which no checkpoint holds."""
+        """Build the table, because no checkpoint contains it."""
         init.copy_(self.table, self.build())
 
     def build(self) -> torch.Tensor:
-        """The table `[length, D]`, computed in float64."""
+        """Compute the table `[length, D]` in float64."""
         half = self.dim // 2
         k = torch.arange(half, dtype=torch.float64)
         if self.kind == "marian":
@@ -92,7 +100,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """dropout([LayerNorm](sqrt(D) * token + position))."""
+    """The sum of token and position embeddings: dropout([LayerNorm](sqrt(D) * token + position))."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -115,7 +123,8 @@ class Embeddings(nn.Module):
         """Scale token embeddings `[batch, time, D]` and add their positions.
 
         Raises:
-            ValueError: the sequence is longer than `max_position_embeddings`.
+            ValueError: the sequence is longer than `max_position_embeddings`. This is not checked if `past_length` is
+                a tensor.
         """
         length = token_embeddings.shape[1]
         if isinstance(past_length, int):

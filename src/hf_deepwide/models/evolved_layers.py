@@ -1,7 +1,7 @@
-"""The cell of the Evolved Transformer (So et al. 2019, arXiv 1901.11117), which a search has found.
+"""The cell of the Evolved Transformer, found by architecture search (So et al. 2019, arXiv 1901.11117).
 
-One layer here is one cell, which stands for two layers of a Transformer. With LN before each step, and a dropout of
-what each step adds, the encoder's cell is
+One layer here is one cell, which replaces two layers of a Transformer. Each step starts with LN, and dropout follows
+each term that is added. The encoder's cell is
 
     x <- x + a * sigmoid(b),  [a; b] = W LN(x)                          a gated linear unit
     x <- x + [S9(LN(relu(W h) + [relu(C3 h); 0])); 0],  h = LN(x)       two branches, F and D/2 wide
@@ -16,22 +16,24 @@ and the decoder's cell is
     x <- x + attention(LN(x), memory)
     x <- x + W_2 LN(swish(W_1 LN(x)))
 
-C3 is a convolution over 3 positions, and S9 a separable one over 9: first each feature by itself, then a projection.
-[…; 0] fills up with zeros to the width of the sum. The encoder's convolutions are centred. The decoder's end at the
-position itself. Padding counts as zeros. The first attention of the decoder has twice the heads up to 16, and never
-fewer than the others.
+C3 is a convolution over 3 positions. S9 is a separable convolution over 9 positions: first each feature by itself,
+then a projection. […; 0] fills up with zeros to the width of the sum. The windows of the encoder's convolutions are
+centred. The windows of the decoder's convolutions end at the position itself. Padding counts as zeros. The first
+self-attention of the decoder, the wide one, has twice as many heads as the other attentions, at most 16. It never has
+fewer heads than the other attentions.
 
-These are the equations of the released code (tensor2tensor, `evolved_transformer`). There F is 4D, and one rate drops
-all but attention weights. Here F is the inner width of the stack, and `activation_dropout` is the rate inside branches
-and networks. Attentions of tensor2tensor have no biases, as here with `attention_bias=False`. Convolutions start as
-there: uniform within the square root of 6/(inputs + outputs), both counted for each position of the filter. Filters of
-single features count with all features as inputs and one output, so their weights are small.
+These are the equations of the released code (tensor2tensor, `evolved_transformer`). There F is 4D, and there is one
+dropout rate, except for attention weights. Here F is the inner width of the stack, and `activation_dropout` is the
+rate inside branches and networks. Attentions of tensor2tensor have no biases, as here with `attention_bias=False`.
+Convolutions start as in tensor2tensor: uniform within sqrt(6/(inputs + outputs)), where both are multiplied by the
+number of positions of the filter. For a filter of a single feature, the formula counts all features as inputs and one
+output, so its weights are small.
 
-A cell keeps more for each token than an attention does. So it has several slots of a cache. Of N cells, cell i has the
-slot i for its plain self-attention, and N + i for its wide one. The slots 2N + i and 3N + i hold inputs of its
-convolutions: of the two branches, and of the convolution behind them. In the cache of the source, slot i is the last
-attention's, and N + i the first one's. `decoding` has no twin of a cell, and such a model decodes by Transformers' own
-caches.
+A cell stores more for each token than an attention does, so it uses several slots of a cache. With N cells, cell i
+uses slot i for its plain self-attention, and slot N + i for its wide self-attention. Slots 2N + i and 3N + i hold the
+inputs of its convolutions: of the two branches, and of the convolution after them. In the cache of the source, the
+last attention uses slot i, and the first attention uses slot N + i. `decoding` has no twin of a cell, so such a model
+decodes with Transformers' own caches.
 
 Reported attention weights are those of the plain self-attention and of the last attention to the source.
 
@@ -55,11 +57,11 @@ from .dynamic_convolution import check_masks, is_seen
 from .feed_forward import MultiBranchFeedForward
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
 
-SOURCE_SLOTS = 2  # of a cell of the decoder, in the cache of the source
+SOURCE_SLOTS = 2  # slots of a decoder cell in the cache of the source
 
 
 class Convolution(nn.Conv1d):
-    """A convolution over time, of positions that are padded already: `[B, T + K - 1, C]` to `[B, T, out]`."""
+    """A convolution over time; the caller pads the input: `[B, T + K - 1, C]` to `[B, T, out]`."""
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
         """Start as in tensor2tensor, or from N(0, init_std^2)."""
@@ -91,12 +93,12 @@ class SeparableConvolution(nn.Module):
 
 
 def add_narrow(wide: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
-    """The sum, in which zeros stand behind the features of `narrow`."""
+    """Return the sum of two tensors, with zeros appended to the features of `narrow`."""
     return wide + nn.functional.pad(narrow, (0, wide.shape[-1] - narrow.shape[-1]))
 
 
 class EncoderConvolutions(nn.Module):
-    """[S9(LN(relu(W h) + [relu(C3 h); 0])); 0]."""
+    """The convolutions of the encoder's cell: [S9(LN(relu(W h) + [relu(C3 h); 0])); 0]."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__()
@@ -107,7 +109,7 @@ class EncoderConvolutions(nn.Module):
         self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: torch.Tensor, is_token: torch.Tensor | None) -> torch.Tensor:
-        """`[B, S, D]` to `[B, S, D]`; `is_token` `[B, S, 1]` is False at padding. None: there is none."""
+        """Map `[B, S, D]` to `[B, S, D]`; `is_token` `[B, S, 1]` is False at padding, or None without padding."""
         x = without_padding(x, is_token)
         wide = self.dropout(self.wide(x).relu())
         narrow = self.dropout(self.narrow(nn.functional.pad(x, (0, 0, 1, 1))).relu())
@@ -117,10 +119,10 @@ class EncoderConvolutions(nn.Module):
 
 
 class DecoderConvolutions(nn.Module):
-    """S7(LN(relu(S11 h) + [S7 h; 0])), of positions so far."""
+    """The convolutions of the decoder's cell, over positions so far: S7(LN(relu(S11 h) + [S7 h; 0]))."""
 
     def __init__(self, config: VanillaTransformerConfig, slots: tuple[int, int]) -> None:
-        """`slots` are those of a cache for the inputs of the branches, and of the last convolution."""
+        """Make the weights; `slots` are the cache slots for the inputs of the branches and of the last convolution."""
         super().__init__()
         d, self.slots = config.d_model, slots
         self.wide, self.narrow = SeparableConvolution(d, 2 * d, 11), SeparableConvolution(d, d // 2, 7)
@@ -129,7 +131,7 @@ class DecoderConvolutions(nn.Module):
         self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: torch.Tensor, is_token: torch.Tensor | None, cache: Cache | None) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`; `is_token` `[B, T, 1]` is False at padding. None: there is none."""
+        """Map `[B, T, D]` to `[B, T, D]`; `is_token` `[B, T, 1]` is False at padding, or None without padding."""
         x = with_past(without_padding(x, is_token), 10, cache, self.slots[0])
         wide = self.dropout(self.wide(x).relu())
         narrow = self.dropout(self.narrow(x[:, 4:]))
@@ -138,14 +140,14 @@ class DecoderConvolutions(nn.Module):
 
 
 def without_padding(x: torch.Tensor, is_token: torch.Tensor | None) -> torch.Tensor:
-    """Zeros in the place of padding."""
+    """Replace padding by zeros."""
     return x if is_token is None else x.masked_fill(~is_token, 0)
 
 
 def with_past(x: torch.Tensor, before: int, cache: Cache | None, slot: int) -> torch.Tensor:
-    """New positions `[B, T, C]` behind the last `before` ones of a cache's slot, or zeros: `[B, before + T, C]`.
+    """Return the last `before` positions of a cache slot, then the new positions `[B, T, C]`: `[B, before + T, C]`.
 
-    The cache keeps the new positions.
+    Missing positions are zeros. The cache stores the new positions.
     """
     if cache is None:
         return nn.functional.pad(x, (0, 0, before, 0))
@@ -156,7 +158,7 @@ def with_past(x: torch.Tensor, before: int, cache: Cache | None, slot: int) -> t
 
 
 class NormalisedFeedForward(nn.Module):
-    """W_2 LN(swish(W_1 x + b_1)) + b_2."""
+    """The feed-forward network W_2 LN(swish(W_1 x + b_1)) + b_2."""
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
         super().__init__()
@@ -166,7 +168,7 @@ class NormalisedFeedForward(nn.Module):
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`."""
+        """Map `[B, T, D]` to `[B, T, D]`."""
         return self.fc2(self.layer_norm(self.activation_dropout(self.activation(self.fc1(x)))))
 
 
@@ -193,7 +195,7 @@ class EvolvedEncoderLayer(EncoderLayer):
         gate: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As the parent's, `[B, S, D]` to `[B, S, D]`."""
+        """Map `[B, S, D]` to `[B, S, D]`, with the parent's arguments."""
         check_masks(self.config)
         is_token = None if attention_mask is None else is_seen(attention_mask)[:, 0, 0, :, None]
         x = self.residual(
@@ -234,7 +236,7 @@ class EvolvedDecoderLayer(DecoderLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As the parent's, `[B, T, D]` to `[B, T, D]`."""
+        """Map `[B, T, D]` to `[B, T, D]`, with the parent's arguments."""
         check_masks(self.config)
         cache = None if past_key_values is None else self_attention_cache(past_key_values)
         make_room(past_key_values, self.config.decoder_layers)
@@ -260,16 +262,16 @@ class EvolvedDecoderLayer(DecoderLayer):
 
 
 def own_positions(mask: torch.Tensor, past: int | torch.Tensor) -> torch.Tensor:
-    """Which new positions are tokens, `[B, T, 1]`: those that see themselves in a mask `[B, 1, T, S]`."""
+    """Return which new positions are tokens, `[B, T, 1]`: a token sees itself in the mask `[B, 1, T, S]`."""
     places = torch.arange(mask.shape[2], device=mask.device)[:, None] + past
     return is_seen(mask)[:, 0].gather(2, places.expand(len(mask), -1, -1))
 
 
 def make_room(cache: Cache | None, cells: int) -> None:
-    """Let a cache that was made for one slot a layer have as many slots as the cells need.
+    """Add the slots that the cells need to a cache that was made with one slot per layer.
 
     Raises:
-        ValueError: the cache begins with tokens (PEFT's prefix tuning), and has them in some slots alone.
+        ValueError: the cache already contains tokens (PEFT's prefix tuning), but not in all slots.
     """
     if cache is None:
         return

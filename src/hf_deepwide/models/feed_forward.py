@@ -1,4 +1,4 @@
-"""Position-wise feed-forward networks, one or several branches of them.
+"""Position-wise feed-forward networks with one or several branches.
 
 Shapes: B batch, T time, D model width, N branches, F inner width of one branch.
 """
@@ -27,11 +27,12 @@ from .dropout import Dropout
 class MultiBranchFeedForward(nn.Module):
     """(1/N) sum_i FFN_i(x), FFN_i(x) = act(x W1_i + b1_i) W2_i + b2_i (MAT, Eq. 3 and 8).
 
-    In training each branch is dropped with probability rho, and kept ones are scaled by 1 / (1 - rho) (Eq. 7 and 8).
-    Where all sentences drop the same branches, dropped branches are not computed. The residual is not part of it.
+    In training each branch is dropped with probability rho, and kept branches are scaled by 1 / (1 - rho) (Eq. 7 and
+    8). Where all sentences drop the same branches, dropped branches are not computed. The residual connection is not
+    part of this module.
 
-    The released code joins branches by a flag alone. Without it (`join_ffn=False`), both projections are averaged, and
-    the drop beta of each branch is drawn for each of them:
+    In the released code a flag makes the branches N networks, as above. Without the flag (`join_ffn=False`) the
+    branches of each projection are averaged. The 0 or 1 that drops a branch, beta, is drawn for each projection:
 
         h = act(1/N sum_i beta_i (x W1_i + b1_i)),  1/N sum_i beta'_i (h W2_i + b2_i)
     """
@@ -50,7 +51,7 @@ class MultiBranchFeedForward(nn.Module):
         self.fc2 = output_projection(self.branches, ffn_dim, config.d_model)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`."""
+        """Transform `[B, T, D]` to `[B, T, D]`."""
         if not self.joined:
             return self._unjoined(hidden_states)
         drop = self._draw(hidden_states)
@@ -60,7 +61,7 @@ class MultiBranchFeedForward(nn.Module):
         inner = self.activation_dropout(self.activation(inner))
         if self.branches == 1:
             output = self.fc2(inner)
-            if drop.gates is not None:  # [B, 1, 1]: one branch needs no weighing inside
+            if drop.gates is not None:  # [B, 1, 1] or [1, 1]: one branch is weighed as a whole
                 output = output * drop.gates.to(output.dtype)
         elif drop.gates is None:
             output = sum_branches(self.fc2, inner, self.branches, drop.kept)
@@ -70,7 +71,7 @@ class MultiBranchFeedForward(nn.Module):
         return output if drop.scale == 1 else output * drop.scale
 
     def _draw(self, hidden_states: torch.Tensor) -> BranchDrop:
-        """Decide what drops in this forward pass; nothing does in evaluation."""
+        """Draw the branches that this forward pass drops; none in evaluation."""
         if not self.training or self.drop_branch == 0:
             return BranchDrop(self.merge_scale)
         scale, shape = self.merge_scale / (1 - self.drop_branch), (self.branches, 1)
@@ -78,9 +79,9 @@ class MultiBranchFeedForward(nn.Module):
         return BranchDrop.draw(scale, self.drop_branch, shape, self.by_sentence, can_skip, hidden_states)
 
     def _unjoined(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Average the branches before the activation and again behind it."""
+        """Average the branches before the activation, and again after it (`join_ffn=False`)."""
         drop = self._draw(hidden_states)
-        if drop.kept == []:  # what is activated is 0
+        if drop.kept == []:  # the activation's input is 0
             shape = *hidden_states.shape[:-1], self.ffn_dim
             inner = hidden_states.new_zeros(shape) + no_gradient(self.fc1, hidden_states)
         else:
@@ -102,7 +103,7 @@ class MultiBranchFeedForward(nn.Module):
         return sum_branches(self.fc2, repeated.flatten(-2), self.branches, drop.kept, gates) * drop.scale
 
     def averaged(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """The network that un-joined branches are in evaluation: matrix and bias, inner and outer."""
+        """The single network that equals un-joined branches in evaluation: (W1, b1) and (W2, b2)."""
 
         def merged(parameter: torch.Tensor, along: int = 0) -> torch.Tensor:
             return parameter.unflatten(along, (self.branches, -1)).sum(along) * self.merge_scale
@@ -111,5 +112,5 @@ class MultiBranchFeedForward(nn.Module):
 
 
 def feature_gates(gates: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
-    """Gates `[N, 1]`, or `[B, N, 1]`, shaped and typed to weigh the features `[B, T, N, F]` of branches."""
+    """Reshape and cast gates `[N, 1]` or `[B, N, 1]`, so that they weigh the branches' features `[B, T, N, F]`."""
     return gates[..., None, :, :].to(inner.dtype)

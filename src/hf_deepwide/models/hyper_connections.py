@@ -1,24 +1,26 @@
 """Hyper-connections (Zhu et al. 2024, arXiv 2409.19606) and mHC (DeepSeek 2025, arXiv 2512.24880): several streams.
 
-The residual stream is n streams H `[n, D]` at each position, all of them the embeddings at first. A sub-layer F reads
-one mixture of them, its output is written to all, and the streams are mixed among themselves:
+The residual stream is n streams H `[n, D]` at each position. All of them start as the embeddings. A sub-layer F reads
+one mixture of the streams. Its output is written to all streams, and the streams are mixed among themselves:
 
     u = A_m^T H,   o = F(LN(u)),   H <- beta o^T + A_r^T H
 
-At the end of a stack the final norm reads the streams' mean. The paper has their sum, which the norm makes the same.
+At the end of a stack the final norm reads the streams' mean. The paper takes their sum, which is the same after the
+norm.
 
-Hyper-connections: beta, A_m and A_r are weights. Dynamic ones add to them, with N the LayerNorm of each stream,
-s_a tanh(N(H) W_a) and s_b tanh(N(H) w_b) at each position. A_r is not bounded, so that its products over a deep stack
-can explode.
+Hyper-connections: beta, A_m and A_r are weights. Dynamic hyper-connections add s_a tanh(N(H) W_a) to A_m and A_r, and
+s_b tanh(N(H) w_b) to beta, at each position. N is the LayerNorm of each stream. A_r is not bounded, so the product of
+all A_r in a deep stack can explode.
 
 mHC, on the manifold of doubly stochastic matrices: with v = vec(H) / rms(vec(H)), all from one linear map of v,
 
     A_m = sigmoid(a_1 phi_1 v + b_1),   beta = 2 sigmoid(a_2 phi_2 v + b_2),   A_r = Sinkhorn(a_3 phi_3 v + b_3)
 
-Sinkhorn's algorithm makes the rows and columns of exp(.) add up to 1, by turns; those that are summed over come last.
-As in `deepseek_v4` of Transformers, 1e-6 is added to A_m and to what Sinkhorn's algorithm divides by.
+Sinkhorn's algorithm makes the rows and the columns of exp(.) add up to 1, in alternation. The last step is on the
+columns: a column holds the weights of one new stream. As in `deepseek_v4` of Transformers, 1e-6 is added to A_m and to
+the divisors in Sinkhorn's algorithm.
 
-Decoding reads one token after another, and its steps compute the same from weights in the form that a step uses.
+In decoding, `HyperStep` and `ManifoldHyperStep` compute the same for one token, from weights prepared once.
 
 Shapes: B batch, T time, D model width, n streams.
 """
@@ -38,7 +40,7 @@ EPSILON = 1e-6
 
 
 class StreamConnection(Join):
-    """Reads the streams for one sub-layer, mixes them, and writes the sub-layer's output to them."""
+    """The connection of one sub-layer to the streams: it reads, mixes and writes them."""
 
     def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
         super().__init__(config, number, joints)
@@ -46,20 +48,23 @@ class StreamConnection(Join):
         self.home = number % self.streams  # the stream that this sub-layer reads most at first
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[A_m A_r] `[n, n + 1]` and beta `[n]` for streams `[B, T, n, D]`, of each position or of all."""
+        """Return [A_m A_r] `[n, n + 1]` and beta `[n]` for streams `[B, T, n, D]`.
+
+        Coefficients that depend on the position have the dimensions `[B, T]` before these.
+        """
         raise NotImplementedError
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """u `[B, T, D]`, beta `[n]` or `[B, T, n]`, and A_r^T H `[B, T, n, D]` of streams H `[B, T, n, D]`."""
-        with torch.autocast(streams.device.type, enabled=False):  # it would make bf16 of any matrix product
+        """Return u `[B, T, D]`, beta `[n]` or `[B, T, n]`, and A_r^T H `[B, T, n, D]` for streams H `[B, T, n, D]`."""
+        with torch.autocast(streams.device.type, enabled=False):  # autocast would compute these products in bf16
             alpha, beta = self.coefficients(streams.to(torch.promote_types(streams.dtype, torch.float32)))
-            alpha = alpha.to(streams.dtype).expand(*streams.shape[:-2], -1, -1)  # a product for each position is fast
+            alpha = alpha.to(streams.dtype).expand(*streams.shape[:-2], -1, -1)  # one product per position is fast
             mixed = alpha.transpose(-1, -2) @ streams
         return mixed[..., 0, :], beta.to(streams.dtype), mixed[..., 1:, :]
 
 
 class HyperConnection(StreamConnection):
-    """Static or dynamic hyper-connections, which start as the plain residual stream, n times."""
+    """Static or dynamic hyper-connections. At first each of the n streams is a plain residual stream."""
 
     def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
         super().__init__(config, number, joints)
@@ -74,7 +79,7 @@ class HyperConnection(StreamConnection):
             self.beta_scale = nn.Parameter(torch.zeros(1))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Read the home stream, keep all streams, write to all alike, and let nothing depend on the position."""
+        """Start by reading the home stream, keeping all streams, and writing the same to all, at every position."""
         alpha = torch.eye(self.streams, self.streams + 1).roll(1, 1)
         alpha[self.home, 0] = 1
         init.copy_(self.static_alpha, alpha)
@@ -86,19 +91,19 @@ class HyperConnection(StreamConnection):
             init.constant_(self.beta_scale, 0.01)
 
     def decoding_step(self, autocast: bool) -> Any:
-        """Under autocast the joint itself, which turns it off."""
+        """Return a `HyperStep`. Under autocast return the connection itself, which turns autocast off."""
         return self if autocast else HyperStep(self)
 
     @classmethod
     def measure(cls, joins: Sequence["HyperConnection"]) -> dict[str, float]:
-        """How many times as large a stream can become on its way through all static A_r, at 1 in a new model."""
+        """Return `stream_gain`: how much all static A_r together can enlarge a stream. It is 1 in a new model."""
         product = torch.eye(joins[0].streams, dtype=torch.float64)
         for join in joins:
             product = join.static_alpha[:, 1:].cpu().double().T @ product
         return {"stream_gain": product.abs().sum(1).max().item()}
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[A_m A_r] and beta: weights, or weights and what each position adds."""
+        """Return [A_m A_r] and beta: weights, plus the term of each position in dynamic hyper-connections."""
         alpha, beta = self.static_alpha.to(streams.dtype), self.static_beta.to(streams.dtype)
         if not self.dynamic:
             return alpha, beta
@@ -120,15 +125,15 @@ class ManifoldHyperConnection(StreamConnection):
         self.coefficient_scale = nn.Parameter(torch.zeros(3))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Read mostly the home stream, nearly keep all streams, and write to all alike.
+        """Start by reading mostly the home stream, nearly keeping all streams, and writing the same to all.
 
-        If each sub-layer read all streams alike, the streams would stay nearly equal.
+        If each sub-layer read all streams with equal weights, the streams would stay nearly equal.
         """
         init.normal_(self.coefficient_map, std=0.02)
         self._initialise_biases()
 
     def initialise_plainly(self, config: VanillaTransformerConfig) -> None:
-        """As `initialise`, but the weights do not depend on the position."""
+        """Start as `initialise` does, but with coefficients that do not depend on the position."""
         init.zeros_(self.coefficient_map)
         self._initialise_biases()
 
@@ -140,18 +145,18 @@ class ManifoldHyperConnection(StreamConnection):
         init.constant_(self.coefficient_scale, 0.01)
 
     def decoding_step(self, autocast: bool) -> Any:
-        """Under autocast the joint itself, which turns it off."""
+        """Return a `ManifoldHyperStep`. Under autocast return the connection itself, which turns autocast off."""
         return self if autocast else ManifoldHyperStep(self)
 
     @classmethod
     def measure(cls, joins: Sequence["ManifoldHyperConnection"]) -> dict[str, float]:
-        """The mean size of the scales: how much coefficients depend on the position."""
+        """Return the mean absolute scale: it shows how much the coefficients depend on the position."""
         return {
             "coefficient_scale": torch.stack([join.coefficient_scale.abs().mean() for join in joins]).mean().item()
         }
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[A_m A_r] and beta of each position."""
+        """Return [A_m A_r] `[B, T, n, n + 1]` and beta `[B, T, n]`."""
         n, flat = self.streams, streams.flatten(-2)
         inverse_rms = torch.rsqrt(flat.square().mean(-1, keepdim=True) + EPSILON)
         mapped = nn.functional.linear(flat, self.coefficient_map.to(flat.dtype)) * inverse_rms
@@ -164,11 +169,12 @@ class ManifoldHyperConnection(StreamConnection):
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int) -> torch.Tensor:
-    """A nearly doubly stochastic matrix of each `[..., n, n]`: rows and columns add up to 1, and columns exactly.
+    """Make each matrix `[..., n, n]` nearly doubly stochastic: rows add up to nearly 1, and columns to 1.
 
-    The form is that of `deepseek_v4` in Transformers, which adds 1e-6 to the first matrix K and to each sum. All later
-    matrices are K_ij / (r_i c_j). So only r and c change, by two operations where dividing the matrix takes three, and
-    the backward pass keeps vectors instead of matrices: r_i <- sum_j K_ij / c_j + 1e-6 r_i, and c alike.
+    As `deepseek_v4` in Transformers does, add 1e-6 to the first matrix K and to each sum. Every later matrix is
+    K_ij / (r_i c_j), so only r and c have to be updated: r_i <- sum_j K_ij / c_j + 1e-6 r_i, and c in the same way.
+    An update takes two operations, while dividing the matrix takes three. The backward pass keeps vectors instead of
+    matrices.
     """
     matrix = (torch.softmax(logits, dim=-1) + EPSILON).reshape(-1, *logits.shape[-2:])
     transposed = matrix.transpose(1, 2)
@@ -181,7 +187,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int) -> torch.Tensor:
 
 
 def sinkhorn_in_place(logits: torch.Tensor, iterations: int) -> torch.Tensor:
-    """`sinkhorn` of `[R, n, n]` without gradients, where most of the time goes into making small tensors."""
+    """Compute `sinkhorn` of `[R, n, n]` in place, without gradients: creating small tensors would take most time."""
     matrix = torch.softmax(logits, dim=-1).add_(EPSILON)
     transposed = matrix.transpose(1, 2)
     rows, columns, inverse = matrix.new_ones(3, *matrix.shape[:2], 1).unbind()
@@ -195,20 +201,20 @@ def sinkhorn_in_place(logits: torch.Tensor, iterations: int) -> torch.Tensor:
 
 
 class StreamStep:
-    """A `StreamConnection` that reads one token of each row, from weights that stay as they are."""
+    """A `StreamConnection` for decoding: it reads one token of each row, and its weights do not change."""
 
     def __init__(self, join: StreamConnection) -> None:
-        """Take the number of streams, and the precision of the coefficients."""
+        """Take the number of streams and the dtype of the coefficients from `join`."""
         self.streams = join.streams
         weight = next(join.parameters())
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `StreamConnection.coefficients`, of streams `[R, n, D]`."""
+        """Return what `StreamConnection.coefficients` returns, for streams `[R, n, D]`."""
         raise NotImplementedError
 
     def __call__(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As `StreamConnection.forward`, of streams `[R, 1, n, D]`."""
+        """Return what `StreamConnection.forward` returns, for streams `[R, 1, n, D]`."""
         streams = streams.squeeze(1)
         alpha, beta = self.coefficients(streams.to(self.dtype))
         mixed = alpha.to(streams.dtype).transpose(-1, -2) @ streams
@@ -217,10 +223,10 @@ class StreamStep:
 
 
 class HyperStep(StreamStep):
-    """`HyperConnection`: all coefficients are one table `[n, n + 2]`, that of A_m, A_r and beta."""
+    """The decoding step of `HyperConnection`. One table `[n, n + 2]` holds A_m, A_r and beta."""
 
     def __init__(self, join: HyperConnection) -> None:
-        """Put the weights of the three together."""
+        """Concatenate the weights of A_m, A_r and beta."""
         super().__init__(join)
         self.table = torch.cat([join.static_alpha, join.static_beta[:, None]], dim=1).to(self.dtype)
         self.maps = None
@@ -229,7 +235,7 @@ class HyperStep(StreamStep):
             self.scale = torch.cat([join.alpha_scale.expand(self.streams + 1), join.beta_scale]).to(self.dtype)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights, or weights and what each position adds."""
+        """Return [A_m A_r] and beta: weights, plus the term of each row in dynamic hyper-connections."""
         table = self.table
         if self.maps is not None:
             added = torch.tanh(nn.functional.layer_norm(streams, streams.shape[-1:]) @ self.maps)
@@ -238,10 +244,10 @@ class HyperStep(StreamStep):
 
 
 class ManifoldHyperStep(StreamStep):
-    """`ManifoldHyperConnection`: the scales are in the map, and one sigmoid serves A_m and beta."""
+    """The decoding step of `ManifoldHyperConnection`. The map contains the scales; A_m and beta share one sigmoid."""
 
     def __init__(self, join: ManifoldHyperConnection) -> None:
-        """Scale the map."""
+        """Multiply the map by the scales."""
         super().__init__(join)
         n, self.iterations = join.streams, join.iterations
         sizes = torch.tensor([n, n, n * n], device=join.coefficient_scale.device)
@@ -251,7 +257,7 @@ class ManifoldHyperStep(StreamStep):
         self.epsilon = torch.full((1,), EPSILON, dtype=self.dtype, device=self.map.device)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[A_m A_r] and beta of each row."""
+        """Return [A_m A_r] `[R, n, n + 1]` and beta `[R, n]`."""
         n, flat = self.streams, streams.flatten(1)
         length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
         inverse_rms = torch.addcmul(self.epsilon, length, length, value=1 / flat.shape[1]).rsqrt_()
@@ -262,12 +268,12 @@ class ManifoldHyperStep(StreamStep):
 
 
 class Streams(JoinedLayer):
-    """Joins sub-layers by streams; the state is all streams, and the layer's output is their mean."""
+    """A mixin that joins sub-layers by streams. The state is all streams, and the layer's output is their mean."""
 
     join_class: ClassVar[type[StreamConnection]]
 
     def begin(self, hidden_states: torch.Tensor, state: State) -> torch.Tensor:
-        """The streams `[B, T, n, D]`; all are the embeddings at first."""
+        """Return the streams `[B, T, n, D]`. In the first layer of a stack, all streams are the embeddings."""
         if state:
             return state[0]
         return hidden_states.unsqueeze(-2).repeat_interleave(self.joins["self_attn"].streams, dim=-2)
@@ -280,13 +286,13 @@ class Streams(JoinedLayer):
         gate: torch.Tensor | None = None,
         joint: str = "",
     ) -> torch.Tensor:
-        """Let a sub-layer read the streams `[B, T, n, D]`, mix them, and write what it gives to each."""
+        """Let a sub-layer read the streams `[B, T, n, D]`, mix the streams, and write its output to each stream."""
         read, beta, mixed = self.joins[joint](x)
         output = self.addend(norm(read), sublayer, gate).to(mixed.dtype)
         return torch.addcmul(mixed, beta.unsqueeze(-1), output.unsqueeze(-2))
 
     def end(self, joined: torch.Tensor) -> State:
-        """The streams' mean, and the streams."""
+        """Return the mean of the streams, and the streams."""
         return joined.mean(-2), joined
 
 
@@ -312,7 +318,7 @@ class ManifoldHyperEncoderLayer(Streams, EncoderLayer):
 
 
 class ManifoldHyperDecoderLayer(Streams, DecoderLayer):
-    """Causal self-attention, attention to the source sentence and feed-forward on such streams."""
+    """Causal self-attention, attention to the source and feed-forward on streams that such matrices mix."""
 
     join_class = ManifoldHyperConnection
     inputs = 3

@@ -1,7 +1,7 @@
-"""Layers that hand more than one tensor to the next layer, and whose joints have weights of their own.
+"""Layers that pass more than one tensor to the next layer, and whose joints have weights of their own.
 
-What a layer hands on beside its output is its state: the sources of attention residuals, or the streams of
-hyper-connections. A state is a tuple of tensors. It travels by position, as reentrant gradient checkpointing needs it.
+A layer passes on its output and a state: the sources of attention residuals, or the streams of hyper-connections. A
+state is a tuple of tensors. The tensors are positional arguments, as reentrant gradient checkpointing requires.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,16 @@ State = tuple[torch.Tensor, ...]
 
 
 class Join(nn.Module):
-    """What joins one sub-layer to the layers before it; its weights are plain parameters."""
+    """A joint: it connects one sub-layer to the layers before it. Its weights are plain parameters."""
 
     def __init__(self, config: VanillaTransformerConfig, number: int, joints: int) -> None:
-        """`number` is the place of this joint in its stack, from 0; `joints` is how many joints each layer has."""
+        """Make the joint.
+
+        Args:
+            config: the model's config.
+            number: position of this joint in its stack, from 0.
+            joints: number of joints in each layer.
+        """
         super().__init__()
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
@@ -27,48 +33,48 @@ class Join(nn.Module):
         raise NotImplementedError
 
     def initialise_plainly(self, config: VanillaTransformerConfig) -> None:
-        """Fill the weights so that a trained stack of residual connections keeps its function, up to rounding."""
+        """Fill the weights so that a trained stack with residual connections computes the same, up to rounding."""
         self.initialise(config)
 
     def decoding_step(self, autocast: bool) -> Any:
-        """What computes the same for one token of each row, in a call of `generate` that is under autocast or not."""
+        """Return a callable that computes the same for one token of each row; `autocast`: whether autocast is on."""
         return self
 
     @classmethod
     def measure(cls, joins: Sequence[Any]) -> dict[str, float]:
-        """What the joints of one stack, from bottom to top, have come to: numbers for the log, by name."""
+        """Return numbers for the log, by name: what the joints of one stack, from bottom to top, have learned."""
         raise NotImplementedError
 
 
 class JoinedLayer:
-    """Makes of a layer one that takes a state and gives it on: a mixin before `EncoderLayer` or `DecoderLayer`.
+    """A mixin for layers that take a state and pass it on. It stands before `EncoderLayer` or `DecoderLayer`.
 
-    The first layer of a stack that runs has no state before it, and begins one.
+    The first layer that runs in a stack gets no state, and begins a new one.
     """
 
     join_class: ClassVar[type[Join]]
-    inputs: ClassVar[int]  # how many of a layer's inputs stand between the hidden states and the state
+    inputs: ClassVar[int]  # number of positional arguments between the hidden states and the state
 
     def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
         super().__init__(config, *args)
-        self.joins = nn.ModuleDict()  # by joint; the stack, which counts joints, fills it
+        self.joins = nn.ModuleDict()  # by joint; filled by `add_joins`, because only the stack can number joints
 
     def forward(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> State:
-        """`[B, time, D]`, the usual inputs, and a state or none, to `[B, time, D]` and the state behind the layer."""
+        """Run the layer on `[B, time, D]`, its usual inputs and a state, if any. Return `[B, time, D]` and a state."""
         inputs, state = inputs[: self.inputs], inputs[self.inputs :]
         return self.end(super().forward(self.begin(hidden_states, state), *inputs, **kwargs))
 
     def begin(self, hidden_states: torch.Tensor, state: State) -> Any:
-        """What `residual` takes and gives in the place of one tensor."""
+        """Return the object that `residual` takes and returns in place of one tensor."""
         raise NotImplementedError
 
     def end(self, joined: Any) -> State:
-        """The layer's output `[B, time, D]`, and its state, of what the last `residual` gave."""
+        """Return the layer's output `[B, time, D]` and its state, made from the result of the last `residual`."""
         raise NotImplementedError
 
 
 def add_joins(layers: nn.ModuleList, config: VanillaTransformerConfig) -> None:
-    """Give each joint of a stack's layers its own weights, if they are such layers."""
+    """Give each joint in a stack's layers its own weights, if the layers are `JoinedLayer`s."""
     joined = [layer for layer in layers if isinstance(layer, JoinedLayer)]
     for index, layer in enumerate(joined):
         for place, joint in enumerate(layer.joints):
@@ -76,5 +82,5 @@ def add_joins(layers: nn.ModuleList, config: VanillaTransformerConfig) -> None:
 
 
 def as_state(output: torch.Tensor | State) -> State:
-    """What any layer gives, as its output and its state, which a plain layer has not."""
+    """Return any layer's result as output and state; a plain layer has no state."""
     return output if isinstance(output, tuple) else (output,)

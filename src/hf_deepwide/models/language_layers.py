@@ -1,10 +1,10 @@
-"""Parts of a model that each language has for itself (Zhang et al. 2020, arXiv 2004.11867).
+"""Parts of a model with separate weights for each language (Zhang et al. 2020, arXiv 2004.11867).
 
     LALN   LN(x) = g_l * (x - mean) / deviation + b_l, in the place of each LayerNorm of a layer
-    LALT   H <- H W_l, behind the encoder
+    LALT   H <- H W_l, after the encoder
 
-l is the language of the sentence's pair: in the paper and its code (zero, `transformer_multilingual`) the target's, in
-both stacks. Shapes: B batch, T time, D model width, N languages.
+l is the language of a sentence's pair. In the paper and its code (zero, `transformer_multilingual`) it is the target
+language, in both stacks. Shapes: B batch, T time, S source length, D model width, N languages.
 """
 
 import math
@@ -20,17 +20,17 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers import DecoderLayer, EncoderLayer, ResidualLayer
 from .merged_attention import MergedAttentionDecoderLayer
 
-Languages = torch.Tensor | None  # the index of each sentence's, `[B]`; None where there is one
-SubLayer = tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]  # with its norm, which is the first
+Languages = torch.Tensor | None  # the index of each sentence's language, `[B]`; None in a model with one language
+SubLayer = tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]  # its norm, and the function itself
 
 
 def of_language(table: torch.Tensor, languages: Languages) -> torch.Tensor:
-    """The entries `[B or 1, …]` of each sentence's language, of a table `[N, …]`."""
+    """Return the entries `[B, …]` of a table `[N, …]` for each sentence's language; the table `[1, …]` if N is 1."""
     return table if languages is None else table.index_select(0, languages.to(table.device).long())
 
 
 class LanguageLayerNorm(nn.Module):
-    """A LayerNorm whose scale and bias are those of the language (LALN)."""
+    """A LayerNorm with a scale and a bias for each language (LALN)."""
 
     def __init__(self, width: int, languages: int) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class LanguageLayerNorm(nn.Module):
         self.language_bias = nn.Parameter(torch.zeros(languages, width))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Start as a plain LayerNorm does, in every language."""
+        """Start as a plain LayerNorm, for every language."""
         init.ones_(self.language_scale)
         init.zeros_(self.language_bias)
 
     def forward(self, x: torch.Tensor, languages: Languages = None) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`."""
+        """Normalise `[B, T, D]`."""
         scale, bias = (of_language(table, languages)[:, None] for table in (self.language_scale, self.language_bias))
         return torch.addcmul(bias, nn.functional.layer_norm(x, x.shape[-1:]), scale)
 
@@ -56,7 +56,7 @@ class LanguageTransform(nn.Module):
         self.language_matrices = nn.Parameter(torch.empty(languages, width, width))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Start as projections do: Xavier, each matrix by itself, or N(0, init_std)."""
+        """Start as projections do: Xavier for each matrix alone, or N(0, init_std^2)."""
         if config.init_std is None:
             bound = math.sqrt(3 / config.d_model)
             init.uniform_(self.language_matrices, -bound, bound)
@@ -64,12 +64,12 @@ class LanguageTransform(nn.Module):
             init.normal_(self.language_matrices, std=config.init_std)
 
     def forward(self, x: torch.Tensor, languages: Languages = None) -> torch.Tensor:
-        """`[B, S, D]` to `[B, S, D]`."""
+        """Multiply the states `[B, S, D]` by the matrix of each sentence's language."""
         return torch.matmul(x, of_language(self.language_matrices, languages))
 
 
 class LanguageAware(ResidualLayer):
-    """Makes of a post-norm layer one whose norms are those of the language: a mixin before the layer's class."""
+    """A mixin, before a post-norm layer's class, that makes each LayerNorm of the layer a `LanguageLayerNorm`."""
 
     def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
         super().__init__(config, *args)
@@ -90,7 +90,7 @@ class LanguageAwareEncoderLayer(LanguageAware, EncoderLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, languages: Languages = None, **kwargs: Any
     ) -> torch.Tensor:
-        """`[B, S, D]` to `[B, S, D]`, for sentences of these languages."""
+        """Transform `[B, S, D]` to `[B, S, D]`; `languages` are the sentences' languages."""
         attended = self.join(
             hidden_states,
             self.self_attn_layer_norm,
@@ -112,14 +112,14 @@ class LanguageAwareDecoderLayer(LanguageAware, DecoderLayer):
         languages: Languages = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`, for sentences of these languages."""
+        """Transform `[B, T, D]` to `[B, T, D]`; `languages` are the sentences' languages."""
         source = encoder_hidden_states, encoder_attention_mask
         for norm, attention in self.attentions(attention_mask, *source, **kwargs):
             hidden_states = self.join(hidden_states, norm, attention, languages)
         return self.join(hidden_states, self.final_layer_norm, self.feed_forward, languages)
 
     def attentions(self, mask: Any, memory: torch.Tensor | None, memory_mask: Any, **kwargs: Any) -> list[SubLayer]:
-        """The sub-layers that attend, each with its norm; the second one needs a source, `memory` `[B, S, D]`."""
+        """Return the attention sub-layers, each with its norm; only one without a source, `memory` `[B, S, D]`."""
         found = [(self.self_attn_layer_norm, lambda x: self.self_attn(x, mask, **kwargs)[0])]
         if memory is not None:
             found.append(
@@ -132,6 +132,6 @@ class LanguageAwareMergedLayer(LanguageAwareDecoderLayer, MergedAttentionDecoder
     """Merged attention and feed-forward."""
 
     def attentions(self, mask: Any, memory: torch.Tensor | None, memory_mask: Any, **kwargs: Any) -> list[SubLayer]:
-        """The one sub-layer that attends, with its norm."""
+        """Return the only attention sub-layer, with its norm."""
         merged = partial(self.encoder_attn, causal_mask=mask, **kwargs)
         return [(self.encoder_attn_layer_norm, lambda x: merged(x, memory_mask, memory)[0])]

@@ -1,10 +1,10 @@
-"""How languages are called: the codes of one language in two letters, in three, and with a script or a country."""
+"""Language codes: the same language in two letters, in three letters, and with a script or a country."""
 
 import difflib
 import re
 from collections.abc import Iterable
 
-# Codes in two letters whose three letters, as NLLB has them, do not begin with the same two letters.
+# Two-letter codes, and NLLB's three-letter codes. Languages whose two codes begin alike (de, deu) may be left out.
 THREE_LETTERS = {
     "be": "bel", "bg": "bul", "bm": "bam", "bn": "ben", "bs": "bos", "cs": "ces", "da": "dan", "ee": "ewe",
     "eo": "epo", "es": "spa", "et": "est", "fa": "pes", "ff": "fuv", "fj": "fij", "fo": "fao", "ga": "gle",
@@ -20,7 +20,7 @@ THREE_LETTERS = {
 
 
 def nearest(language: str, known: Iterable[str]) -> list[str]:
-    """The codes that may have been meant, at most three: of the same language, else of similar spelling."""
+    """Return at most three codes that the user may have meant: of the same language, else with a similar spelling."""
     known = sorted(known)
     wanted = _spellings(language)
     same = [code for code in known if wanted & _spellings(code)]
@@ -29,7 +29,10 @@ def nearest(language: str, known: Iterable[str]) -> list[str]:
 
 
 def _spellings(code: str) -> set[str]:
-    """A language in two and in three letters: of "de_DE", "de" and "de?"; of "deu_Latn", "deu" and "de"."""
+    """Return a language's codes in two and in three letters: "cs" and "ces" for "cs_CZ", and for "ces_Latn".
+
+    For three letters that the table lacks, the two-letter code is the first two letters.
+    """
     language = re.split(r"[-_]", code.lower())[0]
     if len(language) == 2:
         return {language, THREE_LETTERS.get(language, language)}

@@ -1,23 +1,24 @@
-"""The one door for languages: what a model must be told for a language pair, whoever asks, and however.
+"""Language pairs: the settings that a tokenizer and a model need to translate a pair.
 
-`translate`, the pipeline, the evaluation and validation in training all ask `Languages.choose`. There are five kinds
+`translate`, the pipeline, the evaluation and validation in training all call `Languages.choose`. There are five kinds
 of models:
 
-- pairs: the config of a model that was trained on several pairs holds them as `translation_pairs`:
+- pairs: the config has `translation_pairs`, because the model was trained on several pairs:
 
       {"en-de": {"tag": "<2de>", "posterior": 0}, "en-fr": {"tag": "<2fr>", "posterior": 1}}
 
-  Each pair has the keys that the model uses. `tag` is a token before the source that asks for the target
-  language. `decoder_start_token_id` is the decoder's first token, where the tag stands there. `posterior`
-  says which posterior of a latent-depth model chooses the layers. Any model's config can hold pairs, of this package
-  or not;
-- codes (NLLB, mBART, M2M100): the tokenizer marks the source. The target's code is the first token of the translation,
-  or, with mBART, the token that the decoder starts from;
-- tags (Marian's `>>deu<<`, or `<2de>`): the vocabulary has a tag for each target language, to stand before the source;
-- prefixes (T5): the config's `task_specific_params` have words for `translation_xx_to_yy`, before the source;
+  Each pair has the keys that the model uses. `tag` is a token before the source that selects the target
+  language. `decoder_start_token_id` is the decoder's first token, if the tag stands there. `posterior`
+  is the posterior of a latent-depth model that chooses the layers. Any model's config can hold pairs, also
+  configs of models from other packages;
+- codes (NLLB, mBART, M2M100): the tokenizer marks the source. The target's code is the first token of the translation.
+  With mBART it is the token that the decoder starts from;
+- tags (Marian's `>>deu<<`, or `<2de>`): the vocabulary has a tag for each target language, which is put before the
+  source;
+- prefixes (T5): the config's `task_specific_params` hold a prefix of the source for each `translation_xx_to_yy`;
 - none: one pair, which the config may name as `source_lang` and `target_lang`.
 
-Without `translation_pairs`, a posterior is chosen by its name: that of the pair, or of one of its languages.
+Without `translation_pairs`, a posterior is chosen by its name: the name of the pair, or of one of its languages.
 """
 
 import re
@@ -36,16 +37,16 @@ logger = logging.get_logger(__name__)
 SIDES = ("source", "target")
 TARGET_CODE = ("forced_bos_token_id", "decoder_start_token_id")  # how the target language reaches `generate`
 TAG = re.compile(r"<2(\w+)>|>>([\w-]+)<<")
-CODE = re.compile(r"[A-Za-z]\w*")  # other tokens that a tokenizer was given, such as <bt>, are no languages
+CODE = re.compile(r"[A-Za-z]\w*")  # other special tokens of a tokenizer, such as <bt>, are no languages
 ADDED_CODE = re.compile(r"__(\w+)__")
 TASK = re.compile(r"translation_(.+)_to_(.+)")
 LISTED = 20  # languages in a message
-_SPEAKING = threading.RLock()  # for one thread at a time: a tokenizer holds one pair of languages
+_SPEAKING = threading.RLock()  # one thread at a time: a tokenizer holds only one pair of languages
 UNSAID = {"eng_Latn", "en", "en_XX"}  # defaults of `src_lang` in tokenizer classes: no one has set them
 
 
 class Choice(NamedTuple):
-    """A language pair, as the tokenizer and the model have to be told."""
+    """The settings of the tokenizer and the model for one language pair."""
 
     settings: dict[str, Any]  # arguments of `generate`
     source_lang: str | None = None  # for a tokenizer with codes
@@ -56,11 +57,11 @@ class Choice(NamedTuple):
 
 
 class Languages:
-    """What one model and its tokenizer know of languages.
+    """The languages of one model and its tokenizer.
 
     Args:
-        config, generation_config: of the model.
-        tokenizer: of the model.
+        config, generation_config: the model's configs.
+        tokenizer: the model's tokenizer.
     """
 
     def __init__(self, config: Any, generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -74,29 +75,29 @@ class Languages:
 
     @property
     def several(self) -> bool:
-        """Whether the model must be told a language."""
+        """Whether a language has to be chosen: the model has pairs, codes, tags or prefixes."""
         return bool(self.pairs or self.codes or self.tags or self.tasks)
 
     @property
     def trained(self) -> tuple[str | None, str] | None:
-        """The pair that a model with tags or prefixes was trained on here, if it was one."""
+        """The pair that this library trained the model on, if the model has tags or prefixes; else None."""
         source_lang, target_lang = _get(self.config, "source_lang"), _get(self.config, "target_lang")
         known = target_lang in self.tags or (not self.tags and (source_lang, target_lang) in self.tasks)
         return (source_lang, target_lang) if known else None
 
     @property
     def trained_pairs(self) -> list[tuple[str, str]]:
-        """The pairs that a model with codes was trained on here."""
+        """The pairs that this library trained the model on, if the model has codes."""
         pairs = _get(self.config, "trained_pairs")
         named = (str(pair).split("-", 1) for pair in (pairs if isinstance(pairs, list | tuple) else ()))
         split = [[code.strip("_") for code in pair] for pair in named]
         return [(pair[0], pair[1]) for pair in split if len(pair) == 2 and {*pair} <= self.codes.keys()]
 
     def check(self, source_lang: str | None = None, target_lang: str | None = None) -> None:
-        """See that the model knows what was asked for at one place, which need not be all that it must be told.
+        """Check that the model has the given languages. They need not be a complete choice.
 
         Raises:
-            ValueError: the model does not know a language, or the pair; the message names what comes next to it.
+            ValueError: the model does not have a language, or the pair; the message names the most similar languages.
         """
         for language in (source_lang, target_lang):
             if language is not None and not isinstance(language, str):
@@ -118,13 +119,13 @@ class Languages:
             self._compare(source_lang, target_lang)
 
     def choose(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
-        """What the tokenizer and the model have to be told for a pair.
+        """Choose the settings of the tokenizer and the model for a pair.
 
-        A language that is not given is what the tokenizer or the generation config was saved with, what the model was
-        trained on, or what follows from the other.
+        A missing language is the language that was saved with the tokenizer or the generation config, or that the
+        model was trained on. It can be omitted, too, if all pairs with the other language have the same settings.
 
         Raises:
-            ValueError: the model does not know the pair, or a language is missing that would decide.
+            ValueError: the model does not have the pair, or a language is missing that the settings depend on.
         """
         self.check(source_lang, target_lang)
         if self.pairs:
@@ -140,10 +141,10 @@ class Languages:
         return Choice(task, tag_id=self.tags.get(target_lang), prefix=prefix, posterior=posterior)
 
     def decide(self, source_lang: str | None = None, target_lang: str | None = None) -> Choice:
-        """As `choose`, where nobody gives the model's `posteriors` beside the languages.
+        """Choose as `choose` does, for a caller that passes no `posteriors` to the model.
 
         Raises:
-            ValueError: see `choose`; or the model has several posteriors, and the languages name none of them.
+            ValueError: as `choose`; or the model has several posteriors, and the languages determine none of them.
         """
         choice = self.choose(source_lang, target_lang)
         count, names = _get(self.config, "num_posteriors") or 1, _get(self.config, "posterior_names")
@@ -155,9 +156,10 @@ class Languages:
         return choice
 
     def tag_and_text(self, choice: Choice, text: str) -> tuple[int | None, str]:
-        """The tag before a text, and the text behind it.
+        """Return the id of a text's tag, or None, and the text without the tag.
 
-        Users of Marian's models write `>>deu<<` themselves. It counts unless another language was asked for.
+        Users of Marian's models write `>>deu<<` themselves. Such a tag is used unless `choice` has another one; then
+        it remains part of the text.
         """
         match = TAG.match(text)
         written = self.tags.get(match[2]) if match and match[2] else None
@@ -177,7 +179,7 @@ class Languages:
 
     def _of_codes(self, source_lang: str | None, target_lang: str | None) -> Choice:
         source, target = self._code("source", source_lang), self._code("target", target_lang)
-        with _SPEAKING:  # what another thread has told the tokenizer for a while is not saved
+        with _SPEAKING:  # wait while another thread has set the tokenizer's languages for a while
             source, target = source or self._saved_source(), target or self._saved_target()
         for side, language in zip(SIDES, (source, target), strict=True):
             if language is None:
@@ -189,14 +191,14 @@ class Languages:
         return Choice(settings, source, target)
 
     def _posterior(self, source_lang: str | None, target_lang: str | None) -> int | None:
-        """The posterior that has the name of the pair, or of a language; None if none has."""
+        """Return the index of the posterior that is named after the pair or a language; None if there is none."""
         names = _get(self.config, "posterior_names") or []
         several = (_get(self.config, "num_posteriors") or 1) > 1
         asked = (f"{source_lang}-{target_lang}", target_lang, source_lang)
         return next((names.index(name) for name in asked if several and name in names), None)
 
     def _code(self, side: str, language: str | None) -> str | None:
-        """A code as the tokenizer writes it, which may be given with underscores around it."""
+        """Check a language code, and return it without the underscores that may be around it (`__de__`)."""
         bare = None if language is None else language.strip("_")
         _known(bare, self.codes, f"{side} language")
         return bare
@@ -209,7 +211,7 @@ class Languages:
 
     def _saved_target(self) -> str | None:
         saved, now = self.tokenizer.init_kwargs.get("tgt_lang"), self.tokenizer.tgt_lang
-        # Asked for a target without a language, some tokenizers take the source's.
+        # Some tokenizers set a missing target language to the source language when they encode a target.
         now = None if now == self.tokenizer.src_lang else now
         if now or saved:
             return self._code("target", now or saved)
@@ -223,7 +225,7 @@ class Languages:
         return dict(_only(self.tasks, source_lang, target_lang, "the model's config has no prefix for"))
 
     def _compare(self, source_lang: str | None, target_lang: str | None) -> None:
-        """Say it where a model of one pair is asked for another pair."""
+        """Warn if the languages differ from the one pair of the model, or if this pair is unknown."""
         known = _get(self.config, "source_lang"), _get(self.config, "target_lang")
         asked = f"{source_lang or '…'}-{target_lang or '…'}"
         if None in known:
@@ -238,25 +240,28 @@ class Languages:
 
 
 def task_languages(task: str | None) -> tuple[str | None, str | None]:
-    """The languages in the name of a task, `translation_xx_to_yy`; None of any other."""
+    """Return the languages in a task's name, `translation_xx_to_yy`; None twice for another task."""
     pair = TASK.fullmatch(task or "")
     return pair.groups() if pair else (None, None)
 
 
 def pair_settings(config: Any, source_lang: str | None = None, target_lang: str | None = None) -> dict[str, Any]:
-    """The settings of a language pair; {} of a model that was not trained on several.
+    """Return the settings of a language pair; {} if the config has no `translation_pairs`.
 
-    A missing language is filled in if all pairs that fit have the same settings.
+    A language can be missing if all pairs with the other language have the same settings.
 
     Raises:
-        ValueError: the model does not know the pair, or a language is missing that would decide.
+        ValueError: the model does not have the pair, or a language is missing that the settings depend on.
     """
     pairs = _pairs(config)
     return _only(pairs, source_lang, target_lang, "the model was not trained on the language pair") if pairs else {}
 
 
 def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]:
-    """The language pairs that are left to a model with the layers of one posterior, which then need not name it."""
+    """Return the language pairs of one posterior, without the key `posterior`.
+
+    They are for a model that has only the layers of this posterior. Pairs that name no posterior are included.
+    """
     pairs = getattr(config, "translation_pairs", None) or {}
     return {
         pair: {key: value for key, value in settings.items() if key != "posterior"}
@@ -266,7 +271,7 @@ def pairs_of_posterior(config: Any, posterior: int) -> dict[str, dict[str, Any]]
 
 
 def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """`{code: id}` of a tokenizer that marks languages itself (NLLB, mBART, M2M100); {} of any other."""
+    """Return `{code: id}` of a tokenizer that marks languages itself (NLLB, mBART, M2M100); {} for any other."""
     if not hasattr(tokenizer, "_build_translation_inputs"):
         return {}
     ids = getattr(tokenizer, "lang_code_to_id", None) or {
@@ -277,10 +282,10 @@ def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def added_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """`{code: id}` of the codes that M2M100's tokenizer was given by somebody; {} of any other.
+    """Return `{code: id}` of the codes that users added to an M2M100 tokenizer; {} for any other.
 
-    The table of codes in its class is fixed. What was added is a token, such as `__gsw__`. It is told to the tokenizer
-    here, so that the code can be its `src_lang` and `tgt_lang`.
+    The class has a fixed table of codes, and an added code is only a token, such as `__gsw__`. This function writes
+    the added codes into the tokenizer's tables, so that they can be its `src_lang` and `tgt_lang`.
     """
     table = getattr(tokenizer, "lang_code_to_token", None)
     if table is None:
@@ -294,21 +299,24 @@ def added_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """`{language: id of its tag}` of a tokenizer whose vocabulary has tags for target languages."""
+    """Return `{language: id of its tag}` for the target languages that have a tag in the vocabulary."""
     found = ((TAG.fullmatch(token), token_id) for token, token_id in tokenizer.get_vocab().items())
     return {match[1] or match[2]: token_id for match, token_id in found if match}
 
 
 def target_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, int] | None:
-    """`{token: id}` of targets, of a tokenizer with two vocabularies, of words or perhaps Marian's; else None."""
+    """Return `{token: id}` of the targets, if the tokenizer has two vocabularies; else None.
+
+    Word tokenizers and some of Marian's tokenizers have two vocabularies.
+    """
     return getattr(tokenizer, "target_encoder", None)
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase, target: bool = False) -> set[int]:
-    """The ids that no text may become: special tokens, codes and tags.
+    """Return the ids that no text may be encoded to: special tokens, codes and tags.
 
-    The unknown token is none of them: a character that the vocabulary lacks becomes it. A vocabulary of targets alone
-    has special tokens, and neither codes nor tags.
+    The unknown token is not among them: characters that the vocabulary lacks are encoded to it. With `target`, the ids
+    are those of the `target_vocabulary`, if there is one: it has special tokens, and neither codes nor tags.
     """
     if target and (vocabulary := target_vocabulary(tokenizer)) is not None:
         special = (token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token)
@@ -318,9 +326,10 @@ def control_ids(tokenizer: PreTrainedTokenizerBase, target: bool = False) -> set
 
 
 def make_codes_special(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let M2M100's tokenizer count its codes as special tokens, as published ones do.
+    """Make the codes of an M2M100 tokenizer special tokens, as in published tokenizers.
 
-    A tokenizer that was made by its class alone does not. The code at the beginning of a translation would be text.
+    They are not in a tokenizer that was made by its class alone. Then the code at the beginning of a translation would
+    be text.
     """
     codes = getattr(tokenizer, "lang_code_to_token", None)
     if codes and not {*codes.values()} <= {*tokenizer.all_special_tokens}:
@@ -330,9 +339,10 @@ def make_codes_special(tokenizer: PreTrainedTokenizerBase) -> None:
 
 @contextmanager
 def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target_lang: str | None) -> Iterator[None]:
-    """Tell a tokenizer with codes its languages for a while; None leaves a language, and a tokenizer without codes.
+    """Set the languages of a tokenizer with codes inside a `with` block, and restore them at its end.
 
-    Meanwhile no other thread can tell any tokenizer its languages.
+    None leaves a language as it is. Both must be None for a tokenizer without codes. During the block, no other thread
+    can set the languages of any tokenizer with this function.
     """
     if source_lang is None and target_lang is None:
         yield
@@ -351,7 +361,7 @@ def speaking(tokenizer: PreTrainedTokenizerBase, source_lang: str | None, target
 
 
 def forget_unsaid(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Save no language with a tokenizer that nobody has set; Transformers saves the default of its class."""
+    """Remove languages that nobody has set from the saved fields: Transformers saves the class's defaults."""
     for name in ("src_lang", "tgt_lang"):
         if tokenizer.init_kwargs.get(name, "said") is None and getattr(tokenizer, name, None) in (None, *UNSAID):
             tokenizer.init_kwargs.pop(name)
@@ -360,16 +370,16 @@ def forget_unsaid(tokenizer: PreTrainedTokenizerBase) -> None:
 def set_languages(
     tokenizer: PreTrainedTokenizerBase, source_lang: str | None = None, target_lang: str | None = None
 ) -> dict[str, int | None]:
-    """Tell a tokenizer with language codes its languages for good: they are also saved with it.
+    """Set the languages of a tokenizer with language codes permanently: they are also saved with it.
 
-    A source language that M2M100's tokenizer was given is not saved: the saved tokenizer could not be loaded. Then no
-    source is saved, and whoever translates says it.
+    A source language that was added to an M2M100 tokenizer is neither set nor saved: the saved tokenizer could not be
+    loaded. Then no source language is saved, and it has to be passed for each translation.
 
     Returns:
-        See `target_settings`; {} without a target language, and of a tokenizer without codes.
+        See `target_settings`; {} without a target language, and for a tokenizer without codes.
 
     Raises:
-        ValueError: a language is none of its codes.
+        ValueError: a language is none of the tokenizer's codes.
     """
     codes = language_ids(tokenizer)
     if not codes:
@@ -390,7 +400,7 @@ def set_languages(
 def targets_of_pairs(
     tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]
 ) -> list[dict[str, int | None]]:
-    """What generation has to know of the target language of each pair; see `target_settings`.
+    """Return the settings of generation for the target language of each pair; see `target_settings`.
 
     Raises:
         ValueError: a language is none of the tokenizer's codes.
@@ -405,13 +415,13 @@ def targets_of_pairs(
 
 
 def target_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
-    """What generation has to know of a tokenizer's target language, as fields of a generation config.
+    """Return the fields of a generation config for a tokenizer's target language.
 
-    Most targets begin with their code, which is then forced. Targets of mBART end with their code, and the decoder
-    starts from it.
+    Most targets begin with their code, and generation forces it as the first token. Targets of mBART end with their
+    code, and the decoder starts from it.
     """
-    empty = tokenizer(text_target="")["input_ids"]  # the code and </s>, as they stand around every target
-    if "Nllb" in type(tokenizer).__name__:  # in its legacy form the code stands behind </s>, and is forced as well
+    empty = tokenizer(text_target="")["input_ids"]  # the code and </s>, which surround every target
+    if "Nllb" in type(tokenizer).__name__:  # in its legacy form the code follows </s>, and is forced, too
         return {"forced_bos_token_id": next(token for token in empty if token != tokenizer.eos_token_id)}
     if empty[-1] == tokenizer.eos_token_id:
         return {"forced_bos_token_id": empty[0]}
@@ -428,7 +438,7 @@ def _known(language: str | None, known: Iterable[str], what: str) -> None:
 def _fitting(
     pairs: dict[tuple[str, ...], Any], source_lang: str | None, target_lang: str | None, unknown: str
 ) -> dict[tuple[str, ...], Any]:
-    """The pairs with the languages that are given."""
+    """Return the pairs with the given languages; raise a ValueError that begins with `unknown` if there are none."""
     fitting = {
         languages: settings
         for languages, settings in pairs.items()
@@ -447,7 +457,7 @@ def _fitting(
 
 
 def _by_name(sides: list[str]) -> str:
-    """The languages of some sides, and how they are given to a command, and to a pipeline."""
+    """Describe the languages of some sides, and how to pass them to a command and to a pipeline."""
     options = " ".join(f"--{side}_lang" for side in sides)
     arguments = ", ".join({"source": "src_lang", "target": "tgt_lang"}[side] for side in sides)
     return f"{' and the '.join(sides)} language ({options}; in a pipeline {arguments})"
@@ -456,7 +466,7 @@ def _by_name(sides: list[str]) -> str:
 def _only(
     pairs: dict[tuple[str, ...], dict[str, Any]], source_lang: str | None, target_lang: str | None, unknown: str
 ) -> dict[str, Any]:
-    """The settings of the pair with the languages that are given; see `pair_settings`."""
+    """Return the settings of the pair with the given languages; see `pair_settings`."""
     fitting = _fitting(pairs, source_lang, target_lang, unknown)
     first, *others = fitting.values()
     if any(settings != first for settings in others):
@@ -470,10 +480,10 @@ def _only(
 
 
 def _pairs(config: Any) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The config's `translation_pairs` by source and target language.
+    """Return the config's `translation_pairs`, by source and target language.
 
     Raises:
-        ValueError: they are something else.
+        ValueError: the field has another form.
     """
     pairs = _get(config, "translation_pairs") or {}
     if not isinstance(pairs, dict) or not all("-" in pair and isinstance(of, dict) for pair, of in pairs.items()):

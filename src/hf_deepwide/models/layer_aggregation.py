@@ -1,13 +1,14 @@
-"""What a stack gives of all its layers: networks that combine the outputs y_1 … y_L of the layers.
+"""Networks that combine the outputs y_1 … y_L of all layers of a stack.
 
     AGG(x, y, …)  = LN(FF([x; y; …]) + x + y + …), FF two projections with a sigmoid between
-    iterative     z_l = AGG(y_l, z_{l-1}), z_1 = y_1; the stack gives z_L
+    iterative     z_l = AGG(y_l, z_{l-1}), z_1 = y_1; the stack's output is z_L
     hierarchical  z_1 = AGG(y_1, y_2), z_i = AGG(y_{2i-1}, y_{2i}, z_{i-1}); layer 2i + 1 reads z_i
     EM routing    the layers vote for capsules, and each position weighs their votes by how well they agree
 
-The first two are of Dou et al. 2018 (arXiv 1810.10181), EM routing of Dou et al. 2019 (arXiv 1902.05770) and Hinton et
-al. 2018 (Matrix Capsules with EM Routing). No released code was found. What the papers' numbers of parameters say is
-used: F, the inner width of a network, is that of the stack's feed-forward networks. The embeddings take no part.
+The first two are from Dou et al. 2018 (arXiv 1810.10181). EM routing is from Dou et al. 2019 (arXiv 1902.05770) and
+Hinton et al. 2018 (Matrix Capsules with EM Routing). No released code was found. The papers' numbers of parameters
+determine F, the inner width of a network: it equals the inner width of the stack's feed-forward networks. The
+embeddings are not combined.
 
 Shapes: B batch, T time, D model width, L layers of the stack, N capsules.
 """
@@ -28,9 +29,9 @@ FLOOR = 1e-3  # added to the variances of votes; without it two equal votes woul
 
 
 class ConcatenationNetwork(nn.Module):
-    """Two projections of several vectors side by side: `[B, T, inputs * D]` to F features, to `[B, T, D]`.
+    """Two projections of several concatenated vectors: `[B, T, inputs * D]` to F features, to `[B, T, D]`.
 
-    Dropout stands where a feed-forward network has it.
+    Dropout is at the same places as in a feed-forward network.
     """
 
     def __init__(self, config: VanillaTransformerConfig, inputs: int, ffn_dim: int, activation: nn.Module) -> None:
@@ -42,13 +43,13 @@ class ConcatenationNetwork(nn.Module):
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
 
     def forward(self, terms: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Terms `[B, T, D]` each, to `[B, T, D]`."""
+        """Transform several terms `[B, T, D]` to one `[B, T, D]`."""
         inner = self.activation_dropout(self.activation(self.fc1(torch.cat(tuple(terms), dim=-1))))
         return self.dropout(self.fc2(inner))
 
 
 class AggregationNode(nn.Module):
-    """AGG: a network on all terms side by side, which are also added to what it gives, and a LayerNorm."""
+    """AGG: a network on the concatenated terms. The terms are added to its output, and a LayerNorm follows."""
 
     def __init__(self, config: VanillaTransformerConfig, inputs: int, ffn_dim: int) -> None:
         super().__init__()
@@ -56,14 +57,14 @@ class AggregationNode(nn.Module):
         self.layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, *terms: torch.Tensor) -> torch.Tensor:
-        """Terms `[B, T, D]` each, to `[B, T, D]`."""
+        """Combine several terms `[B, T, D]` to one `[B, T, D]`."""
         return self.layer_norm(sum(terms, start=self.network(terms)))
 
 
 class IterativeAggregation(nn.Module):
-    """Nodes in a chain: each combines one more layer with what the node before it gave.
+    """Nodes in a chain: each node combines the output of one more layer with the output of the previous node.
 
-    The layers run as without. A stack of one layer has no node.
+    The inputs of the layers do not change. A stack of one layer has no node.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layers: int, ffn_dim: int) -> None:
@@ -72,7 +73,7 @@ class IterativeAggregation(nn.Module):
         self.nodes = nn.ModuleList([AggregationNode(config, 2, ffn_dim) for _ in range(layers - 1)])
 
     def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
-        """Pass y_l `[B, T, D]` on; behind the last layer, combine it with the terms of `history`."""
+        """Pass y_l `[B, T, D]` on. After the last layer, combine it with the terms of `history`."""
         if len(history) < self.layers:
             return output, output
         _, combined, *others = (*history, output)
@@ -82,10 +83,10 @@ class IterativeAggregation(nn.Module):
 
 
 class HierarchicalAggregation(nn.Module):
-    """A tree of nodes, each behind two layers, and what a node gives is the input of the next layer.
+    """A tree of nodes. A node follows every second layer, and its output is the input of the next layer.
 
-    The paper's stacks have even numbers of layers. Our reading of an odd number: the last layer alone has a node,
-    which also has two terms. A stack of one layer has no node.
+    The paper's stacks have even numbers of layers. Our reading of an odd number: the last layer has a node of its own,
+    with two terms: y_L and the output of the previous node. A stack of one layer has no node.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layers: int, ffn_dim: int) -> None:
@@ -97,9 +98,9 @@ class HierarchicalAggregation(nn.Module):
         )
 
     def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
-        """Give the input of layer l + 1, or the stack's output, of y_l `[B, T, D]`; it is the term, too.
+        """Return the input of layer l + 1, or the stack's output, for y_l `[B, T, D]`; it is also the term.
 
-        `history` holds the l earlier results: the embeddings, and behind each layer y or what a node gave.
+        `history` holds the l earlier results: the embeddings, and for each layer y or the output of its node.
         """
         layer = len(history)
         if layer > 1 and layer % 2 == 0:
@@ -110,7 +111,7 @@ class HierarchicalAggregation(nn.Module):
 
 
 class EMRouting(nn.Module):
-    """Routing by agreement: y_1 … y_L vote for N capsules of D / N features, whose outputs stand side by side.
+    """Routing by agreement: y_1 … y_L vote for N capsules of D / N features, whose outputs are concatenated.
 
     At each position, with the votes V_ln, the shares C_ln = 1/N at first, and i the features of a capsule:
 
@@ -118,8 +119,9 @@ class EMRouting(nn.Module):
             A_n = sigmoid(beta_n - gamma_n R_n - R_n sum_i (log s_ni + 1 + log 2 pi) / 2)
         E   C_ln proportional to A_n prod_i Normal(V_lni; mu_ni, s_ni), and they add up to 1 over n
 
-    M and E alternate, and the last M gives A_n mu_n. Our reading: V_l = FF_l([y_1; …; y_l]), since for six layers the
-    paper counts 108 D^2 parameters a stack (sum of 4l + 4); no inverse temperature; no norm behind.
+    M and E alternate, and the output of the last M is A_n mu_n. Our reading: V_l = FF_l([y_1; …; y_l]), since the
+    paper counts 108 D^2 parameters for a stack of six layers (sum of 4l + 4). There is no inverse temperature, and no
+    norm after the routing.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layers: int, ffn_dim: int) -> None:
@@ -136,12 +138,12 @@ class EMRouting(nn.Module):
         self.capsule_cost = nn.Parameter(torch.zeros(self.capsules))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Let no capsule be preferred."""
+        """Start without a preference for any capsule."""
         init.zeros_(self.capsule_bias)
         init.zeros_(self.capsule_cost)
 
     def forward(self, history: Sequence[torch.Tensor], output: torch.Tensor) -> Combined:
-        """Pass y_l `[B, T, D]` on; behind the last layer, route the terms of `history` and it."""
+        """Pass y_l `[B, T, D]` on. After the last layer, route y_L and the terms of `history` but the embeddings."""
         if len(history) < self.layers:
             return output, output
         _, *outputs = (*history, output)
@@ -150,7 +152,7 @@ class EMRouting(nn.Module):
         return routed.to(output.dtype), output
 
     def route(self, votes: torch.Tensor) -> torch.Tensor:
-        """Votes `[B, T, L, D]` to `[B, T, D]`."""
+        """Route the votes `[B, T, L, D]` to `[B, T, D]`."""
         votes = votes.unflatten(-1, (self.capsules, -1))  # [B, T, L, N, D / N]
         mean, variance, active = self.maximise(votes, torch.full_like(votes[..., 0], -math.log(self.capsules)))
         for _ in range(self.iterations - 1):
@@ -160,9 +162,9 @@ class EMRouting(nn.Module):
     def maximise(
         self, votes: torch.Tensor, log_shares: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean and variance of each capsule's votes, `[B, T, 1, N, D / N]`, and the logit of A, `[B, T, 1, N]`.
+        """Return mean and variance of each capsule's votes, `[B, T, 1, N, D / N]`, and the logit of A, `[B, T, 1, N]`.
 
-        Shares come as logarithms `[B, T, L, N]`, so that a capsule which receives nothing has a mean, too.
+        Shares are given as logarithms `[B, T, L, N]`, so that a capsule that receives nothing has a mean, too.
         """
         received = log_shares.exp().sum(-2, keepdim=True)
         weights = log_shares.softmax(-2)[..., None]  # shares / received
@@ -174,8 +176,8 @@ class EMRouting(nn.Module):
     def expect(
         self, votes: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, active: torch.Tensor
     ) -> torch.Tensor:
-        """The logarithms of how each layer shares itself among the capsules, `[B, T, L, N]`."""
-        density = -((votes - mean).square() / variance + variance.log()).sum(-1) / 2  # but for a constant
+        """Return log C `[B, T, L, N]`: the shares of each layer's vote among the capsules, as logarithms."""
+        density = -((votes - mean).square() / variance + variance.log()).sum(-1) / 2  # up to a constant
         return (nn.functional.logsigmoid(active) + density).log_softmax(-1)
 
 

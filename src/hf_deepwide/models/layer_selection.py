@@ -1,4 +1,4 @@
-"""Which layers are used, as latent variables: samples, evaluation, and the terms of the loss (Li et al. 2020).
+"""The use of layers as latent variables (Li et al. 2020): sampling, evaluation, and the terms of the loss.
 
 Shapes: N posteriors (one for each language or language pair), L layers, B sentences. A posterior is given by the
 log-odds of selecting each layer, `logits` a = alpha(1) - alpha(0) `[N, L]`: q = sigmoid(a).
@@ -18,11 +18,11 @@ from .configuration_latent_depth import LatentDepthConfig
 logger = logging.get_logger(__name__)
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-EPSILON = 1e-7  # of the released code, inside its logarithms
+EPSILON = 1e-7  # as in the logarithms of the released code
 
 
 def gumbel_difference(logits: torch.Tensor) -> torch.Tensor:
-    """eps(1) - eps(0) of Eq. 5, two Gumbel variables for each logit; shaped like `logits`."""
+    """Draw eps(1) - eps(0) of Eq. 5, two Gumbel variables for each logit; shaped like `logits`."""
     select, skip = -torch.empty(2, *logits.shape, dtype=logits.dtype, device=logits.device).exponential_().log()
     return select - skip
 
@@ -30,9 +30,9 @@ def gumbel_difference(logits: torch.Tensor) -> torch.Tensor:
 def sample_selection(
     logits: torch.Tensor, noise: torch.Tensor, temperature: float, hard: bool = False
 ) -> torch.Tensor:
-    """z of Eq. 5, whose two-way softmax is sigmoid((a + eps(1) - eps(0)) / tau); shaped like `logits`.
+    """Return z of Eq. 5, whose two-way softmax is sigmoid((a + eps(1) - eps(0)) / tau); shaped like `logits`.
 
-    Hard samples are 0 or 1, 1 with probability sigmoid(a) whatever tau, and have the gradient of the soft ones.
+    Hard samples are 0 or 1, and have the gradient of soft samples. For any tau they are 1 with probability sigmoid(a).
     """
     perturbed = logits + noise
     soft = torch.sigmoid(perturbed / temperature)
@@ -42,10 +42,10 @@ def sample_selection(
 def log_prior(
     logits: torch.Tensor, prior: str = "uniform", select: float = 1.0, skip: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(z = 1) and log p(z = 0) of each layer, `[L]`.
+    """Return log p(z = 1) and log p(z = 0) of each layer, `[L]`.
 
     The mean of a Bernoulli variable under Beta(a, b) is a / (a + b). The aggregated posterior (Eq. 7) is the mean of
-    all posteriors, a constant: no gradient flows through it.
+    all posteriors. No gradient flows through it.
     """
     if prior == "aggregated":
         a, count = logits.detach(), math.log(len(logits))
@@ -55,25 +55,28 @@ def log_prior(
 
 
 def bernoulli_kl(logits: torch.Tensor, log_select: torch.Tensor, log_skip: torch.Tensor) -> torch.Tensor:
-    """KL(q || p) = q log(q / p) + (1 - q) log((1 - q) / (1 - p)) of each layer, `[N, L]` (Eq. 4)."""
+    """Return KL(q || p) = q log(q / p) + (1 - q) log((1 - q) / (1 - p)) of each layer, `[N, L]` (Eq. 4)."""
     q = torch.sigmoid(logits)
     return q * (logsigmoid(logits) - log_select) + (1 - q) * (logsigmoid(-logits) - log_skip)
 
 
 def sampled_kl(z: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
-    """z log(z / p) of samples `[N, L]`, where the released code has a divergence."""
+    """Return z log(z / p) of samples z `[N, L]`, which the released code uses as the divergence."""
     return z * ((z + EPSILON).log() - prior.clamp(min=EPSILON).log())
 
 
 def target_depth_error(utilization: torch.Tensor, target: float, norm: str = "squared") -> torch.Tensor:
-    """L_K = ||sum_l u_l - K||_2 of a number, so its absolute value, or its square; u `[L]` (section 2.2)."""
+    """Return L_K = ||sum_l u_l - K||_2 (section 2.2), the absolute value of a number, or its square; u is `[L]`."""
     excess = utilization.sum() - target
     return excess.abs() if norm == "absolute" else excess.square()
 
 
 def sharing_error(utilization: torch.Tensor) -> torch.Tensor:
-    """-sum_l u_l log u_l, which draws each utilisation `[L]` to 0 or 1. The released logarithm has no gradient."""
-    u = utilization.clamp(min=EPSILON)  # hard samples may all be 0, where the logarithm has no gradient
+    """Return -sum_l u_l log u_l, which draws each utilisation `[L]` to 0 or 1.
+
+    In the released code no gradient flows through the logarithm.
+    """
+    u = utilization.clamp(min=EPSILON)  # hard samples may all be 0, where the logarithm is not finite
     return -(u * u.log()).sum()
 
 
@@ -95,24 +98,25 @@ class LayerSelection(nn.Module):
         self.noise: torch.Tensor | None = None  # of the last sample
 
     def initialise(self, config: LatentDepthConfig) -> None:
-        """Let all layers be as likely as the config says."""
+        """Start with the same logit for all layers: `layer_selection_init`."""
         init.constant_(self.layer_logits, config.layer_selection_init)
 
     def forward(
         self, posterior_ids: torch.Tensor | None, batch_size: int, may_skip: bool = True
     ) -> list[torch.Tensor | bool]:
-        """What to do with each layer in this forward pass, L entries.
+        """Decide how to use each layer in this forward pass.
 
         Args:
-            posterior_ids: index of each sentence's posterior `[B]`; not needed where there is one.
+            posterior_ids: index of each sentence's posterior `[B]`; not needed if there is only one posterior.
             batch_size: B.
             may_skip: whether a layer that no sentence uses can be left out; otherwise it is weighed by 0.
 
         Returns:
-            True: use it as it is. False: leave it out. A tensor: weigh what it adds by z, a scalar or `[B, 1, 1]`.
+            One entry per layer. True: use the layer as it is. False: leave the layer out. A tensor z, a scalar or
+            `[B, 1, 1]`: weigh the output of the layer's sub-layers by z.
 
         Raises:
-            ValueError: the ids, which the model calls `posteriors`, are missing, or not one for each sentence.
+            ValueError: the ids (`posteriors` in the model's call) are missing, or not one for each sentence.
         """
         check_posteriors(posterior_ids, batch_size, self.config)
         several = self.config.num_posteriors > 1
@@ -133,24 +137,24 @@ class LayerSelection(nn.Module):
 
     @property
     def _logits(self) -> torch.Tensor:
-        """In float32 or better: a half-precision logarithm of a noise close to 0 or 1 is far off."""
+        """The logits in float32 or better: logarithms of noise close to 0 or 1 are inaccurate in half precision."""
         return self.layer_logits.to(torch.promote_types(self.layer_logits.dtype, torch.float32))
 
     @property
     def chosen(self) -> torch.Tensor:
-        """The layers that each posterior selects, those with q >= 1/2, as bools `[N, L]`.
+        """The layers that each posterior selects (q >= 1/2), as bools `[N, L]`.
 
-        At the tie, where training starts by default, a layer is used: an untrained model is one of all layers.
+        By default training starts at q = 1/2. There a layer is used, so that an untrained model has all layers.
         """
         return self.layer_logits >= 0
 
     @property
     def probabilities(self) -> torch.Tensor:
-        """q, the probability of each posterior to select each layer, `[N, L]`."""
+        """q `[N, L]`, the probability that a posterior selects a layer."""
         return torch.sigmoid(self._logits)
 
     def evaluation_weights(self, selection: str | None = None) -> torch.Tensor:
-        """z in evaluation `[N, L]`, as a `selection` or the config's `inference_selection` has it."""
+        """Return z in evaluation `[N, L]`, for a `selection`; the default is the config's `inference_selection`."""
         selection = selection or self.config.inference_selection
         if selection == "hard":
             return self.chosen.to(self._logits.dtype)
@@ -159,7 +163,7 @@ class LayerSelection(nn.Module):
         return torch.sigmoid(self._logits / self.config.last_temperature)
 
     def sample(self) -> torch.Tensor:
-        """z of the last forward pass in training `[N, L]`, differentiable."""
+        """Return z of the last forward pass in training `[N, L]`, differentiable."""
         if self.noise is None:
             self.noise = gumbel_difference(self._logits)
         config, step = self.config, self.training_step
@@ -168,7 +172,7 @@ class LayerSelection(nn.Module):
         )
 
     def divergence(self) -> torch.Tensor:
-        """The KL term of this stack (Eq. 3, 4), a number: the sum or mean over layers, the mean over posteriors."""
+        """Return the KL term of this stack (Eq. 3, 4): the sum or mean over layers of the mean over posteriors."""
         config = self.config
         if config.kl_estimator == "analytic":
             prior = log_prior(self._logits, config.layer_prior, config.prior_select, config.prior_skip)
@@ -184,7 +188,7 @@ class LayerSelection(nn.Module):
         return terms.sum() if config.kl_reduction == "sum" else terms.mean()
 
     def utilization(self) -> torch.Tensor:
-        """u_l = 1/N sum_n z_l^(n), of the last sample `[L]`."""
+        """Return u_l = 1/N sum_n z_l^(n) of the last sample, `[L]`."""
         return self.sample().mean(0)
 
     def _warn_of_no_layer(self) -> None:
@@ -196,7 +200,7 @@ class LayerSelection(nn.Module):
 
 
 def check_posteriors(posterior_ids: torch.Tensor | None, batch_size: int, config: Any) -> None:
-    """See that there is one index for each sentence where a config has several posteriors, or languages.
+    """Check that there is one index for each sentence, if the config has several posteriors (or languages).
 
     Raises:
         ValueError: the indices are missing, or wrong.
@@ -217,7 +221,7 @@ def check_posteriors(posterior_ids: torch.Tensor | None, batch_size: int, config
             f"`posteriors` must be one index for each of {batch_size} sentences, a LongTensor `[{batch_size}]`; "
             f"got a {type(posterior_ids).__name__} {shape}".rstrip()
         )
-    looks = posterior_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
+    looks = posterior_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # on a GPU this would synchronise
     if looks and ((posterior_ids < 0) | (posterior_ids >= count)).any():
         raise ValueError(
             f"`posteriors` must be from 0 to {count - 1}, got {posterior_ids.min()} to {posterior_ids.max()}"

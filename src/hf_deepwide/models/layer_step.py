@@ -1,7 +1,7 @@
-"""A plain decoder layer of one new token in each row.
+"""A plain decoder layer that reads one new token in each row.
 
-The equations are those of `layers.py`. Here nothing is dropped, and the parts are parts of the decoder's twin
-(`decoding.py`). With one sentence the matrix products are so short that every call between them counts.
+It computes the equations of `layers.py` without dropout, and its parts belong to the decoder's twin (`decoding.py`).
+With one sentence the matrix products are so short that every call between them matters for speed.
 
 Shapes: R rows, B sentences, S source length, D model width.
 """
@@ -23,13 +23,13 @@ class DecoderLayerStep:
     encoder_attn: Part | None
 
     def __init__(self, layer: DecoderLayer, twin_of: Callable[[Any], Part]) -> None:
-        """Remember the layer; `twin_of` makes the twin of a module."""
+        """Store the layer, and `twin_of`, a function that makes the twin of a module."""
         self.layer, self.twin_of = layer, twin_of
         self.normalize_before = layer.normalize_before
         self.self_attn = self.encoder_attn = None
 
     def begin(self) -> None:
-        """Make the twins of the parts: when the layer is first used, since latent depth leaves layers out."""
+        """Make the twins of the parts. This waits for the first use of the layer, since latent depth skips layers."""
         layer, twin_of = self.layer, self.twin_of
         self.self_attn, self.encoder_attn = twin_of(layer.self_attn), twin_of(layer.encoder_attn)
         self.feed_forward = twin_of(layer.feed_forward)
@@ -46,14 +46,14 @@ class DecoderLayerStep:
         memory_mask: torch.Tensor | None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`[R, 1, D]` to `[R, 1, D]`.
+        """Transform the new tokens' states `[R, 1, D]` to `[R, 1, D]`.
 
         Args:
-            x: the new tokens.
-            mask: which earlier tokens a row sees, as `SelfAttentionStep` takes it.
+            x: the states of the new tokens.
+            mask: the earlier tokens that a row sees, in the form of `SelfAttentionStep`.
             memory: the encoder's states `[B, S, D]`.
             memory_mask: additive, `[B, 1, 1, S]`, or None.
-            gate: weighs what the sub-layers add; None means 1.
+            gate: weight of the sub-layers' outputs; None means 1.
         """
         if self.self_attn is None:
             self.begin()
@@ -68,5 +68,5 @@ class DecoderLayerStep:
 
 
 def gated(output: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
-    """What a sub-layer adds: gate * output."""
+    """Return the term that a sub-layer adds to its input: gate * output."""
     return output if gate is None else gate.to(output.dtype) * output

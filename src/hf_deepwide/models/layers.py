@@ -37,8 +37,8 @@ class ResidualLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         """Pre-norm: x + gate * dropout(sublayer(norm(x))). Post-norm: norm(x + gate * dropout(sublayer(x))).
 
-        `gate` is a scalar or `[B, 1, 1]`; None means 1. `joint` is the name of the sub-layer, one of `joints`: a class
-        whose joints have weights of their own finds them by it.
+        `gate` is a scalar or `[B, 1, 1]`; None means 1. `joint` is the name of the sub-layer, one of `joints`. Classes
+        whose joints have weights of their own find these weights by the name.
         """
         output = self.addend(norm(x) if self.normalize_before else x, sublayer, gate)
         return x + output if self.normalize_before else norm(x + output)
@@ -51,13 +51,13 @@ class ResidualLayer(GradientCheckpointingLayer):
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `residual`, of a layer's last sub-layer; `bottom` `[B, time, D]` is the layer's input, not used here."""
+        """Join a layer's last sub-layer as `residual` does; `bottom`, the layer's input `[B, time, D]`, is unused."""
         return self.residual(x, norm, sublayer, gate, self.joints[-1])
 
     def attend_to_itself(
         self, hidden_states: torch.Tensor, mask: Any, gate: torch.Tensor | None, **kwargs: Any
     ) -> torch.Tensor:
-        """The sub-layer `self_attn`, joined to its input `[B, time, D]`."""
+        """Run the sub-layer `self_attn` on `[B, time, D]`, and join it to its input."""
         return self.residual(
             hidden_states,
             self.self_attn_layer_norm,
@@ -69,7 +69,7 @@ class ResidualLayer(GradientCheckpointingLayer):
     def attend_to_source(
         self, hidden_states: torch.Tensor, mask: Any, memory: torch.Tensor, gate: torch.Tensor | None, **kwargs: Any
     ) -> torch.Tensor:
-        """The sub-layer `encoder_attn`, of a decoder, joined to its input `[B, T, D]`; `memory` is `[B, S, D]`."""
+        """Run the decoder sub-layer `encoder_attn` on `[B, T, D]`, and join it to its input; `memory`: `[B, S, D]`."""
         return self.residual(
             hidden_states,
             self.encoder_attn_layer_norm,
@@ -84,13 +84,13 @@ class ResidualLayer(GradientCheckpointingLayer):
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What a sub-layer adds: gate * dropout(sublayer(x))."""
+        """Return the term that a sub-layer adds to its input: gate * dropout(sublayer(x))."""
         output = self.dropout(sublayer(x))
         return output if gate is None else gate.to(output.dtype) * output
 
 
 def remove_norms(module: nn.Module) -> None:
-    """Put the identity in the place of the LayerNorms that are parts of the module itself, not of its parts."""
+    """Replace the LayerNorms that are direct children of the module by the identity."""
     for name, part in list(module.named_children()):
         if isinstance(part, nn.LayerNorm):
             setattr(module, name, nn.Identity())
@@ -115,7 +115,7 @@ class EncoderLayer(ResidualLayer):
         gate: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """`[B, S, D]` to `[B, S, D]`; `gate` weighs what the sub-layers add."""
+        """Transform `[B, S, D]` to `[B, S, D]`; `gate` weighs the sub-layers' outputs."""
         bottom = hidden_states
         hidden_states = self.attend_to_itself(hidden_states, attention_mask, gate, **kwargs)
         return self.last_residual(bottom, hidden_states, self.final_layer_norm, self.feed_forward, gate)
@@ -146,9 +146,9 @@ class DecoderLayer(ResidualLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`, attending to `encoder_hidden_states` `[B, S, D]`.
+        """Transform `[B, T, D]` to `[B, T, D]`, and attend to `encoder_hidden_states` `[B, S, D]`, if given.
 
-        `gate` weighs what the sub-layers add.
+        `gate` weighs the sub-layers' outputs.
         """
         kwargs["past_key_values"] = past_key_values
         bottom = hidden_states

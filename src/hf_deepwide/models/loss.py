@@ -2,7 +2,7 @@
 
     loss = 1/n sum over n real tokens of  (1 - eps) * -log p(target) + eps/V * sum_v -log p(v)
 
-Twice: from logits, and from hidden states without ever holding the logits of all tokens.
+There are two functions: one takes logits. The other takes hidden states, and never holds the logits of all tokens.
 """
 
 import math
@@ -12,14 +12,14 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 LOG2_E = math.log2(math.e)
-CHUNK = 512  # tokens whose logits exist at a time: enough for full GEMM speed, few enough to stay near a CPU's cache
-GPU_LOGITS = 2**26  # logits at a time on a GPU, 256 MiB in float32: there each chunk costs two dozen launches
+CHUNK = 512  # tokens per chunk of logits: enough for full GEMM speed, few enough to stay near a CPU's cache
+GPU_LOGITS = 2**26  # logits per chunk on a GPU, 256 MiB in float32: there each chunk costs two dozen launches
 
 
 def token_count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
-    """What the summed loss is divided by: the count given, or the number of labels that are not -100; at least 1.
+    """Return the divisor of the summed loss: the given count, or the number of labels that are not -100; at least 1.
 
-    A step can have none: of a masked language model, where no token of its batches was drawn.
+    The count can be 0: for a masked language model, if no token in a step's batches was drawn for masking.
     """
     if num_items_in_batch is None:
         num_items_in_batch = (labels != -100).sum()
@@ -29,17 +29,17 @@ def token_count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | N
 
 
 def check_smoothing(label_smoothing: float) -> None:
-    """Refuse what is no share of a distribution; PyTorch takes a negative number, and NaN, for 0.
+    """Check that `label_smoothing` is from 0 to 1; PyTorch would treat a negative number, and NaN, as 0.
 
     Raises:
-        ValueError: it is not between 0 and 1.
+        ValueError: it is not a number from 0 to 1.
     """
     if not (isinstance(label_smoothing, float | int) and 0 <= label_smoothing <= 1):
         raise ValueError(f"`label_smoothing` must be a number from 0 to 1, got {str(label_smoothing)[:40]!r}")
 
 
 def check_skip(skip_logits: bool, labels: torch.Tensor | None) -> None:
-    """Refuse to compute nothing."""
+    """Raise a ValueError for `skip_logits` without `labels`: there would be nothing to return."""
     if skip_logits and labels is None:
         raise ValueError("`skip_logits=True` leaves nothing to return without `labels`")
 
@@ -50,7 +50,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Loss of logits `[batch, time, V]` against labels `[batch, time]` (-100: ignored), in float32 or better."""
+    """Compute the loss of logits `[batch, time, V]` in float32 or better; labels `[batch, time]`, -100: ignored."""
     check_smoothing(label_smoothing)
     labels = labels.to(logits.device)
     total = nn.functional.cross_entropy(
@@ -69,7 +69,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """The same loss from hidden states `[batch, time, D]` and the output projection `[V, D]`.
+    """Return the loss of `cross_entropy`, from hidden states `[batch, time, D]` and the output projection `[V, D]`.
 
     `torch.nn.functional.linear_cross_entropy` of PyTorch 2.13 computes in chunks only without label smoothing.
     """
@@ -77,23 +77,23 @@ def linear_cross_entropy(
     labels = labels.to(hidden_states.device)
     real = labels != -100
     factors = hidden_states[real], lm_head.weight, lm_head.bias
-    if not torch.is_grad_enabled():  # `needs_input_grad` would not know
+    if not torch.is_grad_enabled():  # `needs_input_grad` ignores `no_grad`
         factors = [None if each is None else each.detach() for each in factors]
     total = LinearCrossEntropy.apply(*factors, labels[real], label_smoothing)
     return total / token_count(labels, num_items_in_batch)
 
 
 def chunk_size(device: torch.device, vocabulary: int) -> int:
-    """Tokens whose logits exist at a time."""
+    """Return the number of tokens per chunk, whose logits exist at the same time."""
     return CHUNK if device.type == "cpu" else max(CHUNK, GPU_LOGITS // vocabulary)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of logits h W^T + b; gradients are taken chunk by chunk in the forward pass.
+    """Summed cross-entropy of logits h W^T + b. The forward pass also computes the gradients, chunk by chunk.
 
-    With p = softmax(logits) and y the one-hot target, the gradient by the logits is p - (1 - eps) y - eps/V. Only p
-    needs the vocabulary. The other two terms have closed forms: rows of W at the targets, and the sum of all rows.
-    Matrix products run in the autocast type, everything else in float32.
+    With p = softmax(logits) and y the one-hot target, the gradient with respect to the logits is
+    p - (1 - eps) y - eps/V. Only p needs products over the vocabulary. The other two terms have closed forms: rows of
+    W at the targets, and the sum of all rows. Matrix products run in the autocast type, everything else in float32.
     """
 
     @staticmethod
@@ -105,7 +105,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        """Loss of `n` tokens, summed: hidden `[n, D]`, weight `[V, D]`, bias `[V]` or None, targets `[n]`."""
+        """Sum the loss of `n` tokens: hidden `[n, D]`, weight `[V, D]`, bias `[V]` or None, targets `[n]`."""
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         full = torch.promote_types(hidden.dtype, torch.float32)
@@ -163,7 +163,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
-        """Scale the gradients that the forward pass has taken."""
+        """Scale the gradients that the forward pass has computed."""
         hidden_dtype, weight_dtype = ctx.dtypes
         dtypes = hidden_dtype, weight_dtype, weight_dtype
         gradients = (

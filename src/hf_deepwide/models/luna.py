@@ -1,32 +1,37 @@
 """Layers of Luna, linear unified nested attention (Ma et al. 2021, arXiv 2106.01540).
 
-Each attention is two. P `[l, D]` is a sequence of fixed length beside the input X, and C is what is attended to:
+Each attention consists of two. P `[l, D]` is a sequence of fixed length beside the input X, and C is the attended
+sequence:
 
     pack      Y_P = Attn(P, C)             unpack   Y_X = Attn(X, Y_P) W_O
     encoder   X <- LN(X + Y_X),  P <- LN(P + Y_P),  X <- LN(X + FFN(X)),  with C = X
-    decoder   the same with C the encoder's states, behind causal attention
+    decoder   the same with C the encoder's states, after causal attention
 
-Attn is multi-head attention with projections of its own, and packing has no projection of its output. The first P is
-learned. P goes from layer to layer, from the last layer of the encoder to the first of the decoder, and on.
+Each Attn is multi-head attention with its own projections. Packing has no output projection. The first P is learned.
+Each layer passes P to the next layer, and the last layer of the encoder passes P to the first layer of the decoder.
 
-Causal attention cannot pack with a softmax, which would see later tokens. Each position t has a mean over j <= t, with
-a_j = act(P W_pq (x_j W_pk)^T / sqrt(H)) `[l]` in each head, and u_t `[l]`:
+Causal attention cannot pack with a softmax, which would see later tokens. Instead, each position t takes means over
+j <= t, with a_j = act(P W_pq (x_j W_pk)^T / sqrt(H)) `[l]` in each head, and u_t `[l]`:
 
     u_t = softmax( (x_t W_q / sqrt(H)) (1/t) sum_j (x_j W_k)^T a_j ),     y_t = u_t (1/t) sum_j a_j^T (x_j W_v)
 
-It reads P, which knows nothing of the target, and does not change it. act is log2(1 + 2^x), or elu(x) + 1; both are 1
-at 0. The sums over j are taken as two products with masked `[T, T]` matrices. A running sum would have l H numbers for
-each position and head, which is more than T in a sentence. So every mask and cache serves, but the cost is not linear.
+Causal attention reads P and does not change it; P does not depend on the target. act is log2(1 + 2^x), or elu(x) + 1;
+both are 1 at 0. The sums over j are computed as two products with masked `[T, T]` matrices. A running sum would hold
+l H numbers for each position and head, which is more than T in a sentence. So all masks and caches work, but the cost
+is not linear.
 
-What the released code (fairseq-apollo) says is followed: the heads of packing are as many as the others, pre-norm
-has a norm of its own for P, and causal attention reads P without it. The code differs in four ways. A source of less
-than l tokens has as many entries of P as it has tokens (`--fix-projection-length` turns this off). Causal attention
-counts padding. Positions of P are counted from 0, here as positions of tokens are. The last decoder layer has a norm
-of the next P, or, pre-norm, the decoder has: nothing reads what it gives.
+As in the released code (fairseq-apollo), packing has as many heads as unpacking. Pre-norm layers have a separate norm
+for P, and causal attention reads P without this norm. The released code differs from this file in four ways:
 
-The encoder gives the decoder one tensor, `[B, S + l, D]`: P stands behind the states. A decoder keeps for each layer
-the keys and values of Y_P and the queries W_pq P, so that P is packed once for each sentence. The decoder's fast twin
-(`decoding`) does not know Luna, and `generate` uses Transformers' caches.
+- If a source has fewer than l tokens, P has as many entries as the source (`--fix-projection-length` turns this off).
+- Causal attention counts padding.
+- Positions of P are counted from 0. Here they are counted as positions of tokens are.
+- There is a norm for the P after the last decoder layer: in this layer or, in pre-norm, in the decoder. Its output is
+  never read.
+
+The encoder passes one tensor to the decoder, `[B, S + l, D]`: the states, and after them P. For each decoder layer
+the cache holds the keys and values of Y_P and the queries W_pq P, so each sentence is packed only once. The decoder's
+fast twin (`decoding`) does not support Luna, so `generate` uses Transformers' caches.
 
 Shapes: B batch, S source length, T target length, D model width, H head width, l length of P.
 """
@@ -52,10 +57,10 @@ from .layers import DecoderLayer, EncoderLayer, ResidualLayer
 
 
 def split_memory(memory: torch.Tensor | None, config: VanillaTransformerConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states of the source `[B, S, D]` and P `[B, l, D]`, of what the encoder gives.
+    """Split the encoder's output into the states of the source `[B, S, D]` and P `[B, l, D]`.
 
     Raises:
-        ValueError: there is no encoder's output, or it is too short.
+        ValueError: there is no encoder output, or it is too short.
     """
     length = config.luna_length
     if memory is None or memory.shape[1] <= length:
@@ -70,7 +75,7 @@ def split_memory(memory: torch.Tensor | None, config: VanillaTransformerConfig) 
 class PackedEmbeddings(nn.Module):
     """The P that the first layer reads: dropout([LayerNorm](sqrt(D) E + positions)), E learned.
 
-    Positions are sinusoids, or none where the positions of tokens are learned.
+    The positions are sinusoids. There are none if the positions of tokens are learned.
     """
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -88,7 +93,7 @@ class PackedEmbeddings(nn.Module):
         init.normal_(self.packed_embeddings, std=config.d_model**-0.5 if config.init_std is None else config.init_std)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """P for each sentence of the embeddings `[B, S, D]`, `[B, l, D]`."""
+        """Return P for each sentence, `[B, l, D]`; the embeddings `[B, S, D]` give only B and the dtype."""
         packed = self.packed_embeddings * self.scale
         if self.positions is not None:
             packed = packed + self.positions(torch.arange(len(packed), device=packed.device)).to(packed.dtype)
@@ -98,7 +103,7 @@ class PackedEmbeddings(nn.Module):
 
 
 class LunaLayerNorm(nn.LayerNorm):
-    """The norm behind a pre-norm encoder `[B, S + l, D]`; P has one of its own."""
+    """The final norm of a pre-norm encoder, with a separate norm for P."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config.d_model)
@@ -106,13 +111,13 @@ class LunaLayerNorm(nn.LayerNorm):
         self.packed_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, memory: torch.Tensor) -> torch.Tensor:
-        """`[B, S + l, D]` to `[B, S + l, D]`."""
+        """Normalise the states and P in `[B, S + l, D]`."""
         states, packed = split_memory(memory, self.config)
         return torch.cat([super().forward(states), self.packed_norm(packed)], dim=1)
 
 
 class Projections(nn.Module):
-    """Queries, keys and values of one of two nested attentions; `luna_tie_kv` makes the keys the values."""
+    """The projections of one of the two nested attentions. With `luna_tie_kv` the keys are also the values."""
 
     def __init__(self, config: VanillaTransformerConfig, has_values: bool = True) -> None:
         super().__init__()
@@ -121,13 +126,13 @@ class Projections(nn.Module):
         self.v_proj = make() if has_values and not config.luna_tie_kv else None
 
     def keys_and_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`[B, time, D]` to two times `[B, time, D]`."""
+        """Project `[B, time, D]` to keys and values, both `[B, time, D]`."""
         key = self.k_proj(x)
         return key, key if self.v_proj is None else self.v_proj(x)
 
 
 class NestedAttention(nn.Module):
-    """What Luna's attentions share: the projections of packing and unpacking, and the heads."""
+    """The base class of Luna's attentions: the projections of packing and unpacking, and the heads."""
 
     is_causal = False
 
@@ -142,29 +147,29 @@ class NestedAttention(nn.Module):
         self.out_proj = nn.Linear(config.d_model, config.d_model, config.attention_bias)
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """`[B, time, D]` to `[B, heads, time, H]`."""
+        """Split `[B, time, D]` into heads, `[B, heads, time, H]`."""
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def dropped(self, weights: torch.Tensor) -> torch.Tensor:
-        """Weights of attention with dropout."""
+        """Apply dropout to attention weights."""
         return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
 
     def wants_weights(self, kwargs: dict[str, Any]) -> bool:
-        """Whether attention weights are asked for, of the back-end that gives them."""
+        """Return whether attention weights are requested, and the back-end (eager) returns them."""
         asked = kwargs.get("output_attentions", self.config.output_attentions)
         return bool(asked) and self.config._attn_implementation == "eager"
 
 
 class LunaAttention(NestedAttention):
-    """Attention that packs its source into P's length, and reads what is packed; the residuals are not part of it."""
+    """Attention that packs its source to the length of P, and reads the packed source. It has no residuals."""
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Contexts `[B, T, D]`, and weights `[B, heads, T, S]` where the back-end gives them.
+        """Return contexts `[B, T, D]`, and weights `[B, heads, T, S]` or None, depending on the back-end.
 
         Raises:
-            ValueError: the back-end has other masks than these two.
+            ValueError: the back-end is neither eager attention nor sdpa, and has other masks.
         """
         check_masks(self.config)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
@@ -175,15 +180,15 @@ class LunaAttention(NestedAttention):
     def pack_source(
         self, packed: torch.Tensor, source: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Y_P `[B, l, D]` of P `[B, l, D]` and C `[B, S, D]`, and, where asked for, weights `[B, heads, l, S]`."""
+        """Pack C `[B, S, D]` with P `[B, l, D]`: return Y_P `[B, l, D]`, and weights `[B, heads, l, S]` or None."""
         query = self.heads(self.pack.q_proj(packed))
         key, value = map(self.heads, self.pack.keys_and_values(source))
-        mask = None if mask is None else mask[:, :, :1]  # what is padding is so for every query
+        mask = None if mask is None else mask[:, :, :1]  # padding is the same for every query
         context, weights = self.attend(query, key, value, mask, **kwargs)
         return context, weights if self.wants_weights(kwargs) else None
 
     def keys_and_values(self, context: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What unpacking reads of Y_P: keys and values, `[B, heads, l, H]`."""
+        """Return the keys and values of Y_P for unpacking, `[B, heads, l, H]`."""
         key, value = map(self.heads, self.unpack.keys_and_values(context))
         return key, value
 
@@ -195,20 +200,20 @@ class LunaAttention(NestedAttention):
         pack_weights: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Y_X `[B, T, D]` of X `[B, T, D]` and of keys and values.
+        """Unpack: return Y_X `[B, T, D]` for X `[B, T, D]` and the keys and values of Y_P.
 
-        Given the weights of packing, those of both attentions, multiplied, are returned beside: `[B, heads, T, S]`.
+        With `pack_weights`, also return the product of the weights of both attentions, `[B, heads, T, S]`.
         """
         context, weights = self.attend(self.heads(self.unpack.q_proj(hidden_states)), key, value, None, **kwargs)
         output = self.out_proj(context)
         if pack_weights is None:
             return output, None
         weights = weights @ pack_weights
-        return output + weights[:0].sum(), weights  # they are only reported; this 0 keeps them in the graph
+        return output + weights[:0].sum(), weights  # weights are only reported; this 0 keeps them in the graph
 
 
 class CausalLunaAttention(NestedAttention):
-    """Luna's attention to the target so far."""
+    """Luna's causal self-attention of the decoder."""
 
     is_causal = True
 
@@ -217,11 +222,11 @@ class CausalLunaAttention(NestedAttention):
         self.layer_idx = layer_idx
 
     def queries(self, packed: torch.Tensor) -> torch.Tensor:
-        """P `[B, l, D]` to its queries, scaled, `[B, heads, l, H]`."""
+        """Return the scaled queries of P `[B, l, D]`, `[B, heads, l, H]`."""
         return self.heads(self.pack.q_proj(packed)) * self.scaling
 
     def activate(self, scores: torch.Tensor) -> torch.Tensor:
-        """act, computed in float32 or better."""
+        """Apply act, computed in float32 or better."""
         full = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.config.luna_activation == "elu":
             return (nn.functional.elu(full) + 1).to(scores.dtype)
@@ -235,17 +240,17 @@ class CausalLunaAttention(NestedAttention):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """y `[B, T, D]` of x `[B, T, D]` and of P's `queries` `[B, heads, l, H]`.
+        """Return y `[B, T, D]` for x `[B, T, D]` and P's `queries` `[B, heads, l, H]`.
 
-        The weights that are returned beside, where asked for, are those of the values, `[B, heads, T, S]`, divided by
-        their sum.
+        If attention weights are requested, also return the weights of the values, `[B, heads, T, S]`, divided by their
+        sum.
         """
         query = self.heads(self.unpack.q_proj(hidden_states)) * self.scaling
         key, value = map(self.heads, self.unpack.keys_and_values(hidden_states))
         pack_key = self.heads(self.pack.k_proj(hidden_states))
         if past_key_values is not None:
             cache = self_attention_cache(past_key_values)
-            kept = torch.cat([key, pack_key], 1), torch.cat([value, pack_key], 1)  # slots of a cache are alike
+            kept = torch.cat([key, pack_key], 1), torch.cat([value, pack_key], 1)  # both need one shape
             keys, values = cache.update(*kept, self.layer_idx)
             (key, pack_key), value = keys.chunk(2, 1), values.chunk(2, 1)[0]
         share = shares(attention_mask, query, key)
@@ -258,14 +263,14 @@ class CausalLunaAttention(NestedAttention):
         if not self.wants_weights(kwargs):
             return output, None
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        return output + weights[:0].sum(), weights  # they are only reported; this 0 keeps them in the graph
+        return output + weights[:0].sum(), weights  # weights are only reported; this 0 keeps them in the graph
 
 
 def shares(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """1/t for each of the t positions that a query sees, and 0 for others, `[1 or B, 1, T, S]`.
+    """Return 1/t for each of the t positions that a query sees, and 0 for other positions, `[1 or B, 1, T, S]`.
 
     Args:
-        mask: as Transformers makes it for eager attention or sdpa. None is causal, and a single query sees all.
+        mask: as Transformers makes it for eager attention or sdpa. None: causal; a single query sees all positions.
         query: `[B, heads, T, H]`.
         key: `[B, heads, S, H]`.
     """
@@ -280,12 +285,12 @@ def shares(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) ->
 
 
 class SourceInput(NamedTuple):
-    """What a decoder layer reads of a source, whatever the target is.
+    """The inputs of a decoder layer that depend only on the source.
 
     Attributes:
-        queries: of P in causal attention, `[B, heads, l, H]`.
-        key, value: of Y_P, `[B, heads, l, H]`.
-        weights: of packing, where asked for, `[B, heads, l, S]`.
+        queries: queries of P in causal attention, `[B, heads, l, H]`.
+        key, value: key and value of Y_P, `[B, heads, l, H]`.
+        weights: attention weights of packing, if requested, `[B, heads, l, S]`.
     """
 
     queries: torch.Tensor
@@ -295,17 +300,17 @@ class SourceInput(NamedTuple):
 
 
 class LunaLayer:
-    """Joins what an attention gives to its input: for X and for P."""
+    """A mixin that joins an attention's output to its input, for X and for P."""
 
     normalize_before: bool
     dropout: Dropout
 
     def before(self, x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
-        """What a sub-layer reads of its input x `[B, T, D]`."""
+        """Return the sub-layer's input: x `[B, T, D]`, normalised in pre-norm."""
         return norm(x) if self.normalize_before else x
 
     def behind(self, x: torch.Tensor, output: torch.Tensor, norm: nn.Module) -> torch.Tensor:
-        """Its output `[B, T, D]`, joined to its input x."""
+        """Join the sub-layer's output `[B, T, D]` to its input x."""
         joined = x + self.dropout(output)
         return joined if self.normalize_before else norm(joined)
 
@@ -324,7 +329,7 @@ class LunaEncoderLayer(LunaLayer, EncoderLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, packed: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """X `[B, S, D]` and P `[B, l, D]` to their next."""
+        """Return the next X `[B, S, D]` and P `[B, l, D]`."""
         x = self.before(hidden_states, self.self_attn_layer_norm)
         queries = self.before(packed, self.packed_layer_norm)
         context, weights = self.self_attn.pack_source(queries, x, attention_mask, **kwargs)
@@ -360,7 +365,7 @@ class LunaDecoderLayer(LunaLayer, DecoderLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """X `[B, T, D]` and P `[B, l, D]` to their next, with the source `[B, S, D]`."""
+        """Return the next X `[B, T, D]` and P `[B, l, D]`, for the source `[B, S, D]`."""
         source_input, packed = self.read_source(
             packed, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
         )
@@ -380,9 +385,10 @@ class LunaDecoderLayer(LunaLayer, DecoderLayer):
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> tuple[SourceInput, torch.Tensor]:
-        """Pack the source, or find it packed in the cache; and the next P, which with a cache nobody reads.
+        """Pack the source, or take the packed source from the cache. Return it and the next P.
 
-        Where attention weights are asked for, all is computed anew.
+        If the packed source is in the cache, P is returned unchanged: no layer needs it. If attention weights are
+        requested, everything is computed again.
         """
         has_cache = isinstance(past_key_values, EncoderDecoderCache)
         is_kept = has_cache and past_key_values.is_updated.get(self.layer_idx)
@@ -397,6 +403,6 @@ class LunaDecoderLayer(LunaLayer, DecoderLayer):
         key, value = self.encoder_attn.keys_and_values(context)
         if has_cache and not is_kept:
             past_key_values.is_updated[self.layer_idx] = True
-            kept = torch.cat([key, queries], 1), torch.cat([value, queries], 1)  # slots of a cache are alike
+            kept = torch.cat([key, queries], 1), torch.cat([value, queries], 1)  # both need one shape
             past_key_values.cross_attention_cache.update(*kept, self.layer_idx)
         return SourceInput(queries, key, value, weights), self.behind(packed, context, self.packed_layer_norm)

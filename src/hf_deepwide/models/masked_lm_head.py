@@ -15,13 +15,13 @@ from .loss import cross_entropy, linear_cross_entropy
 class MaskedLMHead:
     """A transformation (dense, GELU, LayerNorm), and the projection to the vocabulary with a bias.
 
-    A mixin for models: their own class calls `add_head`, and `predict` in its forward pass.
+    This is a mixin for models. The model's class calls `add_head` when it is made, and `predict` in its forward pass.
     """
 
     supports_label_smoothing = True
 
     def add_head(self, config: Any, embedding: str) -> None:
-        """Make the head; `embedding` is the name of the token embedding to which it can be tied."""
+        """Make the head; `embedding` is the name of the token embedding weight to which the head can be tied."""
         self.dense = nn.Linear(config.d_model, config.d_model)
         self.layer_norm = nn.LayerNorm(config.d_model)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size)
@@ -35,14 +35,14 @@ class MaskedLMHead:
         label_smoothing: float,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Loss and logits `[B, S, V]` of states `[B, S, D]`; None where there are no labels, or logits are skipped.
+        """Return the loss (None without labels) and the logits `[B, S, V]` (None if skipped) of states `[B, S, D]`.
 
         Args:
-            hidden_states: the encoder's.
-            labels: the tokens to predict `[B, S]`, -100 where none is masked.
+            hidden_states: the encoder's output.
+            labels: the tokens to predict `[B, S]`, -100 at positions that are not masked.
             skip_logits: compute the loss from the masked positions alone and return no logits; needs `labels`.
             label_smoothing: epsilon, as in translation.
-            num_items_in_batch: masked tokens over all devices and accumulation steps; None: this batch's own count.
+            num_items_in_batch: masked tokens on all devices and in all accumulation steps; None: those of this batch.
         """
         if skip_logits:
             masked = labels != -100
@@ -57,5 +57,5 @@ class MaskedLMHead:
         return cross_entropy(logits, labels, label_smoothing, num_items_in_batch), logits
 
     def _transform(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[…, D]` to the same."""
+        """Transform `[…, D]` to `[…, D]`."""
         return self.layer_norm(nn.functional.gelu(self.dense(hidden_states)))

@@ -1,7 +1,7 @@
-"""Products with one matrix that many steps of decoding read, from a copy in the order that is the fastest here.
+"""Products with one matrix that many decoding steps read, from a copy in the memory order that is fastest here.
 
-Two libraries multiply in PyTorch on a processor: MKL, which is made for Intel's processors, and oneDNN. For few rows,
-MKL is faster with a matrix whose columns stand together, and oneDNN with one in blocks of its own.
+PyTorch has two libraries for products on a CPU: MKL, which is made for Intel's processors, and oneDNN. For few rows of
+x, MKL is faster with a matrix in column-major order. OneDNN is faster with a matrix in its own order of blocks.
 """
 
 import functools
@@ -17,25 +17,25 @@ HAS_ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
-FEW = 2  # up to so many rows a float32 product waits for memory alone, and no copy is faster; for MKL one row more
-SOME = 12  # from so many rows on a copy for MKL pays for each matrix; for fewer rows it costs what it saves
-LARGE = 2**20  # a matrix of so many numbers, such as the vocabulary's, pays for its copy with fewer rows, too
-AHEAD = 2**15  # a matrix of so many numbers does not stay in the processor's caches between two steps
+FEW = 2  # with at most this many rows only memory limits a float32 product, so a copy is no faster; one more for MKL
+SOME = 12  # from this many rows, a copy for MKL pays off for any matrix; with fewer it costs as much as it saves
+LARGE = 2**20  # for a matrix of this many numbers, such as the vocabulary's, a copy pays off with fewer rows, too
+AHEAD = 2**15  # a matrix of this many numbers does not stay in the processor's caches between two steps
 LINE = 16  # float32 numbers that a processor fetches at once
 
 
 class MatrixProduct:
-    """`act(x W^T + b)` with weights that stay as they are, `[..., in]` to `[..., out]`.
+    """`act(x W^T + b)` with constant weights, `[..., in]` to `[..., out]`.
 
-    With few rows, as in decoding, a processor spends its time on reading W. A copy of W in the right order takes a
-    quarter to three quarters of the time. Making the copy takes as long as several products. For a large matrix a copy
-    pays where it does not for others. With one to three rows MKL reads W as it is at the speed of memory. With more,
-    oneDNN's blocks of a large matrix are made in half the time of MKL's order. MKL has blocks of its own, too. They
-    serve one number of rows, and sentences leave the batch.
+    With few rows of x, as in decoding, a processor spends its time on reading W. A product with a copy of W in the
+    right order takes a quarter to three quarters of the time. Making the copy takes as long as several products, so it
+    pays off earlier for large matrices. With one to three rows MKL reads the original W at the speed of memory. With
+    more rows, oneDNN's blocks of a large matrix are made in half the time of MKL's order. MKL has its own blocks, too,
+    but they work only for one number of rows, and sentences leave the batch.
 
-    On other processors than Intel's, MKL reads W more slowly than the memory could give it. It reads several rows of W
-    at once, a few numbers of each, and the processor cannot foresee which come next. So W is read ahead: one number of
-    each cache line, in order.
+    On processors that are not Intel's, MKL reads W more slowly than memory allows. It reads several rows of W at once,
+    a few numbers of each, and the processor cannot predict the next addresses. So `__call__` first reads one number of
+    each cache line, in order, which brings W into the caches.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class MatrixProduct:
         dtype: torch.dtype | None = None,
         relu: bool = False,
     ) -> None:
-        """Choose the copy.
+        """Choose and make the copy of W.
 
         Args:
             weight: W `[out, in]`.
             bias: b `[out]`, or None.
-            rows: how many rows x will have.
-            dtype: what weight and bias are cast to; None leaves them.
-            relu: whether act is ReLU; otherwise there is none.
+            rows: the number of rows of x.
+            dtype: dtype of the product, to which weight and bias are cast. None: the dtype of the weight.
+            relu: whether act is ReLU; otherwise there is no act.
         """
         self.dtype, self.relu = weight.dtype if dtype is None else dtype, relu
         self.weight, self.bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
@@ -75,7 +75,7 @@ class MatrixProduct:
         self.ahead = self.weight[:, ::LINE] if is_read_ahead else None
 
     def __call__(self, x: torch.Tensor, **unused: Any) -> torch.Tensor:
-        """Multiply. Arguments that only dropped branches need (`kept`, `gates`) are None in decoding."""
+        """Multiply. `unused`: the arguments for dropped branches (`kept`, `gates`), which are None in decoding."""
         if x.dtype != self.dtype:  # under autocast: norms and residuals are float32
             x = x.to(self.dtype)
         if self.by_onednn:
@@ -88,14 +88,14 @@ class MatrixProduct:
 
 @functools.cache
 def prefers_mkl() -> bool:
-    """Whether float32 products are to be MKL's here: PyTorch has it, and the processor is one of Intel's."""
+    """Return whether to use MKL for float32 products: PyTorch has MKL, and the processor is from Intel."""
     cpuinfo = Path("/proc/cpuinfo")
     processor = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else platform.processor()
     return torch.backends.mkl.is_available() and "GenuineIntel" in processor
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether oneDNN multiplies by such a matrix on this processor."""
+    """Return whether oneDNN can multiply by this matrix (its dtype and device) on this processor."""
     if not HAS_ONEDNN or weight.device.type != "cpu":
         return False
     if weight.dtype == torch.bfloat16:

@@ -1,13 +1,13 @@
-"""A decoder's two attentions as one (Zhang, Titov and Sennrich 2019, arXiv 1908.11365, "merged attention").
+"""Merged attention: the two attentions of a decoder layer as one (Zhang, Titov and Sennrich 2019, arXiv 1908.11365).
 
-To the target a position has no scores: it takes the mean of all values so far. The values, and the projection of the
-output, are those of the attention to the source:
+Merged attention has no scores for target positions: it adds the mean of the values of all target positions so far.
+It uses the value projection and the output projection of the attention to the source:
 
     MAtt(y)_t = W_O [ heads of attention(y_t, memory) + (1/t) sum_{s<=t} W_V y_s ]
 
 This is a simplified average attention network: it has neither the gate nor the feed-forward network of the original
-(Zhang, Xiong and Su 2018). The authors' code (zero, `transformer_fuse`) is the same. While it decodes, it keeps a
-running sum. Here the mean is attention with queries of zero. So every mask, cache and back-end serves.
+(Zhang, Xiong and Su 2018). The authors' code (zero, `transformer_fuse`) computes the same, and keeps a running sum
+during decoding. Here the mean is computed as attention with queries of zero. So all masks, caches and back-ends work.
 
 Shapes: B batch, T target length, S source length, D model width, H head width.
 """
@@ -27,7 +27,7 @@ from .layers import DecoderLayer, ResidualLayer
 
 
 class MeanOfValues(nn.Module):
-    """The mean of all values that each position may see, in each of `heads` heads."""
+    """The mean of the values at all positions that a position may attend to, in each of `heads` heads."""
 
     is_causal = True
 
@@ -38,25 +38,26 @@ class MeanOfValues(nn.Module):
     def forward(
         self, value: torch.Tensor, mask: Any, past_key_values: Cache | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Values `[B, N * heads, T, H]` of the new positions, of N branches, to means `[B, T, N * heads, H]`.
+        """Return the means `[B, T, N * heads, H]` for the values `[B, N * heads, T, H]` of the new positions.
 
-        Where the back-end gives weights, those of one branch `[B, heads, T, S]` are returned beside; all are equal.
+        N is the number of branches. If the back-end returns weights, also return the weights of one branch,
+        `[B, heads, T, S]`: all branches have equal weights.
         """
         query = torch.zeros_like(value)
         if past_key_values is not None:
             cache = self_attention_cache(past_key_values)
             _, value = cache.update(value, value, self.layer_idx)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        # any finite keys have the score 0 with a query of 0
+        # with a query of 0, all scores are 0 for any finite keys
         means, weights = attention(self, query, value, value, mask, dropout=0.0, scaling=1.0, **kwargs)
         if weights is not None and weights.shape[1] > self.heads:
             weights = weights[:, : self.heads]
-            means = means + weights[:0].sum()  # they are only reported; this 0 keeps them in the graph
+            means = means + weights[:0].sum()  # weights are only reported; this 0 keeps them in the graph
         return means, weights
 
 
 class MergedAttention(MultiBranchAttention):
-    """Attention to the source, and the mean of the target's values, in each head; drop-branch drops both together."""
+    """Attention to the source plus the mean of the target's values, in each head. Drop-branch drops both together."""
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int) -> None:
         super().__init__(config, num_heads, is_cross=True, layer_idx=layer_idx)
@@ -72,7 +73,7 @@ class MergedAttention(MultiBranchAttention):
         causal_mask: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the parent's, and the means are added; without a source there are the means alone."""
+        """Add the means to the result of the parent's method. Without a source, return the means alone."""
         value = project(self.v_proj, hidden_states, self.branches, kept)
         context, _ = self.mean(self._heads(value), causal_mask, past_key_values, **kwargs)
         if encoder_hidden_states is None:
@@ -105,7 +106,7 @@ class MergedAttentionDecoderLayer(DecoderLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As the parent's, `[B, T, D]` to `[B, T, D]`."""
+        """Transform `[B, T, D]` to `[B, T, D]`, as the parent's method does."""
         kwargs |= {"past_key_values": past_key_values, "causal_mask": attention_mask}
         attended = self.attend_to_source(hidden_states, encoder_attention_mask, encoder_hidden_states, gate, **kwargs)
         return self.last_residual(hidden_states, attended, self.final_layer_norm, self.feed_forward, gate)

@@ -1,4 +1,4 @@
-"""The encoder-decoder that is the base of every family: model, language-model head, generation.
+"""The encoder-decoder that is the base class of every model family: model, language-model head, generation.
 
 A family replaces the parts that it changes, and inherits the rest. Shapes: B batch, S source length, T target length,
 D model width, V vocabulary.
@@ -52,18 +52,18 @@ class DeepWideModel(DeepWidePreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The source embedding, which the encoder calls; where they are shared, its matrix is the target's, too."""
+        """Return the source embedding. If embeddings are shared, its matrix is also the target embedding's."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the source embedding, and the target's where they are shared."""
+        """Replace the source embedding, and also the target embedding if they are shared."""
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
             self.shared = value
             self.decoder.embed_tokens = value
 
     def decoder_inputs(self) -> dict[str, Any]:
-        """What a family hands its decoder beside the states of the encoder."""
+        """Return the extra arguments of a family's decoder, besides the states of the encoder."""
         return {}
 
     @can_return_tuple
@@ -81,7 +81,7 @@ class DeepWideModel(DeepWidePreTrainedModel):
         cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encode `[B, S]` source tokens (unless `encoder_outputs` are given) and decode `[B, T]` target tokens.
+        """Encode source tokens `[B, S]` (unless `encoder_outputs` are given), and decode target tokens `[B, T]`.
 
         `cache` is another name of `past_key_values`.
         """
@@ -120,7 +120,7 @@ class DeepWideModel(DeepWidePreTrainedModel):
 
 
 def with_posteriors(parent: Callable[..., Any], method: Callable[..., Any]) -> inspect.Signature:
-    """The parent's signature, and before its `**kwargs` the keyword `posteriors` of the method that overrides it."""
+    """Return the parent's signature with the keyword `posteriors` of the overriding `method`, before `**kwargs`."""
     signature = inspect.signature(parent)
     *parameters, kwargs = signature.parameters.values()
     return signature.replace(parameters=[*parameters, inspect.signature(method).parameters["posteriors"], kwargs])
@@ -154,18 +154,18 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         """Start from a trained base model; see `hf_deepwide.warm_start.from_base`.
 
         Args:
-            base: a folder, a Hub id, or a loaded model: a vanilla model or a MAT of ours, Marian, BART, mBART, M2M100
-                or NLLB.
+            base: a folder, a Hub id, or a loaded model: a vanilla model or a MAT of this library, Marian, BART, mBART,
+                M2M100 or NLLB.
             config_overrides: fields of this family's config, e.g. `attention_branches=3, drop_branch=0.2`.
         """
-        warm_start = importlib.import_module("hf_deepwide.warm_start")  # stays behind when this file is shared
+        warm_start = importlib.import_module("hf_deepwide.warm_start")  # not in a shared model's code, as this file is
         return warm_start.from_base(cls, base, **config_overrides)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels `[B, T]` shifted right behind the start token; ignored positions (-100) become padding.
+        """Shift labels `[B, T]` right, after the start token; ignored positions (-100) become padding.
 
         Raises:
-            ValueError: the config names no start token.
+            ValueError: the config has no start token.
         """
         if self.config.decoder_start_token_id is None:
             raise ValueError("`decoder_start_token_id` is None; set it to the id that decoder inputs start with")
@@ -179,15 +179,19 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         labels: torch.Tensor | None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | None:
-        """The loss to minimise, made of the cross-entropy `loss`; both are None without `labels`.
+        """Return the loss to minimise, given the cross-entropy `loss`. Both are None without `labels`.
 
-        A family with further terms overrides this hook.
+        Families whose loss has more terms override this method.
         """
         return loss
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers' own. A cache that it returns is an ordinary one, and a loop of the caller's gets one."""
+        """Generate as Transformers does, with a faster cache inside.
+
+        A returned cache is converted to Transformers' class. The caller's own loop (`custom_generate`) also gets a
+        cache of this class.
+        """
         before = _has_own_loop.set(callable(kwargs.get("custom_generate")))
         try:
             output = super().generate(*args, **kwargs)
@@ -201,9 +205,9 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Put a `DecodingCache` into `model_kwargs`, or where it does not serve, what Transformers puts there."""
+        """Put a `DecodingCache` into `model_kwargs`, or Transformers' own cache if a `DecodingCache` does not work."""
         if self.training and self.get_decoder().gradient_checkpointing:
-            # Such layers take no cache, and `generate` would hand them one token at a time.
+            # These layers take no cache. With a cache, `generate` would pass only one token at a time.
             generation_config.use_cache = model_kwargs["use_cache"] = False
         beams = max(generation_config.num_beams, generation_config.num_return_sequences)
         if _has_own_loop.get() or not can_decode(self, generation_config, generation_mode, model_kwargs):
@@ -211,7 +215,7 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
             return
         encoder_outputs, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
         memory, rows = encoder_outputs[0], len(encoder_outputs[0])
-        if beams > 1:  # `generate` has repeated it for each beam
+        if beams > 1:  # `generate` has repeated the states for each beam
             memory = memory[::beams].contiguous()
             model_kwargs["encoder_outputs"] = BaseModelOutput(**{**encoder_outputs, "last_hidden_state": memory})
         model_kwargs[CACHE_NAME] = DecodingCache(
@@ -224,13 +228,13 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         )
 
     def _sample(self, input_ids: torch.Tensor, **asked: Any) -> Any:
-        """Greedy search and sampling: by `search` where it serves, else by Transformers."""
+        """Run greedy search or sampling: in `search.py` if it supports the call, else in Transformers."""
         if can_search(**(renamed := with_old_name(asked))):
             return search_rows(self, input_ids, **renamed)
         return super()._sample(input_ids, **asked)
 
     def _beam_search(self, input_ids: torch.Tensor, **asked: Any) -> Any:
-        """Beam search: by `search` where it serves, else by Transformers."""
+        """Run beam search: in `search.py` if it supports the call, else in Transformers."""
         if can_search(**(renamed := with_old_name(asked))):
             return BeamSearch(self, input_ids, **renamed).run()
         return super()._beam_search(input_ids, **asked)
@@ -238,11 +242,11 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
     def prepare_inputs_for_generation(
         self, input_ids: torch.LongTensor, *args: Any, past_key_values: Cache | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """What the model is called with: all, or with a `DecodingCache` the tokens that it has not read."""
+        """Return the model's inputs: with a `DecodingCache` only the cache and the tokens that it has not read."""
         cache = given_cache(past_key_values, kwargs.pop(NEW_NAME, None))
         if isinstance(cache, DecodingCache):
             return {"decoder_input_ids": input_ids[:, cache.get_seq_length() :], CACHE_NAME: cache}
-        # a static cache counts in a tensor, which the embeddings do not wait for
+        # a static cache's length is a tensor, which the embeddings do not check: that would synchronise
         check_length(input_ids.shape[1], self.config.max_position_embeddings, SHORTER)
         return super().prepare_inputs_for_generation(input_ids, *args, **with_cache(cache), **kwargs)
 
@@ -264,22 +268,22 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
         cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Logits `[B, T, V]` of the next target token, and, where `labels` are given, their cross-entropy.
+        """Return the logits `[B, T, V]` of the next target token, and the cross-entropy if `labels` are given.
 
         Args:
             labels: target tokens `[B, T]`, -100 where there is none. Decoder inputs default to them, shifted right.
             skip_logits: compute the loss chunk by chunk and return no logits; `labels` are required. In training
                 this saves the memory and the time of several `[B * T, V]` tensors.
-            num_items_in_batch: target tokens over all devices and accumulation steps; the loss is the sum over this
-                batch's tokens divided by it. None: this batch's own count.
+            num_items_in_batch: target tokens on all devices and in all accumulation steps. The loss is the sum over
+                this batch's tokens, divided by this number. None: the number of target tokens in this batch.
             cache: another name of `past_key_values`.
-            label_smoothing: (among `kwargs`, because Trainer takes every parameter called "label..." for a label)
+            label_smoothing: (in `kwargs`, because Trainer treats every parameter named "label..." as a label)
                 epsilon: the loss is (1 - eps) * nll + eps / V * sum_v -log p_v (fairseq before 2021,
                 `torch.nn.functional.cross_entropy`). Default: the model's `label_smoothing`, which is 0.
         """
         cache = given_cache(past_key_values, cache)
         if isinstance(cache, DecodingCache):
-            logits = cache.logits(decoder_input_ids).clone()  # a hook may change them, and not those inside
+            logits = cache.logits(decoder_input_ids).clone()  # a hook may change these logits, but not the cache's own
             return Seq2SeqLMOutput(logits=logits, **with_cache(cache))
         check_skip(skip_logits, labels)
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
@@ -323,16 +327,16 @@ class DeepWideForConditionalGeneration(DeepWidePreTrainedModel, GenerationMixin)
 
 
 class WithPosteriors(DeepWideForConditionalGeneration):
-    """A mixin for families in which a sentence's language can choose parts of its own."""
+    """A mixin for families with parts that can be chosen by a sentence's language."""
 
     def forward(self, *args: Any, posteriors: torch.LongTensor | None = None, **kwargs: Any) -> Seq2SeqLMOutput:
-        """As the parent's.
+        """Run the parent's method.
 
         Args:
-            posteriors: index of each sentence's language, or of its posterior, `[B]`, where `num_posteriors` is more
-                than 1. `generate` and the model's call take it alike.
+            posteriors: index of each sentence's language, or of its posterior, `[B]`, if `num_posteriors` is more
+                than 1. `generate` takes the same argument.
         """
         return super().forward(*args, posteriors=posteriors, **kwargs)
 
-    # `generate` and `Trainer` read in the signature which inputs the model takes.
+    # `generate` and `Trainer` read the model's inputs from this signature.
     forward.__signature__ = with_posteriors(DeepWideForConditionalGeneration.forward, forward)

@@ -1,8 +1,8 @@
 """The Transformer with depth-wise LSTMs (Xu et al. 2024, "Rewiring the Transformer with Depth-Wise LSTMs", arXiv
 2007.06257).
 
-An LSTM that runs over the layers, at every position by itself, replaces residual connections and feed-forward
-sub-layers. Its input x is a layer's attention; Output_0 and Cell_0 are the embeddings (section 2.1):
+An LSTM that runs over the layers, separately at every position, replaces residual connections and feed-forward
+sub-layers. Its input x is the attention output of a layer. Output_0 and Cell_0 are the embeddings (section 2.1):
 
     c = Output_{l-1} | x                                                                                   (Eq. 1)
     i, f, o = sigmoid(LN(W_i c)), sigmoid(LN(W_f c)), sigmoid(LN(W_o c))                                   (Eq. 2-4)
@@ -10,13 +10,14 @@ sub-layers. Its input x is a layer's attention; Output_0 and Cell_0 are the embe
     or  h = W_h2 GLU(LN(W_h1 c))                                                                           (Eq. 6)
     Cell_l = Cell_{l-1} * f + h * i,    Output_l = Cell_l * o                                              (Eq. 7, 8)
 
-A layer of the encoder gives x = SelfAttn(LN(Output)). A layer of the decoder joins s = SelfAttn(LN(Output)) and
-r = CrossAttn(LN(s)) to x = s + r or x = s | r, or has an LSTM for each.
+In an encoder layer x = SelfAttn(LN(Output)). A decoder layer has s = SelfAttn(LN(Output)) and, by default,
+r = CrossAttn(LN(s)). It joins them to x = s + r or x = s | r, or has an LSTM for each.
 
 Every weight has one owner and one name. A module that layers share belongs to their stack. A module that both stacks
-share belongs to the encoder, and the decoder gets it when it runs. The cell lives across depth, not time: decoding
-caches keys and values alone. Shapes: B batch, T time, S source length, D model width, I inputs to the cell (2D, or
-3D), F width of W_h1.
+share belongs to the encoder, and is passed to the decoder's forward pass. The cell goes from layer to layer, not from
+token to token: decoding caches only keys and values.
+
+Shapes: B batch, T time, S source length, D model width, I inputs to the cell (2D, or 3D), F width of W_h1.
 """
 
 from dataclasses import dataclass
@@ -38,31 +39,31 @@ from .modeling_base import DeepWideForConditionalGeneration, DeepWideModel
 from .pretrained_model import DeepWidePreTrainedModel
 from .stacks import Decoder, Encoder, Stack
 
-EPS = 1e-6  # of LayerNorms, as in the library that the authors built on (Neutron)
+EPS = 1e-6  # of LayerNorms, as in Neutron, the library that the authors used
 
 
 class GateNorm(nn.LayerNorm):
-    """Three LayerNorms side by side, each with statistics of its own third: `[B, T, 3D]` to `[B, T, 3, D]`."""
+    """Three LayerNorms, one for each third of the features: `[B, T, 3D]` to `[B, T, 3, D]`."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(3 * dim, EPS)
 
     def initialise(self, config: DepthwiseLSTMConfig) -> None:
-        """Start as LayerNorms do, but for the forget gate, whose bias the config gives."""
+        """Start as LayerNorms do, except for the forget gate's bias: `forget_bias_init`."""
         init.ones_(self.weight)
         bias = torch.zeros_like(self.bias)
         bias.view(3, -1)[1] = config.forget_bias_init
         init.copy_(self.bias, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise all three at once; in any dtype statistics are float32, as `nn.LayerNorm` has them."""
+        """Normalise all three at once. The statistics are float32 for any dtype, as in `nn.LayerNorm`."""
         x = x.unflatten(-1, (3, -1))
         x = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
         return torch.addcmul(self.bias.view(3, -1), x, self.weight.view(3, -1))
 
 
 class LSTMGates(nn.Module):
-    """Input, forget and output gate of one cell (Eq. 2-4), their three matrices in one."""
+    """Input, forget and output gate of one cell (Eq. 2-4), with one matrix for all three."""
 
     def __init__(self, config: DepthwiseLSTMConfig, inputs: int) -> None:
         super().__init__()
@@ -70,12 +71,12 @@ class LSTMGates(nn.Module):
         self.layer_norm = GateNorm(config.d_model)
 
     def forward(self, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`[B, T, I]` to three times `[B, T, D]`."""
+        """Compute the three gates `[B, T, D]` from c `[B, T, I]`."""
         return self.layer_norm(self.fc(c)).sigmoid().unbind(-2)
 
 
 class SingleHidden(nn.Module):
-    """GeLU(LN(W_h c)), the hidden state by one layer (Eq. 5)."""
+    """GeLU(LN(W_h c)): the hidden state, from one linear layer (Eq. 5)."""
 
     def __init__(self, config: DepthwiseLSTMConfig, inputs: int) -> None:
         super().__init__()
@@ -85,12 +86,12 @@ class SingleHidden(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, c: torch.Tensor) -> torch.Tensor:
-        """`[B, T, I]` to `[B, T, D]`."""
+        """Compute h `[B, T, D]` from c `[B, T, I]`."""
         return self.dropout(self.activation(self.layer_norm(self.fc1(c))))
 
 
 class GatedHidden(nn.Module):
-    """W_h2 GLU(LN(W_h1 c)), the hidden state by two layers (Eq. 6); GLU(a | b) = a * sigmoid(b)."""
+    """W_h2 GLU(LN(W_h1 c)): the hidden state, from two linear layers (Eq. 6). GLU(a | b) = a * sigmoid(b)."""
 
     def __init__(self, config: DepthwiseLSTMConfig, inputs: int, inner: int) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class GatedHidden(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, c: torch.Tensor) -> torch.Tensor:
-        """`[B, T, I]` to `[B, T, D]`."""
+        """Compute h `[B, T, D]` from c `[B, T, I]`."""
         inner = nn.functional.glu(self.layer_norm(self.fc1(c)))
         return self.dropout(self.fc2(self.activation_dropout(inner)))
 
@@ -110,8 +111,9 @@ class GatedHidden(nn.Module):
 class Parts:
     """The modules of one cell.
 
-    None means that another module owns it (shared), or that it does not exist (an RNN has no gates). Layers are given
-    the parts that they share. This is no tuple, for accelerate's hooks move what a tuple among the arguments holds.
+    None means that another module owns it (shared), or that it does not exist (an RNN has no gates). The stack passes
+    shared parts to its layers. This class is no tuple, because accelerate's hooks move modules that are in a tuple
+    among the arguments.
     """
 
     gates: LSTMGates | None = None
@@ -122,21 +124,21 @@ NO_PARTS = Parts()
 
 
 class DepthwiseLSTM(nn.Module):
-    """A cell, or the parts of it that one owner has.
+    """A cell, or those of its parts that belong to one owner.
 
-    A layer owns the parts that nobody shares; a stack owns the parts that its layers share.
+    A layer owns the parts that are not shared. A stack owns the parts that its layers share.
     """
 
     def __init__(
         self, config: DepthwiseLSTMConfig, stack: str, owned: tuple[str, ...] = ("none",), merged: int = 1
     ) -> None:
-        """Make the parts that the owner of this cell has.
+        """Make the parts that belong to this cell's owner.
 
         Args:
             config: the config.
             stack: "encoder" or "decoder".
-            owned: the values of `share_gates` and `share_hidden` for which the owner has the part.
-            merged: the width of x, in D.
+            owned: the values of `share_gates` and `share_hidden` for which the part belongs to this owner.
+            merged: the width of x, as a multiple of D.
         """
         super().__init__()
         self.is_rnn = config.cell == "rnn"
@@ -149,14 +151,14 @@ class DepthwiseLSTM(nn.Module):
             self.hidden = SingleHidden(config, inputs) if kind == "single" else GatedHidden(config, inputs, inner)
 
     def parts(self, shared: Parts = NO_PARTS) -> Parts:
-        """Its own parts, and the shared parts where it has none of its own."""
+        """Return the cell's own parts, and `shared` parts in place of missing ones."""
         gates, hidden = self.gates, self.hidden
         return Parts(shared.gates if gates is None else gates, shared.hidden if hidden is None else hidden)
 
     def forward(
         self, output: torch.Tensor, cell: torch.Tensor, inputs: tuple[torch.Tensor, ...], shared: Parts = NO_PARTS
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step in depth (Eq. 1-8).
+        """Make one step in depth (Eq. 1-8).
 
         Args:
             output, cell: Output_{l-1} and Cell_{l-1} `[B, T, D]`.
@@ -164,12 +166,12 @@ class DepthwiseLSTM(nn.Module):
             shared: the parts that the layer does not own.
 
         Returns:
-            Output_l and Cell_l `[B, T, D]`. An RNN's output is h, and it leaves the cell alone.
+            Output_l and Cell_l `[B, T, D]`. An RNN's output is h, and its cell does not change.
         """
         parts = self.parts(shared)
-        # Under autocast attention comes in half precision, in which the products read all of c: it is cast only once.
+        # Under autocast attention returns half precision, and the products need c in it: c is cast only once.
         c = torch.cat([output.to(inputs[0].dtype), *inputs], dim=-1)
-        # Parts that layers share may be on another device than this layer.
+        # Shared parts may be on another device than this layer.
         h = parts.hidden(c).to(c.device)
         if self.is_rnn:
             return h, cell
@@ -179,7 +181,7 @@ class DepthwiseLSTM(nn.Module):
 
 
 def norm_before(config: DepthwiseLSTMConfig) -> nn.Module:
-    """What stands before an attention."""
+    """Make the norm before an attention: a LayerNorm, or the identity if `attn_input_norm` is False."""
     return nn.LayerNorm(config.d_model, EPS) if config.attn_input_norm else nn.Identity()
 
 
@@ -201,13 +203,13 @@ class DepthwiseLSTMEncoderLayer(GradientCheckpointingLayer):
         shared: tuple[Parts, ...] = (NO_PARTS,),
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and cell `[B, S, D]` of the layer before to those of this one."""
+        """Compute this layer's output and cell `[B, S, D]` from the previous layer's output and cell."""
         attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), attention_mask, **kwargs)
         return self.lstm(hidden_states, cell, (self.dropout(attended),), shared[0])
 
 
 class DepthwiseLSTMDecoderLayer(GradientCheckpointingLayer):
-    """Causal self-attention and attention to the source, and one step of the LSTM, or one for each (section 2.3)."""
+    """Causal self-attention, attention to the source, and one LSTM step for both or for each (section 2.3)."""
 
     def __init__(self, config: DepthwiseLSTMConfig, layer_idx: int) -> None:
         super().__init__()
@@ -233,9 +235,9 @@ class DepthwiseLSTMDecoderLayer(GradientCheckpointingLayer):
         shared: tuple[Parts, ...] = (NO_PARTS, NO_PARTS),
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and cell `[B, T, D]` of the layer before to those of this one.
+        """Compute this layer's output and cell `[B, T, D]` from the previous layer's output and cell.
 
-        Without `encoder_hidden_states` `[B, S, D]` attention to them gives zero.
+        Without `encoder_hidden_states` `[B, S, D]`, cross-attention returns zero.
         """
 
         def cross_attention(query: torch.Tensor) -> torch.Tensor:
@@ -260,14 +262,14 @@ class DepthwiseLSTMDecoderLayer(GradientCheckpointingLayer):
 
 
 class DepthwiseLSTMPreTrainedModel(DeepWidePreTrainedModel):
-    """What the models of this family share beside the rest."""
+    """The base class of this family's models."""
 
     config_class = DepthwiseLSTMConfig
     _no_split_modules = ["DepthwiseLSTMEncoderLayer", "DepthwiseLSTMDecoderLayer"]
 
 
 class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):
-    """Layers along which an LSTM runs, and what they share of it."""
+    """A stack of layers along which an LSTM runs, with the parts of the LSTM that the layers share."""
 
     lstm: DepthwiseLSTM
 
@@ -276,15 +278,15 @@ class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):
         self.layer_norm = nn.LayerNorm(config.d_model, EPS) if config.final_layer_norm else nn.Identity()
 
     def shared_parts(self, encoder_lstm: Parts) -> tuple[Parts, ...]:
-        """The parts that each cell of a layer shares."""
+        """Return the shared parts for each cell of a layer."""
         return (self.lstm.parts(encoder_lstm),)
 
     def run_layers(
         self, hidden_states: torch.Tensor, *inputs: Any, encoder_lstm: Parts = NO_PARTS, **kwargs: Any
     ) -> torch.Tensor:
-        """Embeddings `[batch, time, D]`, which are Output_0 and Cell_0, to Output_N.
+        """Compute Output_N from the embeddings `[batch, time, D]`, which are Output_0 and Cell_0.
 
-        `encoder_lstm`, to a decoder that shares with the encoder, is `encoder.lstm.parts()`.
+        `encoder_lstm` is `encoder.lstm.parts()`, for a decoder that shares parts with the encoder.
         """
         shared = self.shared_parts(encoder_lstm)
         cell = hidden_states
@@ -294,7 +296,7 @@ class DepthwiseLSTMStack(DepthwiseLSTMPreTrainedModel, Stack):
 
 
 class DepthwiseLSTMEncoder(DepthwiseLSTMStack, Encoder):
-    """Embeddings and a stack of encoder layers; owns what is shared by its layers and by both stacks."""
+    """Embeddings and a stack of encoder layers. It owns the parts that its layers or both stacks share."""
 
     layer_class = DepthwiseLSTMEncoderLayer
     _can_record_outputs = {"hidden_states": DepthwiseLSTMEncoderLayer, "attentions": MultiBranchAttention}
@@ -306,7 +308,7 @@ class DepthwiseLSTMEncoder(DepthwiseLSTMStack, Encoder):
 
 
 class DepthwiseLSTMDecoder(DepthwiseLSTMStack, Decoder):
-    """Embeddings and a stack of decoder layers; owns what only its layers share."""
+    """Embeddings and a stack of decoder layers. It owns the parts that only its layers share."""
 
     layer_class = DepthwiseLSTMDecoderLayer
     _can_record_outputs = {
@@ -319,15 +321,15 @@ class DepthwiseLSTMDecoder(DepthwiseLSTMStack, Decoder):
         super().__init__(config)
         merged = 2 if config.decoder_merge == "concat" else 1
         self.lstm = DepthwiseLSTM(config, "decoder", owned=("stack",), merged=merged)
-        if config.decoder_merge == "two_lstms":  # the encoder has no LSTM after cross-attention to share one with
+        if config.decoder_merge == "two_lstms":  # the encoder has no such LSTM that could be shared
             self.encoder_attn_lstm = DepthwiseLSTM(config, "decoder", owned=("stack", "global"))
         self.post_init()
 
     def shared_parts(self, encoder_lstm: Parts) -> tuple[Parts, ...]:
-        """The parts that each cell of a layer, one or two, shares.
+        """Return the shared parts for each cell of a layer, which has one or two cells.
 
         Raises:
-            ValueError: the decoder runs without the encoder, with which it shares weights.
+            ValueError: the decoder shares weights with the encoder, and has not been given them.
         """
         if self.config.shares_between_stacks and encoder_lstm == NO_PARTS:
             raise ValueError(
@@ -345,13 +347,13 @@ class DepthwiseLSTMModel(DepthwiseLSTMPreTrainedModel, DeepWideModel):
     decoder_class = DepthwiseLSTMDecoder
 
     def decoder_inputs(self) -> dict[str, Any]:
-        """The encoder's LSTM, where the decoder shares with it."""
+        """Return the parts of the encoder's LSTM, if the decoder shares any."""
         return {"encoder_lstm": self.encoder.lstm.parts()} if self.config.shares_between_stacks else {}
 
 
 class DepthwiseLSTMForConditionalGeneration(
     DepthwiseLSTMPreTrainedModel, DeepWideForConditionalGeneration, GenerationMixin
 ):
-    """The translation model. `from_base` copies embeddings and attentions of a trained base; its function is lost."""
+    """The translation model. `from_base` copies a base's embeddings and attentions; the base's function is lost."""
 
     model_class = DepthwiseLSTMModel

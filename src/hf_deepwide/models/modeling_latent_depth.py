@@ -1,24 +1,24 @@
 """The Transformer with latent depth (Li et al. 2020, "Deep Transformers with Latent Depth"), arXiv 2009.13102.
 
-Whether layer l is used is a latent variable z_l, a factor of all its sub-layers (section 2.1):
+Whether layer l is used is a latent variable z_l. It multiplies the outputs of all sub-layers of layer l (section 2.1):
 
     x_{l+1} = x_l + z_l F_l(x_l),  z_l ~ Bernoulli(q_l)                                                       (Eq. 2)
 
-As in the released code, this means x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn; with `layer_norms=False`
-x <- x + z_l SubLayer(x), which the paper reports to train. In training z is a Gumbel-softmax sample from the
-posterior q,
+As in the released code, this means x <- x + z_l SubLayer(LN(x)) for each sub-layer in turn. With `layer_norms=False`
+it means x <- x + z_l SubLayer(x); the paper reports that such models train. In training z is a Gumbel-softmax sample
+from the posterior q,
 
     z_l = sigmoid((a_l + eps_1 - eps_0) / tau),  q_l = sigmoid(a_l),  eps ~ Gumbel(0, 1)                        (Eq. 5)
 
-drawn once per forward pass for each language (pair), as each has a posterior of its own (section 2.2). In evaluation
-z_l is about the mean of these samples. Where training ended with samples of 0 and 1, z_l is 1 if q_l >= 1/2, else 0
-(`inference_selection`). Then layers that no sentence uses are not computed, and `hf_deepwide.prune` removes them for
-good. The loss is
+drawn once per forward pass for each language or language pair, because each has its own posterior (section 2.2). In
+evaluation z_l is approximately the mean of these samples. If training ended with samples of 0 and 1, z_l is 1 where
+q_l >= 1/2, else 0 (`inference_selection`). In this case layers that no sentence uses are not computed, and
+`hf_deepwide.prune` removes them permanently. The loss is
 
     E_q[-log p(y | x, z)] + beta KL(q || p) + lambda |sum_l u_l - K|^2                                        (Eq. 8)
 
-with u_l the mean of z_l over languages. `layer_selection` computes its terms; stacks, layers and everything else
-are those of the vanilla pre-norm Transformer.
+where u_l is the mean of z_l over languages. `layer_selection` computes the terms of the loss. The rest of the model is
+the vanilla pre-norm Transformer.
 """
 
 from typing import Any
@@ -43,41 +43,42 @@ logger = logging.get_logger(__name__)
 
 
 class LatentDepthPreTrainedModel(DeepWidePreTrainedModel):
-    """What the models of this family share."""
+    """The base class of the models of this family."""
 
     config_class = LatentDepthConfig
     no_weight_decay = ("layer_logits",)
 
     @property
     def layer_selections(self) -> dict[str, LayerSelection]:
-        """The posteriors of each latent stack, `"encoder"` and `"decoder"`."""
+        """The posteriors of the latent stacks, by the name of the stack: `"encoder"` or `"decoder"`."""
         stacks = {name: getattr(self.base_model, name, None) for name in ("encoder", "decoder")}
         found = {name: getattr(stack, "layer_selection", None) for name, stack in stacks.items()}
         return {name: selection for name, selection in found.items() if selection is not None}
 
     def begin_step(self, step: int) -> None:
-        """Tell the posteriors the step, on which temperature, hard selection and annealing depend.
+        """Pass the number of the optimizer step to the posteriors: temperature, hard selection and annealing need it.
 
-        The model does not count steps: of a batch it cannot tell whether it ends a step. The trainers of this package
-        set the number, and so does `LatentDepthCallback` in any other Trainer. The number is not saved with the model,
-        because a checkpoint of the Trainer has it (`global_step`). A run that is resumed goes on at its step; a loaded
-        model that is trained anew begins at 0. Without the callback the number stays at 0, and a warning says so.
+        The model cannot count optimizer steps itself, because it cannot see whether a batch ends a step. The trainers
+        of this package set the number; in any other Trainer `LatentDepthCallback` sets it. The number is not saved
+        with the model, because a checkpoint of the Trainer contains it (`global_step`). A resumed run continues at its
+        step. A loaded model that is trained again begins at 0. Without the callback the number stays at 0, and a
+        warning reports this.
         """
         for selection in self.layer_selections.values():
             selection.training_step = step
 
     def training_callback(self, label_smoothing: float = 0.0) -> LatentDepthCallback:
-        """What a Trainer that is not ours needs: `trainer.add_callback(model.training_callback())`."""
+        """Return the callback for Trainers of other packages: `trainer.add_callback(model.training_callback())`."""
         return LatentDepthCallback(label_smoothing)
 
 
 class LatentStack(LatentDepthPreTrainedModel, Stack):
-    """Layers, each weighed by its z or left out."""
+    """A stack that multiplies what each layer adds by the layer's z, or leaves the layer out."""
 
     layer_selection: LayerSelection | None
 
     def become_latent(self, config: LatentDepthConfig, stack: str) -> None:
-        """Let the stack, `"encoder"` or `"decoder"`, select its layers or be without norms, as the config says."""
+        """Add the layer selection and remove the norms, if the config requires it, in `"encoder"` or `"decoder"`."""
         self.layer_selection = LayerSelection(config, stack) if getattr(config, f"latent_{stack}") else None
         if not config.layer_norms:
             for module in (*self.layers, self):
@@ -88,7 +89,7 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
     ) -> torch.Tensor:
         """Run the layers that each sentence's posterior selects, `[B, time, D]` to `[B, time, D]`; see `Stack`.
 
-        `posteriors` `[B]` are the ids of the posteriors, under the name of the model's argument.
+        `posteriors` `[B]` are the indices of the sentences' posteriors; the model's argument has the same name.
         """
         if self.layer_selection is None:
             return super().run_layers(hidden_states, *inputs, **kwargs)
@@ -102,10 +103,11 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
         return hidden_states
 
     def _may_skip(self, cache: Cache | None, kwargs: dict[str, Any]) -> bool:
-        """Whether layers that are not used can be left out.
+        """Return whether unused layers can be left out.
 
-        All layers are computed, and weighed by 0 or 1, in two cases: every layer's states are asked for, or one
-        compiled graph has to serve every input (while compiling, and with a static cache).
+        All layers are computed, and multiplied by 0 or 1, in two cases. First, the call requests the hidden states or
+        the attention weights of every layer. Second, one compiled graph has to serve every input (while compiling, and
+        with a static cache).
         """
         asked = ("output_hidden_states", "output_attentions")
         if any(kwargs.get(name, getattr(self.config, name)) for name in asked):
@@ -114,10 +116,11 @@ class LatentStack(LatentDepthPreTrainedModel, Stack):
 
 
 def count_tokens(cache: Cache, hidden_states: torch.Tensor) -> None:
-    """Put one number for each new token `[B, T, D]` into the first layer's slot, off which lengths are read.
+    """Put a placeholder for each new token `[B, T, D]` into the first layer's cache slot.
 
-    Layers keep their slots, whichever are used, so that of a first layer that is left out would stay empty. A slot
-    that holds a prefix (PEFT's prefix tuning) has heads and a width already.
+    The length of a cache is read from the first layer's slot. Every layer has a fixed slot, so without placeholders
+    the slot of a first layer that is left out would stay empty. If the slot holds a prefix (PEFT's prefix tuning), the
+    placeholders have the prefix's number of heads and its width.
     """
     cache = self_attention_cache(cache)
     keys = cache.layers[0].keys if cache.layers and cache.layers[0].is_initialized else None
@@ -128,12 +131,12 @@ def count_tokens(cache: Cache, hidden_states: torch.Tensor) -> None:
 
 @torch.compiler.assume_constant_result
 def warn_once(message: str) -> None:
-    """Log a warning, also when the caller is compiled: then while it is traced."""
+    """Log a warning once. If the caller is compiled, the warning is logged while the caller is traced."""
     logger.warning_once(message)
 
 
 class LatentEncoder(LatentStack, Encoder):
-    """The encoder, of latent depth in LL-E and LL-Both."""
+    """The encoder. Its depth is latent in LL-E and LL-Both."""
 
     def __init__(self, config: LatentDepthConfig) -> None:
         super().__init__(config)
@@ -141,7 +144,7 @@ class LatentEncoder(LatentStack, Encoder):
 
 
 class LatentDecoder(LatentStack, Decoder):
-    """The decoder, of latent depth in LL-D and LL-Both."""
+    """The decoder. Its depth is latent in LL-D and LL-Both."""
 
     def __init__(self, config: LatentDepthConfig) -> None:
         super().__init__(config)
@@ -156,7 +159,7 @@ class LatentDepthModel(LatentDepthPreTrainedModel, DeepWideModel):
 
 
 class LatentDepthLoss(LatentDepthPreTrainedModel):
-    """The loss of Eq. 8 for models with a head, and what of it is logged."""
+    """The loss of Eq. 8 for models with a head, and the terms of the loss that are logged."""
 
     def __init__(self, config: LatentDepthConfig) -> None:
         super().__init__(config)
@@ -168,10 +171,11 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
         labels: torch.Tensor | None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | None:
-        """Add KL and target depth to the cross-entropy, in training; without labels there is nothing to add to.
+        """Add the KL and target-depth terms to the cross-entropy in training; without labels the result is None.
 
-        The cross-entropy may be this batch's part of a mean over `num_items_in_batch` tokens. Then both terms are
-        weighed by this batch's part of the tokens, and count once in the sum over devices and accumulation steps.
+        The cross-entropy may be this batch's share of a mean over `num_items_in_batch` tokens. Then both terms are
+        multiplied by this batch's share of the tokens. So they count once in the sum over devices and accumulation
+        steps.
         """
         if not self.training:
             return loss
@@ -201,7 +205,7 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
         return loss + penalty * tokens / items
 
     def _warn_of_another_loss(self, labels: torch.Tensor | None) -> None:
-        """Say once where a forward pass in training cannot compute Eq. 8, as in a Trainer without the callback."""
+        """Warn once if a forward pass in training cannot compute Eq. 8, as in a Trainer without the callback."""
         if not torch.is_grad_enabled():
             return
         if labels is None:
@@ -219,10 +223,10 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
             )
 
     def training_logs(self) -> dict[str, float]:
-        """Means since the last call of the unweighted terms of the loss, and the depths now.
+        """Return the current depths, and the means of the unweighted loss terms since the last call.
 
-        `reconstruction` is per target token. `effective_depth_…` is how many layers of a stack a posterior would use
-        in evaluation, in the mean over posteriors.
+        `reconstruction` is per target token. `effective_depth_…` is the number of layers of a stack with q >= 1/2,
+        averaged over posteriors. Hard selection uses these layers in evaluation.
         """
         depths = {
             f"effective_depth_{stack}": selection.chosen.sum(1).float().mean().item()
@@ -232,6 +236,6 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
 
 
 class LatentDepthForConditionalGeneration(LatentDepthLoss, WithPosteriors, GenerationMixin):
-    """The translation model; its loss in training is that of Eq. 8."""
+    """The translation model. Its training loss is Eq. 8."""
 
     model_class = LatentDepthModel

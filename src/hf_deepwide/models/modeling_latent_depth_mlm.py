@@ -1,7 +1,8 @@
-"""The deep encoder of latent depth as a masked language model (Li et al. 2020, section 4.3 and Table 2).
+"""The deep encoder with latent depth as a masked language model (Li et al. 2020, section 4.3 and Table 2).
 
 The encoder and its posteriors are those of `modeling_latent_depth`; the head is RoBERTa's. With
-`latent_encoder=False` it is the table's static baseline. Shapes: B batch, S length, D model width, V vocabulary.
+`latent_encoder=False` the model is the static baseline of Table 2. Shapes: B batch, S length, D model width, V
+vocabulary.
 """
 
 import torch
@@ -20,7 +21,7 @@ from .pretrained_model import WithoutDecoder
 class LatentDepthForMaskedLM(MaskedLMHead, WithoutDecoder, LatentDepthLoss):
     """Encoder, a transformation (dense, GELU, LayerNorm), and the tied projection to the vocabulary with a bias.
 
-    Fields of the config that concern the decoder have no effect.
+    The decoder's fields of the config have no effect.
     """
 
     def __init__(self, config: LatentDepthConfig) -> None:
@@ -41,14 +42,14 @@ class LatentDepthForMaskedLM(MaskedLMHead, WithoutDecoder, LatentDepthLoss):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """Logits `[B, S, V]` of the token at each position, and, where `labels` are given, the loss of Eq. 8.
+        """Return the logits `[B, S, V]` of the token at each position, and the loss of Eq. 8 if `labels` are given.
 
         Args:
-            labels: the tokens to predict `[B, S]`, -100 where none is masked. The loss is their mean cross-entropy,
-                in training with the terms of the posteriors.
-            posteriors: index of each sentence's posterior `[B]`, where `num_posteriors` is more than 1.
+            labels: the tokens to predict `[B, S]`, -100 at positions that are not masked. The loss is the mean
+                cross-entropy of these tokens, in training plus the terms of the posteriors.
+            posteriors: index of each sentence's posterior `[B]`; required if `num_posteriors` is more than 1.
             skip_logits: compute the loss from the masked positions alone and return no logits; needs `labels`.
-            num_items_in_batch: masked tokens over all devices and accumulation steps; None: this batch's own count.
+            num_items_in_batch: number of masked tokens over all devices and accumulation steps; None: in this batch.
             label_smoothing: (among `kwargs`) epsilon, as in translation.
         """
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)

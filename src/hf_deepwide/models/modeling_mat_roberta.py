@@ -4,9 +4,9 @@ Each attention sub-layer averages N_a independent multi-head attentions, and bra
 
     LayerNorm(x + dropout(1/N_a sum_i beta_i attn_M(x, x, x; theta_i)))                               (Eq. 4 and 5)
 
-The feed-forward sub-layer is dropped alike (Eq. 7). All else is RoBERTa (Liu et al. 2019, arXiv 1907.11692): post-norm
-layers, learned positions, a LayerNorm behind the embeddings. RoBERTa's embedding of the token type, which is the same
-for all tokens, is part of the positions here.
+The feed-forward sub-layer is dropped in the same way (Eq. 7). The rest is RoBERTa (Liu et al. 2019, arXiv 1907.11692):
+post-norm layers, learned positions, a LayerNorm after the embeddings. RoBERTa adds the same token-type embedding to
+all tokens. Here this vector is part of the position embeddings.
 
 The paper starts from a trained RoBERTa by proximal initialisation: `MATRobertaForSequenceClassification.from_base`.
 Shapes: B batch, S length, D model width, V vocabulary, C classes.
@@ -31,7 +31,7 @@ from .stacks import Encoder
 
 
 class MATRobertaPreTrainedModel(WithoutDecoder, DeepWidePreTrainedModel):
-    """The base class: starting from a trained model."""
+    """The base class of these models, which can start from a trained model."""
 
     config_class = MATRobertaConfig
 
@@ -43,11 +43,12 @@ class MATRobertaPreTrainedModel(WithoutDecoder, DeepWidePreTrainedModel):
             base: a folder, a Hub id, or a loaded model: RoBERTa, XLM-R, CamemBERT, or a model of this family.
             config_overrides: fields of this family's config, e.g. `attention_branches=2, drop_branch=0.3`.
         """
-        warm_start = importlib.import_module("hf_deepwide.warm_start_roberta")  # stays behind when this file is shared
+        # A shared checkpoint contains this file, but not `warm_start_roberta`.
+        warm_start = importlib.import_module("hf_deepwide.warm_start_roberta")
         return warm_start.from_base(cls, base, **config_overrides)
 
     def post_init(self) -> None:
-        """As the parent's, once all layer norms, those of a head included, have the config's epsilon."""
+        """Set the config's epsilon in all layer norms, those of a head included, then call the parent's method."""
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = self.config.layer_norm_eps
@@ -73,10 +74,11 @@ class MATRobertaModel(MATRobertaPreTrainedModel):
         """Encode tokens `[B, S]`, or their embeddings `[B, S, D]`, to `[B, S, D]`.
 
         Args:
-            attention_mask: `[B, S]`, 1 for real tokens. None: all tokens but padding are real.
+            attention_mask: `[B, S]`, 1 for real tokens. None: all tokens except padding are real; with
+                `inputs_embeds`, all positions are.
 
         Raises:
-            ValueError: `position_ids` are given. Positions are counted from the first real token.
+            ValueError: `position_ids` are passed. Positions are counted from the first real token.
         """
         if kwargs.pop("position_ids", None) is not None:
             raise ValueError("`position_ids` are not accepted: positions are counted from the first real token")
@@ -92,7 +94,7 @@ class MATRobertaModel(MATRobertaPreTrainedModel):
 
 
 class MATRobertaForMaskedLM(MaskedLMHead, MATRobertaPreTrainedModel):
-    """The masked language model; its head is tied to the token embedding."""
+    """The masked language model; its head is tied to the token embedding unless `tie_word_embeddings` is False."""
 
     def __init__(self, config: MATRobertaConfig) -> None:
         super().__init__(config)
@@ -111,12 +113,12 @@ class MATRobertaForMaskedLM(MaskedLMHead, MATRobertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """Logits `[B, S, V]` of the token at each position, and, where `labels` are given, their cross-entropy.
+        """Return the logits `[B, S, V]` of the token at each position, and the cross-entropy if `labels` are given.
 
         Args:
-            labels: the tokens to predict `[B, S]`, -100 where none is masked.
+            labels: the tokens to predict `[B, S]`, -100 at positions that are not masked.
             skip_logits: compute the loss from the masked positions alone and return no logits; needs `labels`.
-            num_items_in_batch: masked tokens over all devices and accumulation steps; None: this batch's own count.
+            num_items_in_batch: number of masked tokens over all devices and accumulation steps; None: in this batch.
             label_smoothing: (among `kwargs`) epsilon, as in translation.
         """
         label_smoothing = kwargs.pop("label_smoothing", self.label_smoothing)
@@ -133,7 +135,7 @@ class MATRobertaForMaskedLM(MaskedLMHead, MATRobertaPreTrainedModel):
 
 
 class ClassificationHead(nn.Module):
-    """RoBERTa's head: W_2 dropout(tanh(W_1 dropout(x) + b_1)) + b_2 of the first token's state x."""
+    """RoBERTa's head, W_2 dropout(tanh(W_1 dropout(x) + b_1)) + b_2, where x is the first token's state."""
 
     def __init__(self, config: MATRobertaConfig) -> None:
         super().__init__()
@@ -143,12 +145,12 @@ class ClassificationHead(nn.Module):
         self.out_proj = nn.Linear(config.d_model, config.num_labels)
 
     def forward(self, first: torch.Tensor) -> torch.Tensor:
-        """`[B, D]` to `[B, C]`."""
+        """Map `[B, D]` to `[B, C]`."""
         return self.out_proj(self.dropout(torch.tanh(self.dense(self.dropout(first)))))
 
 
 class MATRobertaForSequenceClassification(MATRobertaPreTrainedModel):
-    """A classifier of sentences and of pairs of sentences, or, with one label, a regression."""
+    """A classifier of sentences or sentence pairs; with one label it is a regression model."""
 
     accepts_loss_kwargs = False  # the loss is the mean over the sentences of a batch: Trainer averages over batches
 
@@ -167,10 +169,10 @@ class MATRobertaForSequenceClassification(MATRobertaPreTrainedModel):
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        """Logits `[B, C]`, and, where `labels` `[B]` are given, the mean loss over the sentences.
+        """Return the logits `[B, C]`, and the mean loss over the sentences if `labels` `[B]` are given.
 
-        The loss is Transformers': cross-entropy for classes, squared error for one label, binary cross-entropy for
-        several labels at once (`[B, C]`); `problem_type` of the config decides.
+        The config's `problem_type` selects the loss of Transformers: cross-entropy for classes, squared error for one
+        label, or binary cross-entropy for several labels per sentence (`labels` `[B, C]`).
         """
         outputs = self.model(
             input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
@@ -178,7 +180,7 @@ class MATRobertaForSequenceClassification(MATRobertaPreTrainedModel):
         states = outputs.last_hidden_state
         if attention_mask is None:
             first = states[:, 0]
-        else:  # padding may stand on the left
+        else:  # padding may be on the left
             first = states[torch.arange(len(states), device=states.device), attention_mask.int().argmax(1)]
         logits = self.classifier(first)
         loss = None if labels is None else self.loss_function(labels, pooled_logits=logits, config=self.config)

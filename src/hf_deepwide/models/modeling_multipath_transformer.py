@@ -5,8 +5,8 @@ Each encoder sub-layer holds n paths that share its LayerNorm:
 
     Y = beta X + sum_k alpha_k PathNorm_k(F_k),    F_i = Func_i(LN(X)),    Func = MHA or FFN         (Eq. 4, 5)
 
-where k counts the n raw features F_1 ... F_n and, with more features, the averages of all paths but one, which stand
-for the n combinations of n - 1 paths (section 3.2):
+where k runs over the n raw features F_1 ... F_n. With more features, k also runs over n new features. Each new feature
+is the average of one of the n combinations of n - 1 paths (section 3.2):
 
     F_{n+j} = 1/(n-1) sum_{i != j} F_i = (sum_i F_i - F_j) / (n-1)
 
@@ -35,7 +35,7 @@ from .stacks import Encoder
 
 
 class MultiPathAttention(MultiBranchAttention):
-    """The attentions of n paths, up to their output projections."""
+    """The attentions of n paths; `forward` stops before the output projections."""
 
     def __init__(self, config: MultiPathConfig) -> None:
         super().__init__(config, config.encoder_attention_heads, branches=config.encoder_paths)
@@ -43,9 +43,9 @@ class MultiPathAttention(MultiBranchAttention):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`[B, S, D]` to the contexts of the paths `[n, B * S, D]`.
+        """Map `[B, S, D]` to the contexts of the paths `[n, B * S, D]`.
 
-        Beside them the attention weights, as `MultiBranchAttention` gives them.
+        The second result is the attention weights, as `MultiBranchAttention` returns them.
         """
         context, weights = self.attend(hidden_states, attention_mask, None, None, None, **kwargs)
         paths = context.unflatten(2, (self.branches, -1)).movedim(2, 0)  # [n, B, S, M, D / M]
@@ -53,7 +53,7 @@ class MultiPathAttention(MultiBranchAttention):
 
 
 class MultiPathFeedForward(nn.Module):
-    """The feed-forward networks of n paths, up to their output projections."""
+    """The feed-forward networks of n paths; `forward` stops before the output projections."""
 
     def __init__(self, config: MultiPathConfig) -> None:
         super().__init__()
@@ -64,16 +64,16 @@ class MultiPathFeedForward(nn.Module):
         self.activation_dropout = Dropout(config.activation_dropout)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[B, S, D]` to the inner activations of the paths `[n, B * S, F]`."""
+        """Map `[B, S, D]` to the inner activations of the paths `[n, B * S, F]`."""
         return self.activation_dropout(self.activation(project_by_branch(self.fc1, hidden_states, self.paths)))
 
 
 class PathSum(nn.Module):
-    """beta X + dropout(sum_k alpha_k PathNorm_k(F_k)): what joins the paths of one sub-layer (Eq. 4, 5).
+    """The weighted sum of the paths of one sub-layer: beta X + dropout(sum_k alpha_k PathNorm_k(F_k)) (Eq. 4, 5).
 
-    Fixed weights are no parameters. A normalised feature is weighed by its LayerNorm: alpha times the affine
-    parameters. Without PathNorm the sum is linear in the paths. So the weights of new features are added to those of
-    the raw features, and the projections are weighed.
+    Fixed weights are not parameters. With PathNorm, alpha multiplies the affine parameters of a feature's LayerNorm.
+    Without PathNorm the sum is linear in the paths. So the weights of the new features are added to the weights of the
+    raw features, and the sums multiply the output projections.
     """
 
     def __init__(self, config: MultiPathConfig) -> None:
@@ -90,7 +90,7 @@ class PathSum(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def initialise(self, config: MultiPathConfig) -> None:
-        """Alpha as the config says, beta 1 (section 3.3)."""
+        """Set alpha to the config's `initial_path_weight`, and beta to 1 (section 3.3)."""
         if self.alpha is not None:
             init.constant_(self.alpha, config.initial_path_weight)
             init.ones_(self.beta)
@@ -102,12 +102,12 @@ class PathSum(nn.Module):
 
         Args:
             residual: the sub-layer's input X `[B, S, D]`.
-            inner: what the paths project `[n, B * S, in]`.
-            project: their output projections, `outputs_by_branch` of an `output_projection`.
+            inner: the inputs of the paths' output projections `[n, B * S, in]`.
+            project: the paths' output projections: `outputs_by_branch`, bound to an `output_projection`.
         """
         if self.path_norms:
             joined = self._normalised_sum(project(inner).unbind())
-        elif self.alpha is None:  # the same for all raw features, also with what the new ones add
+        elif self.alpha is None:  # one weight for all raw features, also when the new features are added to it
             joined = project(inner).sum(0) * (self.initial_weight * self.features / self.paths)
         else:
             joined = project(inner, self._path_weights()).sum(0)
@@ -115,10 +115,11 @@ class PathSum(nn.Module):
         return residual + joined if self.beta is None else torch.addcmul(joined, residual, self.beta)
 
     def _normalised_sum(self, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """sum_k alpha_k PathNorm_k(F_k).
+        """Return sum_k alpha_k PathNorm_k(F_k).
 
-        Of a new feature only sum_i F_i - F_j is made. Dividing by n - 1 would be undone by the norm, but for its
-        epsilon, which is multiplied by (n - 1)**2 instead. A norm whose weights may not be read is called.
+        A new feature is computed as sum_i F_i - F_j, without the division by n - 1. The norm would cancel this
+        division, except for the norm's epsilon, so epsilon is multiplied by (n - 1)**2 instead. If the weights of a
+        norm may not be read (see `is_own`), the norm is called.
         """
         total = sum(features) if self.features > self.paths else None
         joined = None
@@ -137,9 +138,9 @@ class PathSum(nn.Module):
         return joined
 
     def _path_weights(self) -> torch.Tensor:
-        """Weights `[n]` of the raw features that the sum over raw and new ones comes to.
+        """Return the weights `[n]` of the raw features that give the same sum as all raw and new features.
 
-        Path i is in itself, and with 1/(n-1) in all new features but the i-th.
+        Path i is part of the i-th raw feature, and, with the factor 1/(n-1), of all new features except the i-th.
         """
         if self.features == self.paths:
             return self.alpha
@@ -161,7 +162,7 @@ class MultiPathEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_paths = PathSum(config)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-        """`[B, S, D]` to `[B, S, D]`. The paths split after the norm, or, post-norm, it follows their sum."""
+        """Map `[B, S, D]` to `[B, S, D]`. Pre-norm, the norm precedes the paths; post-norm, it follows their sum."""
         x, norm = hidden_states, self.self_attn_layer_norm
         context, _ = self.self_attn(norm(x) if self.normalize_before else x, attention_mask, **kwargs)
         x = self.self_attn_paths(x, context, partial(outputs_by_branch, self.self_attn.out_proj))
@@ -174,7 +175,7 @@ class MultiPathEncoderLayer(GradientCheckpointingLayer):
 
 
 class MultiPathPreTrainedModel(DeepWidePreTrainedModel):
-    """What the models of this family share beside the rest."""
+    """The base class of the models of this family."""
 
     config_class = MultiPathConfig
     _no_split_modules = ["MultiPathEncoderLayer", "DecoderLayer"]
@@ -200,7 +201,7 @@ class MultiPathForConditionalGeneration(MultiPathPreTrainedModel, DeepWideForCon
     model_class = MultiPathModel
 
     def training_logs(self) -> dict[str, float]:
-        """Every alpha and beta, as `alpha/<layer>.<sub-layer>.<feature>` and `beta/<layer>.<sub-layer>`."""
+        """Return every alpha and beta, as `alpha/<layer>.<sub-layer>.<feature>` and `beta/<layer>.<sub-layer>`."""
         weights = {}
         for index, layer in enumerate(self.model.encoder.layers):
             for name, paths in (("self_attn", layer.self_attn_paths), ("feed_forward", layer.feed_forward_paths)):

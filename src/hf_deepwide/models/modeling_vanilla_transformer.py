@@ -1,7 +1,7 @@
 """The vanilla Transformer (Vaswani et al. 2017, "Attention Is All You Need"), pre- or post-norm, and its variants.
 
-With its defaults it is the encoder-decoder of `modeling_base`. Known ways to train deeper stacks are options, each on
-its own, and each equation is in the file of its classes:
+With its default config it is the encoder-decoder of `modeling_base`. Known methods to train deeper stacks are options.
+Each method has an option of its own, and its equations are in the file in the last column:
 
     `residual`            how a sub-layer is joined to its input: ReZero, DeepNorm, B2T, SDU     `residuals`
     `layer_aggregation`   what a layer reads: DLCL, DenseFormer, transparent attention           `layer_combination`
@@ -18,7 +18,7 @@ its own, and each equation is in the file of its classes:
     `initialization`      Lipschitz-constrained initial weights (Xu et al. 2020, 1911.03179)     here
                           depth-scaled initial weights (Zhang et al. 2019, 1908.11365)           here
 
-LayerDrop, with x_l the input of layer l and y_l its output: y_l = x_l where U_l <= p, U_l ~ U[0, 1], in training.
+LayerDrop, where x_l is the input of layer l and y_l its output: in training, y_l = x_l if U_l <= p, U_l ~ U[0, 1].
 
 Shapes: B batch, T time, D model width.
 """
@@ -96,24 +96,24 @@ LAYERS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "mhc": (ManifoldHyperEncoderLayer, ManifoldHyperDecoderLayer),
     "sdu": (SelfDependentEncoderLayer, SelfDependentDecoderLayer),
 }
-# … and by its `layer_form`, where that is not "transformer".
+# The layers by the config's `layer_form`, if it is not "transformer".
 FORMS: dict[str, tuple[type[EncoderLayer], type[DecoderLayer]]] = {
     "weighted": (WeightedEncoderLayer, WeightedDecoderLayer),
     "luna": (LunaEncoderLayer, LunaDecoderLayer),
-    "dynamic_convolution": (EncoderLayer, DecoderLayer),  # in which a convolution takes the place of self-attention
+    "dynamic_convolution": (EncoderLayer, DecoderLayer),  # `convolve` replaces their self-attention
     "evolved": (EvolvedEncoderLayer, EvolvedDecoderLayer),
 }
-WITHOUT_TWIN = ("luna", "evolved")  # forms that `decoding` does not know
+WITHOUT_TWIN = ("luna", "evolved")  # forms that `decoding` does not support
 OTHER_LAYERS = (
     *(RungeKuttaEncoderLayer, MergedAttentionDecoderLayer),
     *(LanguageAwareEncoderLayer, LanguageAwareDecoderLayer, LanguageAwareMergedLayer),
 )
-# Of a layer, whichever way it is joined.
+# The names of a layer's projections, for every `residual` and `layer_form` that can be depth-scaled.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "in_proj", "kernel_proj", "out_proj", "projection", "fc1", "fc2")
 
 
 class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
-    """What the models of this family share beside the rest."""
+    """The base class of the models of this family."""
 
     config_class = VanillaTransformerConfig
     _no_split_modules = [
@@ -141,16 +141,16 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As everywhere, or so that the model starts Lipschitz-constrained (Xu et al. 2020)."""
+        """Initialise as in every family, or so that the model starts Lipschitz-constrained (Xu et al. 2020)."""
         super()._init_weights(module)
         if self.config.initialization == "lipschitz":
             self._constrain(module)
 
     def _constrain(self, module: nn.Module) -> None:
-        """Draw initial weights so that a sub-layer hardly shrinks what a residual connection adds to it.
+        """Draw initial weights so that a sub-layer hardly shrinks the input that its residual connection adds.
 
-        Projections are uniform within sqrt(1 / inputs), each branch by its own inputs. Embeddings are uniform within
-        sqrt(2 / (D + V)), and a projection to the vocabulary of its own is a projection.
+        Projections are uniform within sqrt(1 / inputs), where `inputs` counts the inputs of one branch. Embeddings are
+        uniform within sqrt(2 / (D + V)). An output projection that is not tied to the embeddings is a projection.
         """
         if isinstance(module, nn.Embedding):
             bound = math.sqrt(2 / sum(module.weight.shape))
@@ -167,7 +167,7 @@ class VanillaTransformerPreTrainedModel(DeepWidePreTrainedModel):
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
-    """Layers that may be skipped in training, or read more than the layer before them."""
+    """A stack whose layers may be skipped in training, or may read more than the previous layer's output."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -179,21 +179,21 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         self.post_init()
 
     def post_init(self) -> None:
-        """As the parent's, which draws initial weights; depth-scaled weights must know their layer before."""
+        """Mark the layers' gains if weights are depth-scaled, then draw the initial weights as the parent does."""
         if self.config.initialization == "depth_scaled":
             for number, layer in enumerate(self.layers, start=1):
                 scale_initial_weights(layer, PROJECTIONS, number**-0.5)
         super().post_init()
 
     def begin_step(self, step: int) -> None:
-        """Move weights on a simplex to it."""
+        """Move the simplex weights of branched attention back to the simplex."""
         if self.config.layer_form == "weighted":
             for module in self.modules():
                 if isinstance(module, SimplexWeights):
                     module.project()
 
     def make_combination(self) -> nn.Module | None:
-        """What combines the outputs of this stack's layers."""
+        """Return the module that combines the outputs of this stack's layers, or None."""
         how = self.config.layer_aggregation
         if how in AGGREGATIONS:
             return AGGREGATIONS[how](self.config, len(self.layers), self.ffn_dim)
@@ -205,7 +205,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         raise NotImplementedError
 
     def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a layer, counted from 0, takes of the stack's `inputs`."""
+        """Return the part of the stack's `inputs` that a layer reads. Layers are counted from 0."""
         return inputs
 
     def run_layers(
@@ -213,7 +213,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
     ) -> torch.Tensor:
         """Run the layers, `[B, T, D]` to `[B, T, D]`; see `Stack`.
 
-        `posteriors` `[B]` are the sentences' languages, under the name of the model's argument.
+        `posteriors` `[B]` are the indices of the sentences' languages; the model's argument has the same name.
         """
         if self.config.language_aware:
             check_posteriors(posteriors, hidden_states.shape[0], self.config)
@@ -224,7 +224,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
                 "leave them out"
             )
         history: list[torch.Tensor] = []
-        state = self.first_state(hidden_states, inputs)  # what layers hand on beside their output
+        state = self.first_state(hidden_states, inputs)  # tensors that layers pass on beside their output
         skips = self.draw_skipped(kwargs.get("past_key_values"))
         for index, (layer, skipped) in enumerate(zip(self.layers, skips, strict=True)):
             own = self.inputs_of(index, inputs)
@@ -238,7 +238,10 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         return self.with_state(self.combine(history, hidden_states), state)
 
     def combine(self, history: list[torch.Tensor], hidden_states: torch.Tensor) -> torch.Tensor:
-        """What the next layer reads, or the stack gives, `[B, T, D]`; `history` learns what later sums read of it."""
+        """Return the next layer's input, or the stack's output, `[B, T, D]`.
+
+        The term that later sums read is added to `history`.
+        """
         if self.combination is None:
             return hidden_states
         hidden_states, term = self.combination(history, hidden_states)
@@ -246,11 +249,11 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel, Stack):
         return hidden_states
 
     def first_state(self, hidden_states: torch.Tensor, inputs: tuple[Any, ...]) -> Sequence[torch.Tensor]:
-        """What the first layer takes beside the embeddings and the `inputs`: nothing, but for Luna's P."""
+        """Return what the first layer reads beside the embeddings and the `inputs`: Luna's P, or nothing."""
         return ()
 
     def with_state(self, hidden_states: torch.Tensor, state: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the stack gives, of the last layer's output and state."""
+        """Return the stack's output, made of the last layer's output and state."""
         return hidden_states
 
 
@@ -278,14 +281,14 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
         self.post_init()
 
     def make_combination(self) -> nn.Module | None:
-        """What combines the outputs of the encoder's layers."""
+        """Return the module that combines the outputs of the encoder's layers, or None."""
         if self.config.layer_aggregation == "transparent":
             return TransparentAttention(self.config, len(self.layers))
         return super().make_combination()
 
     @property
     def layer_class(self) -> type[EncoderLayer]:
-        """What the layers are made of, and how they are joined."""
+        """The class of the layers that the config selects."""
         if self.config.layer_form in FORMS:
             return FORMS[self.config.layer_form][0]
         if self.config.language_aware:
@@ -310,21 +313,21 @@ class VanillaTransformerEncoder(VanillaTransformerStack, Encoder):
         return hidden_states + no_gradient(self.solver) if may_skip_all else hidden_states
 
     def first_state(self, hidden_states: torch.Tensor, inputs: tuple[Any, ...]) -> Sequence[torch.Tensor]:
-        """Luna's P, for each sentence."""
+        """Return Luna's P for each sentence."""
         return () if self.packed is None else (self.packed(hidden_states),)
 
     def with_state(self, hidden_states: torch.Tensor, state: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The last layer's output, and behind it Luna's P."""
+        """Return the last layer's output, followed by Luna's P."""
         return hidden_states if self.packed is None else torch.cat([hidden_states, *state], dim=1)
 
     @can_return_tuple
     @functools.wraps(Encoder.forward)
     def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutput:
-        """As the parent's, but for what is recorded beside the output.
+        """Run the parent's forward pass, and adapt the recorded attention weights and hidden states.
 
-        Attention weights of a layer that is evaluated twice are those of the second time. With transparent attention,
-        the last of the hidden states is the mean of what the decoder's layers read, `[B, S, D]`. Luna's P, behind
-        the output, is not among the hidden states.
+        For a layer that is evaluated twice, the attention weights are those of the second evaluation. With transparent
+        attention, the last hidden state `[B, S, D]` is the mean of the states that the decoder's layers read. Luna's
+        P, which follows the states in the output, is left out of the hidden states.
         """
         outputs = super().forward(*args, return_dict=True, **kwargs)
         if self.solver is not None and outputs.attentions is not None:
@@ -354,12 +357,12 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
 
     @property
     def has_twin(self) -> bool:
-        """Whether `decoding` can read single tokens as this decoder does."""
+        """Return whether `decoding` has a twin of this decoder that reads single tokens."""
         return self.config.layer_form not in WITHOUT_TWIN
 
     @property
     def layer_class(self) -> type[DecoderLayer]:
-        """What the layers are made of, and how they are joined."""
+        """The class of the layers that the config selects."""
         if self.config.layer_form in FORMS:
             return FORMS[self.config.layer_form][1]
         merged = self.config.decoder_attention == "merged"
@@ -373,7 +376,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
         return self.config.decoder_ffn_dim
 
     def inputs_of(self, layer: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a layer takes of the masks and the encoder's states: in transparent attention, its own part of them."""
+        """Return the masks and encoder states that a layer reads; in transparent attention, only its own states."""
         if self.config.layer_form == "luna":
             causal_mask, memory, *others = inputs
             return causal_mask, self.source_states(memory), *others
@@ -384,15 +387,18 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
         return causal_mask, memory.narrow(-1, layer * width, width), *others
 
     def source_states(self, memory: torch.Tensor) -> torch.Tensor:
-        """The states of the source's tokens, before Luna's P."""
+        """Return the states of the source tokens, without Luna's P."""
         return split_memory(memory, self.config)[0] if self.config.layer_form == "luna" else memory
 
     def first_state(self, hidden_states: torch.Tensor, inputs: tuple[Any, ...]) -> Sequence[torch.Tensor]:
-        """Luna's P as the encoder gives it."""
+        """Return Luna's P from the encoder's output."""
         return (split_memory(inputs[1], self.config)[1],) if self.config.layer_form == "luna" else ()
 
     def with_state(self, hidden_states: torch.Tensor, state: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The last layer's output; P, which nobody reads, gives gradients of zero to what made it."""
+        """Return the last layer's output.
+
+        No module reads the last P of Luna. In training the parameters that compute it get gradients of zero, not None.
+        """
         is_luna = self.config.layer_form == "luna" and self.training
         return hidden_states + state[0][:0].sum() if is_luna else hidden_states
 
@@ -400,8 +406,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack, Decoder):
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel, DeepWideModel):
     """Encoder and decoder without a head.
 
-    With transparent attention the encoder gives `[B, S, M * D]`: what each of M decoder layers reads, side by side.
-    With Luna it gives `[B, S + l, D]`: the states of the source, and behind them P.
+    With transparent attention the encoder returns `[B, S, M * D]`: the states for each of M decoder layers, side by
+    side. With Luna it returns `[B, S + l, D]`: the states of the source, followed by P.
     """
 
     encoder_class = VanillaTransformerEncoder
@@ -415,14 +421,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     @torch.no_grad()
     def training_logs(self) -> dict[str, float]:
-        """What the learned ways to join layers have come to, layers counted from 1.
+        """Return the current values of the learned connections between layers. Layers are counted from 1.
 
-        - `newest_weight/<stack>.<layer>`: the weight of a layer's output in the learned sum behind this layer.
-        - `earlier_weights/<stack>.<layer>`: there, the sum of the absolute weights of all that came before.
-        - `top_weight/decoder.<layer>`: in transparent attention, the weight of the encoder's last layer there.
+        - `newest_weight/<stack>.<layer>`: the weight of a layer's output in the learned sum after this layer.
+        - `earlier_weights/<stack>.<layer>`: in the same sum, the total of the absolute weights of all earlier outputs.
+        - `top_weight/decoder.<layer>`: in transparent attention, the weight of the encoder's last layer in its mean.
         - `query_length/<stack>`, `stream_gain/<stack>` or `coefficient_scale/<stack>`: see `measure` of the joins.
-        - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice: the mean of this process's last batch.
-        - `largest_kappa/<stack>`, `largest_alpha/<stack>`: of branched attentions, the mean over the stack.
+        - `solver_gate/<layer>`: g of an encoder layer that is evaluated twice: its mean in this process's last batch.
+        - `largest_kappa/<stack>`, `largest_alpha/<stack>`: the largest weights of a branched attention, averaged over
+          the stack.
         """
         logs = {}
         for name in ("encoder", "decoder"):

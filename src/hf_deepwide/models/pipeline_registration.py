@@ -1,4 +1,4 @@
-"""Brings `pipeline("translation")` back, which Transformers 5 has removed."""
+"""Restore `pipeline("translation")`, which Transformers 5 has removed."""
 
 import re
 from typing import Any
@@ -21,26 +21,28 @@ class TaskAliases(dict):
 
     @staticmethod
     def is_pair(task: str) -> bool:
-        """Whether a task names two languages."""
+        """Return whether the name of a task contains two languages."""
         return re.fullmatch(r"translation_.+_to_.+", task) is not None
 
 
 def register_pipeline() -> None:
-    """Bring `pipeline("translation")` and `pipeline("translation_xx_to_yy")` back.
+    """Restore `pipeline("translation")` and `pipeline("translation_xx_to_yy")`.
 
-    Not by `PIPELINE_REGISTRY.register_pipeline`: that also makes `save_pretrained` of every such pipeline write the
-    code into the checkpoint, which then asks for trust_remote_code, even a Marian's.
+    This function does not call `PIPELINE_REGISTRY.register_pipeline`. With that call, `save_pretrained` of every such
+    pipeline would write this code into the checkpoint, even for a Marian model. The checkpoint would then require
+    trust_remote_code.
     """
-    getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)  # from 5.19 on, the table is asked first
+    getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)  # since 5.19 this table is checked first
     registry = pipelines.PIPELINE_REGISTRY
     registry.supported_tasks["translation"] = translation_task()
     registry.task_aliases = TaskAliases(registry.task_aliases)
 
 
 def translation_task() -> dict[str, Any]:
-    """The registry's entry; there is no default model."""
+    """Return the registry's entry for the task. There is no default model."""
     return {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "default": {}, "type": "text"}
 
 
 if __name__.startswith("transformers_modules.") and "translation" not in pipelines.PIPELINE_REGISTRY.supported_tasks:
-    register_pipeline()  # this file came with a checkpoint, and its model is there before any pipeline is asked for
+    # This file came with a checkpoint, and the checkpoint's model is loaded before its pipeline is requested.
+    register_pipeline()

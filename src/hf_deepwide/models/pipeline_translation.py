@@ -2,9 +2,9 @@
 
     pipeline("translation", model="runs/mat")("Two dogs run.")      # [{"translation_text": …}]
 
-It serves every encoder-decoder checkpoint. `language_pairs.py` says how the language pair reaches the model.
+It works with every encoder-decoder checkpoint. `language_pairs.py` describes how the language pair reaches the model.
 
-The file travels to the Hub with a shared model: it imports torch, transformers and its neighbours, and nothing else.
+This file is uploaded to the Hub with a shared model. So it imports only torch, transformers and the modules beside it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -37,39 +37,40 @@ from .saved_fields import LIMITS
 logger = logging.get_logger(__name__)
 
 ACCEPTED = "accepted: a string, a list of strings, a generator or dataset of strings"
-MAX_NEW_TOKENS, NUM_BEAMS = 256, 4  # where neither the caller nor the model's generation config says otherwise
+MAX_NEW_TOKENS, NUM_BEAMS = 256, 4  # defaults, if neither the caller nor the model's generation config sets them
 WITHOUT_BEAMS = {"streamer", "assistant_model", "prompt_lookup_num_tokens"}  # arguments that beam search refuses
-WITHOUT_BATCHES = {  # arguments that are for one text
+WITHOUT_BATCHES = {  # arguments that apply to one text
     *(*WITHOUT_BEAMS, *CACHE_NAMES, "encoder_outputs", "prefix_allowed_tokens_fn", "logits_processor"),
     *("stopping_criteria", "custom_generate"),
 }
 LENGTHS = ("max_length", "max_new_tokens")
-BATCH_TOKENS, BATCH_TEXTS = 2048, 64  # at most, of what is translated together; padding counts, beams do not
+BATCH_TOKENS, BATCH_TEXTS = 2048, 64  # the limits of a batch; padding counts, beams do not
 
 
 class TranslationPipeline(Pipeline):
     """Translate text with an encoder-decoder model.
 
-    Arguments of `pipeline("translation", …)` and of each call, which win:
+    `pipeline("translation", …)` and each call accept these arguments; the arguments of the call take precedence:
 
     Args:
-        src_lang, tgt_lang: the languages, as config or tokenizer call them; needed where there are several. They
-            default to the task's (`"translation_en_to_de"`), then to those saved with the tokenizer or the
-            generation config.
-        truncation: True cuts a source that is longer than the model takes; False (default) raises `ValueError`.
-        return_text: give `translation_text` (default, unless `return_tensors`).
-        return_tensors: give `translation_token_ids`, a tensor `[target]`.
+        src_lang, tgt_lang: the languages, by their names in the config or tokenizer; required if there are several.
+            They default to the languages in the task's name (`"translation_en_to_de"`), then to the languages saved
+            with the tokenizer or the generation config.
+        truncation: True cuts a source that is too long for the model; False (default) raises `ValueError`.
+        return_text: return `translation_text` (default, unless `return_tensors`).
+        return_tensors: return `translation_token_ids`, a tensor `[target]`.
         clean_up_tokenization_spaces: remove spaces before punctuation and the like (default False).
         batch_size, num_workers: as in every pipeline. Without them a list is sorted by length and translated in
             batches of up to 64 texts and 2,048 tokens. The results are in the order of the texts. Datasets and
             generators are read one text after another unless `batch_size` is given.
-        generate_kwargs: anything `model.generate` takes, such as `num_beams=5`. The default, unless the model's
-            generation config says otherwise, is 4 beams and at most 256 new tokens. A model that a recipe has trained
-            has the limit with which it was scored: `max_length_factor` times the tokens of the source (the longest
-            one of a batch), and `max_length_offset` more. There are never more tokens than the model has positions.
+        generate_kwargs: any argument of `model.generate`, such as `num_beams=5`. Unless the model's generation config
+            sets other values, the default is 4 beams and at most 256 new tokens. A model that a recipe has trained
+            uses the length limit with which it was scored: `max_length_factor` times the number of source tokens (of
+            the longest source in a batch), plus `max_length_offset`. A translation never has more tokens than the
+            model has positions.
 
-    The model is put into evaluation mode. Special tokens in a text (`</s>`) are text as any other. The translation of
-    an empty text is empty.
+    The pipeline sets the model to evaluation mode. Special tokens in a text (`</s>`) are treated as plain text. The
+    translation of an empty text is empty.
 
     Raises:
         ValueError: the model cannot translate, an input is not a string or is too long, or a language is missing
@@ -134,8 +135,9 @@ class TranslationPipeline(Pipeline):
             kwargs: see the class.
 
         Returns:
-            For a string, a list of `num_return_sequences` dicts; for a list, one dict per input, or a list of dicts
-            if `num_return_sequences` > 1; for anything else, an iterator over what a string would give.
+            For a string, a list of `num_return_sequences` dicts. For a list, one dict per input, or a list of dicts
+            per input if `num_return_sequences` > 1. For any other input, an iterator that yields the result for each
+            text as for a string.
         """
         if isinstance(inputs, str):
             return super().__call__(check_text(inputs, "", ACCEPTED), **kwargs)
@@ -155,7 +157,10 @@ class TranslationPipeline(Pipeline):
         return iter(super().__call__(checked(inputs), **kwargs))
 
     def _chooses_batches(self, kwargs: dict[str, Any]) -> bool:
-        """Whether the texts of a list are batched here: not where the caller did, or gave tensors for one batch."""
+        """Return whether this class forms the batches of a list of texts.
+
+        It does not if the caller sets `batch_size` or `num_workers`, or passes arguments for one text or one batch.
+        """
         settings = {**self._forward_params, **kwargs}
         return (
             kwargs.get("batch_size", self._batch_size) is None
@@ -165,7 +170,7 @@ class TranslationPipeline(Pipeline):
         )
 
     def _translate_sorted(self, texts: list[str], **kwargs: Any) -> list[list[dict[str, Any]]]:
-        """Translate the longest first, some at a time; the results are in the order of the texts."""
+        """Translate in batches, the longest texts first. The results are in the order of the texts."""
         options = {name: value for name, value in kwargs.items() if name not in ("batch_size", "num_workers")}
         preprocess, forward, postprocess = self._sanitize_parameters(**options)
         sources = self._encode(texts, **{**self._preprocess_params, **preprocess})
@@ -188,7 +193,7 @@ class TranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         truncation: bool | str = False,
     ) -> dict[str, torch.Tensor]:
-        """Tokenize a source: `input_ids`, `attention_mask` `[1, source]`, and `is_empty` `[1]`."""
+        """Tokenize a source into `input_ids` and `attention_mask`, `[1, source]` each, and `is_empty` `[1]`."""
         return self._encode([text], src_lang, tgt_lang, truncation)[0]
 
     def _encode(
@@ -198,7 +203,7 @@ class TranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         truncation: bool | str = False,
     ) -> list[dict[str, torch.Tensor]]:
-        """Tokenize sources, all at once; each as `preprocess` gives it."""
+        """Tokenize all sources at once. Each result is as `preprocess` returns it."""
         truncation = TruncationStrategy({True: "longest_first", False: "do_not_truncate"}.get(truncation, truncation))
         choice = self.languages.choose(*self._asked(src_lang, tgt_lang))
         limit = source_limit(self.model.config, self.tokenizer)
@@ -224,7 +229,7 @@ class TranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         **generate_kwargs: Any,
     ) -> dict[str, torch.Tensor]:
-        """Translate a batch: `output_ids` `[batch, num_return_sequences, target]`, and `is_empty` `[batch]`."""
+        """Translate a batch to `output_ids` `[batch, num_return_sequences, target]`, and keep `is_empty` `[batch]`."""
         choice = self.languages.choose(*self._asked(src_lang, tgt_lang))
         settings = {**choice.settings, **generate_kwargs}
         is_empty = inputs.pop("is_empty")
@@ -234,7 +239,7 @@ class TranslationPipeline(Pipeline):
             settings.setdefault("posteriors", torch.full((len(ids),), choice.posterior, device=ids.device))
         limit = self._length_limit(settings, int(inputs["attention_mask"].sum(1).max()))
         if limit is not None:
-            settings["max_length"] = limit + 1  # with the token that the decoder starts from
+            settings["max_length"] = limit + 1  # plus the token that the decoder starts from
         else:
             settings.update(self._default_length(settings))
         settings.update(self._default_beams(settings))
@@ -251,7 +256,7 @@ class TranslationPipeline(Pipeline):
         return_tensors: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
-        """One source's translations as dicts."""
+        """Return the translations of one source as dicts."""
         records = []
         for padded in outputs["output_ids"][0]:
             ids = self._without_padding(padded, bool(outputs["is_empty"][0]))
@@ -264,32 +269,36 @@ class TranslationPipeline(Pipeline):
         return records
 
     def _asked(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
-        """The languages of the call, else of the pipeline, else of the task's name."""
+        """Return the languages of the call, or else of the pipeline, or else in the task's name."""
         return src_lang or self.task_languages[0], tgt_lang or self.task_languages[1]
 
     def _without_padding(self, ids: torch.Tensor, is_empty: bool) -> torch.Tensor:
-        """A translation's ids up to its end, as when a text is alone in its batch; of an empty text, start and end."""
+        """Return a translation's ids without padding; for an empty text, return only the start and end tokens."""
         if is_empty:
             ends = self.tokenizer.eos_token_id
-            ends = self.model.generation_config.eos_token_id if ends is None else ends  # BERT's kind has none
+            ends = self.model.generation_config.eos_token_id if ends is None else ends  # BERT's tokenizers have none
             end = ends[0] if isinstance(ends, list) else ends
             return ids[:1] if end is None else torch.cat([ids[:1], ids.new_tensor([end])])
         text = (ids != self.tokenizer.pad_token_id).nonzero()
         return ids[: int(text[-1]) + 1] if len(text) else ids[:1]
 
     def _said(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """What the model's generation config says, in its place that of the call, and before both the call itself."""
+        """Merge the settings of the model's generation config, the call's generation config and the call itself.
+
+        Later settings override earlier ones.
+        """
         return {**self.model.generation_config.to_diff_dict(), **given_config(settings), **settings}
 
     def _default_beams(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The number of beams, where neither `settings` nor a generation config says anything of them."""
+        """Return the default number of beams, unless the settings contain a number or exclude beam search."""
         said = self._said(settings)
         return {} if "num_beams" in said or said.keys() & WITHOUT_BEAMS else {"num_beams": NUM_BEAMS}
 
     def _length_limit(self, settings: dict[str, Any], source_length: int) -> int | None:
-        """Most tokens of the translation of such a source, as the model was scored; None where the call sets another.
+        """Return the most tokens of a translation of such a source, by the limit used in scoring the model.
 
-        It is also None of a model whose config does not say how it was scored.
+        The result is None if the call sets a length, or the model's generation config sets `max_new_tokens`. It is
+        also None if the model's config does not contain the limit used in scoring.
         """
         config, asked = self.model.config, {**given_config(settings), **settings}
         is_set = any(asked.get(name) is not None for name in LENGTHS)
@@ -299,15 +308,15 @@ class TranslationPipeline(Pipeline):
         return length_limit(config, source_length, config) if is_known else None
 
     def _default_length(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The length limit, where neither `settings` nor a generation config says anything of it.
+        """Return the default length limit, if neither `settings` nor a generation config sets a limit.
 
-        A length that the model has no positions for is lowered to what the model has.
+        A limit that is larger than the number of the model's positions is lowered to this number.
         """
         said, defaults = self._said(settings), {}
         longest = positions(self.model.config)
         if all(said.get(name) is None for name in LENGTHS):
             defaults["max_new_tokens"] = min(MAX_NEW_TOKENS, longest or MAX_NEW_TOKENS)
-        # Where both are said, `generate` goes by the new tokens.
+        # If both are set, `generate` uses `max_new_tokens`.
         name = "max_length" if said.get("max_new_tokens") is None else "max_new_tokens"
         if longest is not None and (said.get(name) or 0) > longest:
             logger.warning_once(f"`{name}` is {said[name]}, and the model takes at most {longest} tokens")
@@ -316,7 +325,7 @@ class TranslationPipeline(Pipeline):
 
 
 class CheckedTexts(Dataset):
-    """A dataset of strings that names the item that is none."""
+    """A dataset of strings. Its error message contains the index of an item that is not a string."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -329,7 +338,7 @@ class CheckedTexts(Dataset):
 
 
 def join(sources: Sequence[dict[str, torch.Tensor]], pad: int) -> dict[str, torch.Tensor]:
-    """Several sources, each of one row, as a batch that is padded on the right."""
+    """Join sources of one row each into a batch that is padded on the right."""
     padding = {"input_ids": pad, "attention_mask": 0}
     rows = {
         name: pad_sequence([source[name][0] for source in sources], batch_first=True, padding_value=value)
@@ -339,38 +348,38 @@ def join(sources: Sequence[dict[str, torch.Tensor]], pad: int) -> dict[str, torc
 
 
 def pad_on_the_right(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Rows `[batch, source]` that begin with their text, as each does alone: models count positions from there."""
+    """Move the padding of rows `[batch, source]` to the right, because models count positions from a row's start."""
     order = attention_mask.argsort(dim=1, descending=True, stable=True)
     return {"input_ids": input_ids.gather(1, order), "attention_mask": attention_mask.gather(1, order)}
 
 
 def given_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `generation_config` among the arguments of `generate` says."""
+    """Return the values that a `generation_config` in the arguments of `generate` sets."""
     config = settings.get("generation_config")
     return {} if config is None else config.to_diff_dict()
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that are not None, so that a call leaves alone what the pipeline was made with."""
+    """Return the options that are not None, so that a call keeps the pipeline's value of an option that it omits."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def is_map_style(inputs: Any) -> bool:
-    """Whether `inputs` is a torch dataset that is read by index."""
+    """Return whether `inputs` is a torch dataset that is read by index."""
     return isinstance(inputs, Dataset) and isinstance(inputs, Sized)
 
 
 def checked(texts: Iterable[Any]) -> Iterator[str]:
-    """Yield strings; raise at the first item that is none."""
+    """Yield the texts; raise `ValueError` at the first item that is not a string."""
     for position, text in enumerate(texts):
         yield check(text, position)
 
 
 def check(text: Any, position: int) -> str:
-    """A string as it is.
+    """Return a string unchanged.
 
     Raises:
-        ValueError: it is none; the message says where.
+        ValueError: `text` is not a valid string; the message contains `position`.
     """
     hint = "; for a column of a dataset: KeyDataset(dataset, column)" if isinstance(text, Mapping) else ""
     return check_text(text, f"item {position}, ", f"{ACCEPTED}{hint}")

@@ -1,10 +1,10 @@
-"""Encode text as text: no word of a text becomes a control token, and no text is too long to encode.
+"""Encode text as plain text: no word of a text becomes a control token, and no text is too long to encode.
 
-A tokenizer turns the words `</s>`, `<pad>`, `<2fr>` or `eng_Latn` in a sentence into the control tokens of these
-names. Such a sentence would end early, or ask for another language. `TextEncoder` encodes the letters of these words
+A tokenizer turns the words `</s>`, `<pad>`, `<2fr>` or `eng_Latn` in a sentence into the control tokens with these
+names. Such a sentence would end early, or request another language. `TextEncoder` encodes the letters of these words
 instead. Control tokens come from the caller, as ids.
 
-The file travels to the Hub with a shared model: it imports torch, transformers and its neighbours alone.
+This file is uploaded to the Hub with a shared model. So it imports only torch, transformers and the modules beside it.
 """
 
 import math
@@ -19,22 +19,23 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from .language_pairs import Choice, Languages, control_ids, speaking, target_vocabulary
 from .quoting import quote
 
-MOST_CHARACTERS = 100_000  # of one text that is translated: encoding takes a tenth of a second
-MOST_TOKENS = 10_000  # of one source, for a model and a tokenizer without a limit: attention is quadratic
+MOST_CHARACTERS = 100_000  # of one text to translate; encoding it takes a tenth of a second
+MOST_TOKENS = 10_000  # of one source, also if model and tokenizer allow more: attention is quadratic
 LENGTH_STEP = 8
 INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # spaces, controls, and signs such as a soft hyphen or a zero-width space
 PROBE = "x"
 
 
 class TextEncoder:
-    """Encodes texts of one side as `prefix + text + suffix`, with the tokens that the tokenizer puts around a text.
+    """An encoder of sources or of targets as `prefix + text + suffix`.
 
-    The tokenizer's languages must be set when the encoder is made.
+    Prefix and suffix are the tokens that the tokenizer puts around a text. The tokenizer's languages must be set
+    before the encoder is made.
 
     Args:
         tokenizer: any tokenizer of Transformers, fast or slow.
         target: encode targets instead of sources.
-        never: what `control_ids` gives for the sources, where it is known already.
+        never: the result of `control_ids` for sources, if it is known already.
     """
 
     def __init__(
@@ -58,16 +59,16 @@ class TextEncoder:
         self.prefix, self.suffix = whole[:start], whole[start + len(body) :]
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, in full."""
+        """Return the token ids of each text, with prefix and suffix."""
         return [self.frame(body) for body in self.bodies(texts)]
 
     def bodies(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without the tokens around it."""
+        """Return the token ids of each text, without prefix and suffix."""
         bodies = self._encode(list(texts), frame=False) if texts else []
         return [body if self.never.isdisjoint(body) else self._spelt(body) for body in bodies]
 
     def frame(self, body: list[int], tag_id: int | None = None, longest: float = math.inf) -> list[int]:
-        """A text's ids with the tokens around it, and with a tag before it; of the text only what `longest` allows."""
+        """Put prefix, tag and suffix around a text's ids. The text is cut, so that there are at most `longest` ids."""
         before = [*self.prefix, *([] if tag_id is None else [tag_id])]
         room = max(longest - len(before) - len(self.suffix), 0)
         if len(body) > room:
@@ -78,24 +79,24 @@ class TextEncoder:
     def _encode(self, texts: list[str], frame: bool) -> list[list[int]]:
         options = {"add_special_tokens": frame, "split_special_tokens": self.splits, "verbose": False}
         with _backend_as_it_was(self.tokenizer):
-            if self.is_plain and not frame:  # what comes around a text is all that the two sides differ in
+            if self.is_plain and not frame:  # the two sides differ only in the tokens around a text
                 backend = self.tokenizer.backend_tokenizer
                 backend.no_truncation()
                 backend.no_padding()
                 backend.encode_special_tokens = self.splits
-                # Nobody reads the offsets and masks that the tokenizer would make of each text.
+                # This skips the offsets and masks of each text, which are not needed here.
                 return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
             return self.tokenizer(**{self.side: texts}, return_attention_mask=False, **options)["input_ids"]
 
     def _spelt(self, body: list[int]) -> list[int]:
-        """Letters in place of control tokens, which some vocabularies (Unigram, SentencePiece) find in a text."""
+        """Replace the control tokens that some vocabularies (Unigram, SentencePiece) find in a text by letters."""
         spelt: list[int] = []
         vocabulary = self.tokenizer.get_vocab() if self.vocabulary is None else self.vocabulary
         names = {token_id: token for token, token_id in vocabulary.items() if token_id in self.never}
         unknown = vocabulary.get(str(self.tokenizer.unk_token))
         for token_id in body:
             if token_id in self.never:
-                # M2M100's codes need not be in its vocabulary, and Marian names ids of its target vocabulary alone
+                # M2M100's vocabulary may lack its codes; Marian's method converts only ids of the target vocabulary
                 name = names.get(token_id) or self.tokenizer.convert_ids_to_tokens(token_id)
                 letters = [vocabulary.get(letter, unknown) for letter in name]
                 spelt += [letter for letter in letters if letter is not None and letter not in self.never]
@@ -106,7 +107,7 @@ class TextEncoder:
 
 @contextmanager
 def _backend_as_it_was(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Undo what `split_special_tokens` leaves behind in a fast tokenizer's backend."""
+    """Restore the setting of a fast tokenizer's backend that `split_special_tokens` changes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     before = getattr(backend, "encode_special_tokens", None)
     try:
@@ -120,7 +121,7 @@ class Source(NamedTuple):
     """A source as the model reads it."""
 
     ids: list[int]
-    length: int  # tokens before it was cut
+    length: int  # tokens before the source was cut
     is_empty: bool
 
 
@@ -143,22 +144,23 @@ def encode_sources(languages: Languages, choice: Choice, texts: Sequence[str], l
 
 
 def positions(config: Any) -> int | None:
-    """Most tokens of a source or a translation that a model has positions for; None without a limit."""
+    """Return the number of a model's positions, the limit of a source or a translation; None without a limit."""
     return getattr(config, "max_position_embeddings", None)
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing of a text can be seen."""
+    """Return whether a text has only invisible characters."""
     return all(unicodedata.category(character) in INVISIBLE for character in text)
 
 
 def length_limit(config: Any, source_length: int, search: Any) -> int:
-    """Most tokens that a translation may have.
+    """Return the most tokens that a translation may have.
 
     Args:
-        config: of the model; None: positions are no limit.
+        config: the model's config; None: positions are no limit.
         source_length: tokens of the source; rounded up to a multiple of 8, so that many sentences share a limit.
-        search: has `max_length_factor`, so many tokens for each of the source, and `max_length_offset`, so many more.
+        search: an object with `max_length_factor`, the tokens per source token, and `max_length_offset`, which is
+            added.
     """
     rounded = math.ceil(source_length / LENGTH_STEP) * LENGTH_STEP
     limit = math.ceil(search.max_length_factor * rounded) + search.max_length_offset
@@ -166,15 +168,15 @@ def length_limit(config: Any, source_length: int, search: Any) -> int:
 
 
 def source_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Most tokens of a source: what the model takes, or the tokenizer's own limit if it is less."""
+    """Return the most tokens of a source: the least of the model's and the tokenizer's limits and `MOST_TOKENS`."""
     return int(min(positions(config) or math.inf, tokenizer.model_max_length, MOST_TOKENS))
 
 
 def check_text(text: Any, place: str, accepted: str) -> str:
-    """A string as it is.
+    """Return a string unchanged.
 
     Raises:
-        ValueError: it is no string, or holds half a character; the message begins with `place`.
+        ValueError: `text` is not a string, or contains half a surrogate pair; the message contains `place`.
     """
     if not isinstance(text, str):
         raise ValueError(f"cannot translate {place}{describe(text)}; {accepted}")
@@ -186,20 +188,20 @@ def check_text(text: Any, place: str, accepted: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """Type and beginning of a value, on one line, for messages."""
+    """Return the type and the beginning of a value, on one line, for messages."""
     return f"{type(value).__name__} {quote(value)}"
 
 
 def sorted_batches(
     lengths: Sequence[int], max_tokens: int, max_texts: int | None = None, limits: Sequence[int] | None = None
 ) -> Iterator[list[int]]:
-    """Yield lists of indices of texts, the longest texts first: memory runs out at once or never.
+    """Yield batches of text indices, the longest texts first: memory runs out in the first batch or never.
 
     Args:
         lengths: tokens of each text.
         max_tokens: most tokens of a batch, padding included. A longer text is a batch of its own.
-        max_texts: most texts of a batch; None is any number.
-        limits: a number for each text; the texts of a batch have one number in common.
+        max_texts: most texts of a batch; None: any number.
+        limits: a number for each text; all texts of a batch have the same number.
     """
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -213,9 +215,10 @@ def sorted_batches(
 
 
 def padded_behind_end(ids: torch.Tensor, ends: int | Sequence[int] | None, pad: int) -> torch.Tensor:
-    """Tokens `[R, 1 + T]` of `generate`, the start first, with padding alone behind the first end of each row.
+    """Replace all tokens after the first end token of each row by padding.
 
-    Beam search of Transformers fills rows up with an end where padding has the id 0.
+    The rows `[R, 1 + T]` come from `generate`, and begin with the start token. If the padding id is 0, Transformers'
+    beam search fills rows up with end tokens instead of padding.
     """
     if ends is None:
         return ids

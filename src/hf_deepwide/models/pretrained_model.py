@@ -1,4 +1,4 @@
-"""The base class of every model: what Transformers asks of a model, and how the papers initialise one.
+"""The base class of every model: the interface to Transformers, and the papers' initialisation.
 
 Shapes: D model width, V vocabulary.
 """
@@ -28,8 +28,8 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
-    no_weight_decay: tuple[str, ...] = ()  # last parts of parameters' names, of scales that decay would distort
-    label_smoothing: float = 0.0  # where the model's call names none; set by a trainer, not saved
+    no_weight_decay: tuple[str, ...] = ()  # last parts of the names of scales that decay would distort
+    label_smoothing: float = 0.0  # the default of the model's call; set by a trainer, not saved
 
     def __init__(self, config: DeepWideConfig, *args: Any, **kwargs: Any) -> None:
         # Fields may have been set since the config was made: `from_pretrained(folder, field=value)` does so.
@@ -37,9 +37,9 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         super().__init__(config, *args, **kwargs)
 
     def post_init(self) -> None:
-        """As the parent's; of the layers that may not be split, only the classes that this model has are named.
+        """Call the parent's method, and keep in `_no_split_modules` only the classes that this model contains.
 
-        Accelerate (FSDP) refuses a model that names another class.
+        Accelerate (FSDP) refuses a model whose `_no_split_modules` contains another class.
         """
         super().post_init()
         present = {type(module).__name__ for module in self.modules()}
@@ -47,7 +47,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
 
     @property
     def training_step(self) -> int:
-        """Optimizer steps made so far, for schedules in the loss; set by a trainer, not saved."""
+        """The number of optimizer steps so far, for schedules in the loss. A trainer sets it; it is not saved."""
         return getattr(self, "_training_step", 0)
 
     @training_step.setter
@@ -56,19 +56,20 @@ class DeepWidePreTrainedModel(PreTrainedModel):
         self.begin_step(step)
 
     def begin_step(self, step: int) -> None:
-        """What the model does once `step` optimizer steps were made; a family overrides this hook."""
+        """Update the model after `step` optimizer steps; a family overrides this hook."""
 
     def training_logs(self) -> dict[str, float]:
-        """Return numbers by name that a family logs beside the loss."""
+        """Return the numbers that a family logs beside the loss, by name."""
         return {}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """The papers' initialisation, or N(0, init_std) where the config gives one (specs: fairseq, MAT's fork).
+        """Initialise as the papers do, or with N(0, init_std^2) if the config sets it (specs: fairseq, MAT's fork).
 
-        Embeddings N(0, 1/D), padding row 0; projections Xavier-uniform, each branch by its own fan-in and fan-out,
-        q, k and v as one fused [3D, D] matrix; biases 0. A way of joining sub-layers may make some projections start
-        smaller (`gain`). A module that has weights of another kind fills them itself (`initialise`).
+        Embeddings and `lm_head` start as N(0, 1/D), with a padding row of 0. Projections are Xavier-uniform by the
+        fan-in and fan-out of one branch; q, k and v count as one fused [3D, D] matrix. Biases are 0. Some residual
+        connections make projections start smaller (`gain`). A module with weights of another kind fills them itself
+        (`initialise`).
         """
         std = self.config.init_std
         if hasattr(module, "initialise"):
@@ -92,10 +93,10 @@ class DeepWidePreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """`{tied parameter: its source}`.
+        """Return `{tied parameter: its source}`.
 
-        Transformers switches all tying by `tie_word_embeddings`. Here, as in Marian, sharing the two embeddings
-        (`share_encoder_decoder_embeddings`) and tying the output projection are independent choices.
+        In Transformers `tie_word_embeddings` switches all tying. Here, as in Marian, two choices are independent:
+        sharing the two embeddings (`share_encoder_decoder_embeddings`), and tying the output projection.
         """
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
@@ -104,7 +105,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize every table of a joint vocabulary; with two vocabularies, only the source's."""
+        """Resize all embeddings of a joint vocabulary; with two vocabularies, resize only the source embedding."""
         config, decoder, head = self.config, self.base_model.decoder, self.get_output_embeddings()
         joint = config.decoder_vocab_size == config.vocab_size
         if joint and not config.share_encoder_decoder_embeddings:
@@ -120,7 +121,7 @@ class DeepWidePreTrainedModel(PreTrainedModel):
 
 
 class WithoutDecoder:
-    """A mixin for models that are an encoder: there is one vocabulary, with one table of embeddings."""
+    """A mixin for encoder-only models, which have one vocabulary and one embedding table."""
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The token embedding."""

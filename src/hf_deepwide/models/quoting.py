@@ -1,12 +1,12 @@
-"""Values of a person's in messages: one short line, however large or nested the value is."""
+"""Quote a user's values in messages: on one short line, even if a value is large or nested."""
 
 import reprlib
 
-QUOTED, TOLD = 100, 300  # characters of a value, and of what somebody else says in a message
+QUOTED, TOLD = 100, 300  # most characters in a message: of a value, and of a text from other software
 
 
 class _Quote(reprlib.Repr):
-    """`repr` of the first few members and levels."""
+    """A `repr` that shows only the first few members and levels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,6 +22,6 @@ def quote(value: object) -> str:
 
 
 def one_line(said: object, most: int = TOLD) -> str:
-    """Write what somebody else says, such as an exception, on one line of at most so many characters."""
+    """Write a text from other software, such as an exception, on one line of at most `most` characters."""
     text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in " ".join(str(said).split()))
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,9 +1,10 @@
-"""Relative positions: a key also knows how far it stands from the query (Shaw et al. 2018, arXiv 1803.02155).
+"""Relative positions: a score also depends on the distance from query to key (Shaw et al. 2018, arXiv 1803.02155).
 
     e_ts = q_t (k_s + a_c)^T / sqrt(H),  c = clip(s - t, -k, k)                      (Eq. 4, of keys alone)
 
-Each branch of each layer has its own vectors a, which its heads share. Past the distance k all positions are alike. In
-a decoder no key stands behind its query, so it has k + 1 vectors, and an encoder has 2k + 1.
+Each branch of each layer has its own vectors a, which the heads of the branch share. All positions beyond the distance
+k have the same vector as the distance k. A decoder has k + 1 vectors, because no key comes after its query. An encoder
+has 2k + 1.
 
 Shapes: B batch, T queries, S keys, N branches, H head width.
 """
@@ -19,17 +20,17 @@ from .configuration_base import DeepWideConfig
 
 
 class RelativeKeys(nn.Module):
-    """The vectors a of one attention, and what they add to its scores."""
+    """The vectors a of one attention, and the bias that they add to its scores."""
 
     def __init__(self, branches: int, head_dim: int, most: int, is_causal: bool) -> None:
-        """`most` is k, the largest distance that is told from larger ones."""
+        """Make the vectors; `most` is k, the largest distance with a vector of its own."""
         super().__init__()
         self.branches, self.most, self.is_causal = branches, most, is_causal
         self.vectors = most + 1 if is_causal else 2 * most + 1
         self.weight = nn.Parameter(torch.empty(branches * self.vectors, head_dim))  # a of each branch, stacked
 
     def initialise(self, config: DeepWideConfig) -> None:
-        """Fill the weights of a new model: Xavier, each branch by itself, or N(0, init_std)."""
+        """Fill the weights of a new model: Xavier-uniform for each branch separately, or N(0, init_std^2)."""
         if config.init_std is None:
             bound = math.sqrt(6 / (self.vectors + self.weight.shape[1]))
             init.uniform_(self.weight, -bound, bound)
@@ -37,7 +38,7 @@ class RelativeKeys(nn.Module):
             init.normal_(self.weight, std=config.init_std)
 
     def table(self) -> torch.Tensor:
-        """The vectors, `[N, H, vectors]`; a decoder's begin at the query's own position and go back."""
+        """Return the vectors, `[N, H, vectors]`. In a decoder they begin at the query's own position and go back."""
         return self.weight.unflatten(0, (self.branches, self.vectors)).transpose(1, 2)
 
     def forward(
@@ -48,13 +49,13 @@ class RelativeKeys(nn.Module):
         mask: torch.Tensor | None,
         kept: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """A mask for each head: q_t a_c^T, and what `mask` says.
+        """Return a mask for each head: q_t a_c^T, combined with `mask`.
 
         Args:
-            query: scaled by 1/sqrt(H), of all branches or of those in `kept`, `[B, heads, T, H]`.
-            keys: S.
+            query: queries scaled by 1/sqrt(H), of all branches or of the branches in `kept`, `[B, heads, T, H]`.
+            keys: S, the number of keys.
             past: the position of the first query.
-            mask: `[B, 1, T, S]`, additive, or bools that are True where a key is seen, or None.
+            mask: `[B, 1, T, S]`, additive, or bools that are True where a key is visible, or None.
             kept: the branches that are computed; None: all.
 
         Returns:

@@ -1,8 +1,8 @@
-"""The code that a shared checkpoint carries, and how it stays with the checkpoint when somebody saves it again.
+"""The code in a shared checkpoint, which stays with the checkpoint when a user saves it again.
 
-A config that `share` has written names, in `auto_map` and `custom_pipelines`, the modules that lie beside it. Whoever
-loads such a checkpoint and saves it, as every Trainer does, gets the modules again. Transformers itself would leave
-the pipeline behind, and, where this package is imported, all of the code.
+A config that `share` has written names the modules beside it in `auto_map` and `custom_pipelines`. When a user loads
+such a checkpoint and saves it again, as every Trainer does, these modules are saved, too. Transformers itself would
+not save the pipeline. If this package is imported, it would save none of the code.
 """
 
 import shutil
@@ -11,13 +11,13 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .pipeline_registration import TranslationPipeline  # so named, the pipeline's files travel with every model's
+from .pipeline_registration import TranslationPipeline  # relative, so that its files are copied with every model's
 
 HERE = Path(__file__).parent
 
 
 def reference(cls: type) -> str:
-    """A class as `auto_map` names it: `module.Class`."""
+    """Return the name of a class in `auto_map`: `module.Class`."""
     return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
 
 
@@ -27,14 +27,14 @@ CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
 
 
 def is_remote(cls: type) -> bool:
-    """True if a class comes with a checkpoint, False if it comes from this package."""
+    """Return True if a class comes with a checkpoint, False if it comes from this package."""
     return cls.__module__.startswith("transformers_modules.")
 
 
 def own_entries(auto_map: Any, config_class: type) -> dict[str, str]:
-    """The entries of an `auto_map`, or none at all if it does not belong to the config class.
+    """Return the entries of an `auto_map`, or {} if the map does not belong to the config class.
 
-    A map from elsewhere may name any code, which a checkpoint of ours must not carry on.
+    A map from another source may name any code, and a checkpoint of this package must not pass on such code.
     """
     if not isinstance(auto_map, dict):
         return {}
@@ -43,7 +43,7 @@ def own_entries(auto_map: Any, config_class: type) -> dict[str, str]:
 
 
 def copy_code(auto_map: dict[str, str], folder: Path) -> dict[str, str]:
-    """Copy the modules of an `auto_map`, with all that they import, and the pipeline to a folder.
+    """Copy the modules of an `auto_map`, their relative imports, and the pipeline to a folder.
 
     Returns:
         The entries whose module is in the folder. A module that this process has not loaded may be absent.

@@ -1,7 +1,8 @@
-"""How a sub-layer is joined to its input, other than by addition and a LayerNorm; each way is a class to mix in.
+"""Residual connections other than addition and a LayerNorm; each kind is a mixin class.
 
-x is the input of a sub-layer F, x_0 the input of its layer. N and M are the layers of encoder and decoder, L those of
-the layer's own stack. None of these ways has anything to say of width, or of how layers are joined:
+x is the input of a sub-layer F, and x_0 is the input of its layer. N and M are the numbers of encoder and decoder
+layers. L is the number of layers in the layer's own stack. None of these kinds changes the width, or how layers are
+joined to each other:
 
     ReZero     x + a F(x), without LayerNorms; a is 0 at first           (Bachlechner et al. 2021, arXiv 2003.04887)
     DeepNorm   LN(alpha x + F(x)), alpha by both depths                  (Wang et al. 2022, arXiv 2203.00555)
@@ -24,9 +25,9 @@ from .layers import DecoderLayer, EncoderLayer, remove_norms
 
 
 class ReZero:
-    """Makes of a layer one that starts as the identity: x + a * dropout(sublayer(x)), without LayerNorms.
+    """A mixin for layers that start as the identity: x + a * dropout(sublayer(x)), without LayerNorms.
 
-    One weight a per layer, 0 at first, serves all its sub-layers.
+    One weight a per layer, initially 0, multiplies all its sub-layers.
     """
 
     def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
@@ -35,7 +36,7 @@ class ReZero:
         self.residual_weight = nn.Parameter(torch.zeros(1))
 
     def initialise(self, config: VanillaTransformerConfig) -> None:
-        """Start as the identity."""
+        """Set a to 0, so that the layer starts as the identity."""
         init.zeros_(self.residual_weight)
 
     def residual(
@@ -51,23 +52,23 @@ class ReZero:
 
 
 class ReZeroEncoderLayer(ReZero, EncoderLayer):
-    """Self-attention and feed-forward, weighed."""
+    """Self-attention and feed-forward, multiplied by a."""
 
 
 class ReZeroDecoderLayer(ReZero, DecoderLayer):
-    """Causal self-attention, attention to the source and feed-forward, weighed."""
+    """Causal self-attention, attention to the source and feed-forward, multiplied by a."""
 
 
 class DeepNorm:
-    """Post-norm with a weighed input, LN(alpha * x + dropout(sublayer(x))). Alpha grows with the depth of the model.
+    """A mixin for post-norm layers with a scaled input: LN(alpha * x + dropout(sublayer(x))).
 
-    The initial weights of the projections `v_proj`, `out_proj`, `fc1` and `fc2` are multiplied by beta. Each stack has
-    its own two constants, with N encoder layers and M decoder layers:
+    Alpha grows with the depth of the model. The initial weights of the projections `v_proj`, `out_proj`, `fc1` and
+    `fc2` are multiplied by beta. Each stack has its own two constants, with N encoder layers and M decoder layers:
 
         encoder   alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16)
         decoder   alpha = (3 M)^(1/4),         beta = (12 M)^(-1/4)
 
-    torchscale's beta of an encoder that has a decoder is 1.32 times as large, because 0.87 is inverted twice there.
+    In torchscale, beta of an encoder with a decoder is 1.32 times as large, because 0.87 is inverted twice there.
     """
 
     projections = ("v_proj", "out_proj", "fc1", "fc2")  # and not q_proj and k_proj
@@ -79,7 +80,7 @@ class DeepNorm:
 
     @staticmethod
     def constants(encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
-        """alpha and beta of the layer's stack, in a model of so many layers."""
+        """Return alpha and beta of the layer's stack, in a model with these numbers of layers."""
         raise NotImplementedError
 
     def residual(
@@ -99,7 +100,7 @@ class DeepNormEncoderLayer(DeepNorm, EncoderLayer):
 
     @staticmethod
     def constants(encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
-        """alpha and beta of the encoder."""
+        """Return alpha and beta of the encoder."""
         root = (encoder_layers**4 * decoder_layers) ** (1 / 16)
         return 0.81 * root, 0.87 / root
 
@@ -109,14 +110,15 @@ class DeepNormDecoderLayer(DeepNorm, DecoderLayer):
 
     @staticmethod
     def constants(encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
-        """alpha and beta of the decoder, whose depth alone matters."""
+        """Return alpha and beta of the decoder, which depend only on the depth of the decoder."""
         return (3 * decoder_layers) ** 0.25, (12 * decoder_layers) ** -0.25
 
 
 class BottomToTop:
-    """Post-norm with a connection from a layer's input to its last norm, around the norms between (B2T).
+    """A mixin for post-norm layers with a connection from the layer's input to its last norm (B2T).
 
-    As in the released code, all projections of a layer start smaller by L^(-1/2).
+    The connection bypasses the norms between. As in the released code, the initial weights of all projections of a
+    layer are multiplied by L^(-1/2).
     """
 
     projections = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
@@ -134,7 +136,7 @@ class BottomToTop:
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Join the last sub-layer to its input and to the layer's: norm(bottom + x + gate * dropout(sublayer(x)))."""
+        """Join the last sub-layer to x and to the layer's input: norm(bottom + x + gate * dropout(sublayer(x)))."""
         return norm(bottom + x + self.addend(x, sublayer, gate))
 
 
@@ -151,23 +153,24 @@ class BottomToTopDecoderLayer(BottomToTop, DecoderLayer):
 
 
 class SelfDependencyUnit(nn.Module):
-    """sigmoid(W_1 x + b_1) * (W_2 x + b_2): each position by itself (Highway Transformer, Eq. 3 and 4)."""
+    """A gated unit at each position: sigmoid(W_1 x + b_1) * (W_2 x + b_2) (Highway Transformer, Eq. 3 and 4)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.projection = input_projection(2, width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, D]`."""
+        """Map `[B, T, D]` to `[B, T, D]`."""
         gate, value = self.projection(x).chunk(2, dim=-1)
         return torch.sigmoid(gate) * value
 
 
 class SelfDependent:
-    """Adds a gated unit beside each sub-layer F.
+    """A mixin that adds a gated unit beside each sub-layer F.
 
     Post-norm: LN(x + dropout(F(x)) + SDU(x)). Pre-norm, as in the released code: x + dropout(F(LN(x))) + SDU(x). The
-    released code can also have tanh for the sigmoid. Xu et al. (2024) count a unit for every sub-layer of both stacks.
+    released code can also use tanh instead of the sigmoid. Xu et al. (2024) count a unit for every sub-layer of both
+    stacks.
     """
 
     def __init__(self, config: VanillaTransformerConfig, *args: Any) -> None:
@@ -196,7 +199,7 @@ class SelfDependentDecoderLayer(SelfDependent, DecoderLayer):
 
 
 def scale_initial_weights(layer: nn.Module, projections: tuple[str, ...], gain: float) -> None:
-    """Let the weights of a layer's projections of these names start `gain` times as large."""
+    """Mark the projections with these names in a layer, so that their weights start `gain` times as large."""
     for name, module in layer.named_modules():
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in projections:
             mark(module, gain=gain)

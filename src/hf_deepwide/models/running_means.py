@@ -1,4 +1,4 @@
-"""Means of numbers that a model reports now and then."""
+"""Means of numbers that a model reports at intervals."""
 
 from collections.abc import Callable
 
@@ -6,19 +6,19 @@ import torch
 
 
 class RunningMeans:
-    """Weighted means by name, kept on the numbers' device so that adding one waits for nothing."""
+    """Weighted means by name. They stay on the numbers' device, so that `add` needs no synchronisation."""
 
     def __init__(self) -> None:
         self.totals: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add(self, name: str, value: torch.Tensor, weight: torch.Tensor | float = 1.0) -> None:
-        """Add a scalar that is already multiplied by its weight, unless it is not finite, as in a skipped step."""
+        """Add a scalar that is already multiplied by its weight; ignore it if it is not finite (a skipped step)."""
         total, weights = self.totals.get(name, (0.0, 0.0))
         is_finite = value.isfinite()
         self.totals[name] = total + value.detach().float().where(is_finite, 0.0), weights + weight * is_finite
 
     def reduce(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Let `reduce` add what other processes have added under the same names: one tensor `[names, 2]`."""
+        """Sum over all processes, which have the same names; `reduce` sums one tensor `[names, 2]`."""
         if self.totals:
             sums = torch.stack(
                 [torch.stack([total, torch.as_tensor(w).to(total)]) for total, w in self.totals.values()]
@@ -26,7 +26,7 @@ class RunningMeans:
             self.totals = {name: (row[0], row[1]) for name, row in zip(self.totals, reduce(sums), strict=True)}
 
     def take(self) -> dict[str, float]:
-        """The means of what was added since the last call; NaN where nothing was finite."""
+        """Return the means of the numbers added since the last call; NaN if none of them was finite."""
         means = {name: float(total / weight) for name, (total, weight) in self.totals.items()}
         self.totals.clear()
         return means

@@ -1,14 +1,14 @@
-"""Fields of a config beside those of its class, which stay with a model in every form: pruned, wider, converted."""
+"""Additional config fields that a model keeps when it is pruned, widened or converted."""
 
 import copy
 from typing import Any
 
-LIMITS = ("max_length_factor", "max_length_offset")  # with which limit of length the model was scored
+LIMITS = ("max_length_factor", "max_length_offset")  # the length limit with which the model was scored
 FIELDS = ("translation_pairs", "trained_pairs", "source_lang", "target_lang", *LIMITS)
 
 
 def keep_fields(old: Any, new: Any) -> None:
-    """Let a config say of languages and lengths what another config says."""
+    """Copy the fields about languages and lengths that the config `old` sets to the config `new`."""
     for name in FIELDS:
         if (value := getattr(old, name, None)) is not None:
             setattr(new, name, copy.deepcopy(value))

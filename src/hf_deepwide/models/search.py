@@ -1,10 +1,10 @@
-"""The loops of `generate` on a processor: greedy search, sampling and beam search over a `DecodingCache`.
+"""The loops of `generate` on a CPU: greedy search, sampling and beam search with a `DecodingCache`.
 
-They find the tokens that Transformers' loops find; of equally good ones, which are frequent in 16 bits, they may find
-another one. With a small model, Transformers' loops cost much of the time: they record each step, even if nobody asks
-for the record. They also go on with all sentences until the last one has ended. Here a sentence leaves the batch when
-its translation cannot change any more. Only where tokens are drawn do all rows stay, so that each gets the random
-numbers that it gets in Transformers. A call that asks for more than tokens gets Transformers' loops: see `can_search`.
+They find the same tokens as Transformers' loops. Only among equally good tokens, which are frequent in 16 bits, may
+they find another one. With a small model, Transformers' loops take much of the time. They record each step, even if
+the record is not requested. They also continue with all sentences until the last one has ended. Here a sentence leaves
+the batch when its translation can no longer change. In sampling all rows stay, so that each row gets the same random
+numbers as in Transformers. A call that requests more than tokens uses Transformers' loops: see `can_search`.
 
 Shapes: R rows, L sentences that are left in the batch, K beams, V vocabulary, T the most tokens of a translation.
 """
@@ -21,7 +21,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .decoding import DecodingCache, is_as_made
 
-# Processors that change a row's scores by what this row holds. With any other processor, no row leaves the batch.
+# Processors that compute a row's scores from this row alone. With any other processor, no row leaves the batch.
 ROW_BY_ROW: tuple[type, ...] = (
     logits_process.ForcedBOSTokenLogitsProcessor,
     logits_process.ForcedEOSTokenLogitsProcessor,
@@ -41,10 +41,10 @@ FEW_LEFT: tuple[type, ...] = (
     logits_process.ForcedEOSTokenLogitsProcessor,
     logits_process.PrefixConstrainedLogitsProcessor,
 )
-# Transformers' score of what cannot be is that, negative; scores of translations must stay far from it.
+# Transformers gives impossible beams the negative of this score. Scores of translations must stay far from it.
 IMPOSSIBLE = 1e9
-CPU = torch.device("cpu")  # of all tensors here, whatever PyTorch's default device is
-GROUP = 64  # scores of which the best one is looked at first
+CPU = torch.device("cpu")  # the device of all tensors here, whatever PyTorch's default device is
+GROUP = 64  # scores in a group; `best` compares the best score of each group first
 
 
 def can_search(
@@ -56,16 +56,16 @@ def can_search(
     streamer: Any = None,
     **unused: Any,
 ) -> bool:
-    """Whether these loops give all that a call of `generate` asks for.
+    """Return whether these loops can do all that a call of `generate` requests.
 
     Args:
-        generation_config: how tokens are chosen.
-        stopping_criteria: what ends a row; here, the usual ones do.
-        past_key_values: what the model decodes with.
-        logits_processor: what changes scores.
+        generation_config: settings of the search.
+        stopping_criteria: criteria that end a row; these loops support only the usual ones.
+        past_key_values: the cache; these loops need a `DecodingCache` on the CPU.
+        logits_processor: processors that change scores.
         synced_gpus: whether processes wait for each other.
-        streamer: what wants to see each token at once.
-        unused: what `generate` hands its loops beside these.
+        streamer: an object that receives each token at once.
+        unused: other arguments that `generate` passes to its loops.
     """
     config = generation_config
     ends, longest = config._eos_token_tensor, config.max_length
@@ -92,23 +92,23 @@ def can_search(
 
 
 def longest(model: nn.Module, config: GenerationConfig, begun: int) -> int:
-    """The length, in tokens, at which the search ends: `max_length`, or one token more than the model has positions.
+    """Return the most tokens of a row: `max_length`, or the number of the model's positions plus 1 if it is smaller.
 
-    The last token is never read, so it needs no position. If the `begun` tokens are too many already, one step is
-    made, in which the model refuses them.
+    The last token is never read, so it needs no position. If `max_length` is larger than this, or the `begun` tokens
+    are already too many, the search ends with an error, which the model raises in the next step.
     """
     return max(begun + 1, min(config.max_length, model.config.max_position_embeddings + 1))
 
 
 def reader(model: nn.Module, cache: DecodingCache) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes logits of tokens: the cache; or the model, if somebody looks on, or has put autocast around it."""
+    """Return the function that computes logits of tokens: the cache's, or the model if hooks or autocast wrap it."""
     if is_as_made(model):
         return cache.logits
     return lambda tokens: model(decoder_input_ids=tokens, cache=cache).logits
 
 
 def may_leave(cache: DecodingCache, processors: LogitsProcessorList) -> bool:
-    """Whether sentences may leave the batch one by one."""
+    """Return whether sentences may leave the batch one by one."""
     return cache.sentences > 1 and all(type(processor) in ROW_BY_ROW for processor in processors)
 
 
@@ -120,23 +120,23 @@ def search_rows(
     generation_config: GenerationConfig,
     **unused: Any,
 ) -> torch.Tensor:
-    """Greedy search, or sampling: a token for each row, until all rows have ended.
+    """Run greedy search or sampling: add a token to each row, until all rows have ended.
 
     Args:
         model: a translation model.
-        input_ids: what each row begins with, `[R, T']`.
-        past_key_values: prepared for these rows.
-        logits_processor: changes the scores of tokens.
-        generation_config: how tokens are chosen.
-        unused: what `generate` hands its loops beside these.
+        input_ids: the first tokens of each row, `[R, T']`.
+        past_key_values: the cache, prepared for these rows.
+        logits_processor: processors that change the scores of tokens.
+        generation_config: settings of the search.
+        unused: other arguments that `generate` passes to its loops.
 
     Returns:
-        Tokens `[R, T]`, padded behind their ends.
+        Tokens `[R, T]`, padded after their end tokens.
     """
     cache, processors, config = past_key_values, logits_processor, generation_config
     length, ends = input_ids.shape[1], config._eos_token_tensor
     read = reader(model, cache)
-    leaves = ends is not None and not config.do_sample and may_leave(cache, processors)  # draws are of all rows
+    leaves = ends is not None and not config.do_sample and may_leave(cache, processors)  # a draw is for all rows
     fill = 0 if ends is None else int(config._pad_token_tensor)
     sequences = input_ids.new_full((len(input_ids), longest(model, config, length)), fill, dtype=torch.long)
     sequences[:, :length] = input_ids
@@ -145,12 +145,12 @@ def search_rows(
     tokens = input_ids
     while True:
         scores = read(tokens)[:, -1].float()
-        if processors:  # which may change the scores in place
+        if processors:  # processors may change the scores in place
             scores = processors(sequences[rows, :length].contiguous(), scores.clone()).float()
         if config.do_sample:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
         else:
-            tokens = torch.from_numpy(scores.numpy().argmax(-1))  # in a tenth of the time that PyTorch needs
+            tokens = torch.from_numpy(scores.numpy().argmax(-1))  # takes a tenth of the time that PyTorch needs
         if ends is not None:
             tokens = tokens.masked_fill(has_ended, fill)
             has_ended |= torch.isin(tokens, ends)
@@ -165,7 +165,7 @@ def search_rows(
 
 
 class BeamSearch:
-    """Beam search of one call of `generate`. It holds only the sentences that are left."""
+    """Beam search of one call of `generate`. Its state holds only the sentences that are left in the batch."""
 
     def __init__(
         self,
@@ -176,15 +176,15 @@ class BeamSearch:
         generation_config: GenerationConfig,
         **unused: Any,
     ) -> None:
-        """Begin.
+        """Prepare the search.
 
         Args:
-            model: a translation model, whose own rules say when a sentence has ended.
-            input_ids: what each row begins with, `[L * K, T']`.
-            past_key_values: prepared for these rows.
-            logits_processor: changes the log-probabilities of tokens.
-            generation_config: how many beams there are, and when a sentence has ended.
-            unused: what `generate` hands its loops beside these.
+            model: a translation model. Its own methods decide when a sentence has ended.
+            input_ids: the first tokens of each row, `[L * K, T']`.
+            past_key_values: the cache, prepared for these rows.
+            logits_processor: processors that change the log-probabilities of tokens.
+            generation_config: the number of beams, and the rules by which a sentence has ended.
+            unused: other arguments that `generate` passes to its loops.
         """
         config = generation_config
         self.model, self.cache, self.processors, self.config = model, past_key_values, logits_processor, config
@@ -192,15 +192,15 @@ class BeamSearch:
         self.length = self.begin
         ends, padding = config._eos_token_tensor, config._pad_token_tensor
         self.ends = input_ids.new_empty(0) if ends is None else ends
-        self.candidates = max(2, 1 + len(self.ends)) * self.beams  # K of them go on, even if all others end
+        self.candidates = max(2, 1 + len(self.ends)) * self.beams  # K of them continue, even if all others end
         self.read, self.leaves = reader(model, past_key_values), may_leave(past_key_values, logits_processor)
         sentences = len(input_ids) // self.beams
-        # as in Transformers, where a padding token of 0 counts as none, and the end stands in for it
+        # as in Transformers, which treats a padding token of 0 as missing and uses the end token instead
         fill = -1 if ends is None else int(padding or ends[0])
         shape = (len(input_ids), longest(model, config, self.begin))
         self.running = input_ids.new_full(shape, fill, dtype=torch.long)  # [L * K, T]
         self.running[:, : self.begin] = input_ids
-        # [L, K]; at first the beams are one
+        # [L, K]; at first all beams of a sentence are the same, so only one may be chosen
         self.scores = torch.zeros(sentences, self.beams, dtype=torch.float, device=CPU)
         self.scores[:, 1:] = -IMPOSSIBLE
         self.finished = self.running.view(sentences, self.beams, -1).clone()  # [L, K, T], the best first
@@ -208,12 +208,15 @@ class BeamSearch:
         self.finished_lengths = input_ids.new_zeros(sentences, self.beams, 1)
         self.is_finished = torch.zeros(sentences, self.beams, dtype=torch.bool, device=CPU)
         self.can_improve = torch.ones(sentences, 1, dtype=torch.bool, device=CPU)
-        self.numbers = torch.arange(sentences, device=CPU)  # of the sentences that are left
+        self.numbers = torch.arange(sentences, device=CPU)  # indices of the sentences that are left
         self.found = self.finished.clone()  # [B, K, T]
         self.found_lengths = self.finished_lengths.clone()
 
     def run(self) -> torch.Tensor:
-        """Search; the tokens of the best `num_return_sequences` of each sentence, `[B * them, T]`."""
+        """Run the search, and return the tokens of the best translations, `[B * num_return_sequences, T]`.
+
+        B counts all sentences of the call.
+        """
         tokens = self.running[:, : self.begin]
         while True:
             tokens = self.step(tokens)
@@ -230,12 +233,12 @@ class BeamSearch:
         return self.found[:, :returned, :length].flatten(0, 1)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Read tokens `[L * K, T']`; the next ones, `[L * K, 1]`."""
+        """Read tokens `[L * K, T']`, and return the next tokens, `[L * K, 1]`."""
         sentences, beams = self.scores.shape
         log_probs = self.read(tokens)[:, -1].float().log_softmax(-1)
         if self.processors:
             changed = self.processors(self.running[:, : self.length], log_probs)
-            log_probs = changed.to(torch.float32, copy=True)  # a processor may keep what it returns
+            log_probs = changed.to(torch.float32, copy=True)  # a processor may keep the tensor that it returns
         vocabulary = log_probs.shape[1]
         totals = log_probs.contiguous().view(sentences, beams, vocabulary).add_(self.scores[:, :, None])
         scores, places = best(totals.view(sentences, -1), self.candidates)  # [L, candidates], the best first
@@ -257,7 +260,7 @@ class BeamSearch:
         return tokens[:, None]
 
     def finish(self, scores: torch.Tensor, parents: torch.Tensor, tokens: torch.Tensor, ends: torch.Tensor) -> None:
-        """Take the candidates that end, all `[L, K]`, among the finished ones, as Transformers decides."""
+        """Add the candidates that end, all `[L, K]`, to the finished beams, by the rules of Transformers."""
         candidates = self.running[parents]
         candidates[:, :, self.length] = tokens
         lengths = torch.full_like(self.finished_lengths, self.length + 1 - self.begin)
@@ -267,7 +270,7 @@ class BeamSearch:
                 topk_running_sequences=candidates,
                 beam_scores=self.finished_scores,
                 topk_log_probs=scores,
-                beam_indices=self.finished_lengths,  # moved along; Transformers counts the length in them
+                beam_indices=self.finished_lengths,  # the lengths, moved along; Transformers keeps and counts indices
                 topk_running_beam_indices=lengths,
                 is_early_stop_heuristic_unsatisfied=self.can_improve,
                 is_sent_finished=self.is_finished,
@@ -282,9 +285,9 @@ class BeamSearch:
         )
 
     def has_ended(self) -> torch.Tensor | None:
-        """Which sentences have a translation that cannot change any more, `[L]`; None: none of them."""
+        """Return which sentences have a translation that can no longer change, `[L]`, or None if there are none."""
         all_finished = self.is_finished.all(1)
-        cannot_go_on = self.scores[:, 0] < -IMPOSSIBLE / 2  # each of its beams has ended, or is forbidden
+        cannot_go_on = self.scores[:, 0] < -IMPOSSIBLE / 2  # each beam of the sentence has ended, or is forbidden
         if not (all_finished | cannot_go_on).any():
             return None
         self.can_improve = self.model._check_early_stop_heuristic(
@@ -302,7 +305,7 @@ class BeamSearch:
         return has_ended | all_finished if self.config.early_stopping is True else has_ended
 
     def keep(self, kept: torch.Tensor) -> None:
-        """Go on with the sentences at the places `kept` alone."""
+        """Store the results, and continue only with the sentences at the places `kept`."""
         self.store()
         self.numbers = self.numbers[kept]
         self.running = self.running.view(-1, self.beams, self.running.shape[1])[kept].flatten(0, 1)
@@ -314,14 +317,14 @@ class BeamSearch:
         )
 
     def store(self) -> None:
-        """Put down what the sentences that are left have found."""
+        """Store the results of the sentences that are left."""
         self.found[self.numbers], self.found_lengths[self.numbers] = self.finished, self.finished_lengths
 
 
 def best(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` best of `scores` `[L, n]` and their places, the best first, as `torch.topk`, in a third of its time.
+    """Return the `count` best of `scores` `[L, n]` and their places, the best first, as `torch.topk` does.
 
-    They stand in the `count` groups whose own best are the best.
+    This takes a third of the time of `torch.topk`. All results are in the `count` groups with the best maxima.
     """
     whole = scores.shape[1] // GROUP * GROUP
     if whole <= count * GROUP:

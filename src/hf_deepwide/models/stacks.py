@@ -34,7 +34,7 @@ class Stack(DeepWidePreTrainedModel):
     def run_layers(self, hidden_states: torch.Tensor, *inputs: Any, **kwargs: Any) -> torch.Tensor:
         """Run the layers one after another, before the final norm: `[B, time, D]` to `[B, time, D]`.
 
-        A family overrides this method to change how its layers are joined, and keeps the protocol:
+        A family overrides this method to change how its layers are joined. The arguments stay the same:
 
         Args:
             hidden_states: the embeddings.
@@ -53,12 +53,13 @@ class Stack(DeepWidePreTrainedModel):
         return hidden_states
 
     def draw_skipped(self, past_key_values: Any) -> list[bool]:
-        """Which layers this forward pass skips (LayerDrop): none in evaluation, nor with a cache, which needs all.
+        """Draw the layers that this forward pass skips (LayerDrop).
 
-        In training a decoder that drops layers makes no cache, but takes one that is given.
+        No layer is skipped in evaluation, or with a cache, which needs all layers. In training a decoder with
+        LayerDrop makes no cache, but accepts one as an argument.
 
-        There is one draw per layer and forward pass, for all sentences and positions. It is from the CPU's generator:
-        so on a GPU the decision needs no synchronisation.
+        There is one draw per layer and forward pass, for all sentences and positions. It uses the CPU's generator, so
+        that on a GPU the decision needs no synchronisation.
         """
         if not (self.training and self.layer_drop) or past_key_values is not None:
             return [False] * len(self.layers)
@@ -108,7 +109,7 @@ class Decoder(Stack):
     """Embeddings and a stack of decoder layers."""
 
     layer_class = DecoderLayer
-    has_twin: bool = True  # whether `decoding` can read single tokens as this decoder does
+    has_twin: bool = True  # whether `decoding` has a twin of it for single tokens
     _can_record_outputs = {
         "hidden_states": DecoderLayer,
         "attentions": OutputRecorder(MultiBranchAttention, index=1, layer_name="self_attn"),
@@ -143,10 +144,10 @@ class Decoder(Stack):
         Args:
             attention_mask: `[B, past + T]`, 1 for real target tokens.
             encoder_attention_mask: `[B, S]`, 1 for real source tokens.
-            cache: another name of `past_key_values`.
+            cache: another name for `past_key_values`.
         """
         past_key_values = given_cache(past_key_values, cache)
-        if self.gradient_checkpointing and self.training:  # Transformers' layers drop it without gradients, too
+        if self.gradient_checkpointing and self.training:  # Transformers' layers drop it even without gradients
             past_key_values = no_cache(past_key_values)
         inputs_embeds = embed(
             self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds"
@@ -154,7 +155,7 @@ class Decoder(Stack):
         if use_cache and past_key_values is None and not (self.training and self.layer_drop):
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         elif past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
-            # the source's keys must not stand behind the target's
+            # otherwise the source's keys would be appended to the target's
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         check_prefix(past_key_values, len(self.layers))
@@ -193,7 +194,7 @@ class Decoder(Stack):
         )
 
     def source_states(self, memory: torch.Tensor) -> torch.Tensor:
-        """The states of the source's tokens `[B, S, D]`, among what the encoder gives."""
+        """Return the states of the source tokens `[B, S, D]`, which are part of the encoder's output."""
         return memory
 
     def step(
@@ -205,9 +206,9 @@ class Decoder(Stack):
         encoder_attention_mask: torch.Tensor | None,
         **inputs: Any,
     ) -> torch.Tensor:
-        """As `forward`, of one more token `[R, 1]` in each row, to `[R, 1, D]`.
+        """Decode one more token `[R, 1]` in each row to `[R, 1, D]`, with the result of `forward`.
 
-        It is the decoder's twin that takes this step: its attentions keep what they need (see `DecodingCache`).
+        Only the decoder's twin runs this step. Its attentions keep the keys and values (see `DecodingCache`).
         """
         hidden_states = self.embeddings(self.embed_tokens(input_ids), None, past_length)
         return self.layer_norm(
@@ -216,10 +217,10 @@ class Decoder(Stack):
 
 
 def no_cache(cache: Cache | None) -> None:
-    """Go on without a cache. Gradient checkpointing computes a layer twice, and a cache would keep its tokens twice.
+    """Replace a cache by None. Gradient checkpointing computes a layer twice, and a cache would keep its tokens twice.
 
     Raises:
-        ValueError: the cache begins with tokens, which would be lost.
+        ValueError: the cache already contains tokens, which would be lost.
     """
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
@@ -229,13 +230,14 @@ def no_cache(cache: Cache | None) -> None:
 
 
 def check_prefix(cache: Cache | None, layers: int) -> None:
-    """Refuse a cache that begins with tokens (PEFT's prefix tuning) in some of the decoder's `layers` alone.
+    """Refuse a cache that begins with tokens (PEFT's prefix tuning) in only some of the decoder's `layers`.
 
-    PEFT makes a prefix for as many layers as the encoder has. A cache with tokens begins where no sentence has been
-    attended to yet.
+    PEFT makes a prefix with the number of the encoder's layers. If a cache contains tokens before any layer has
+    attended to the source, these tokens are a prefix.
 
     Raises:
-        ValueError: names both numbers of layers, and what to tell PEFT.
+        ValueError: the prefix has too few layers. The message contains both numbers of layers, and the setting for
+            PEFT.
     """
     held = len(cache.self_attention_cache.layers) if isinstance(cache, EncoderDecoderCache) else 0
     if 0 < held < layers and not any(cache.is_updated.values()) and cache.get_seq_length() > 0:

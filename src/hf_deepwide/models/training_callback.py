@@ -1,4 +1,4 @@
-"""What a Trainer that is not ours has to tell a model whose loss changes over training."""
+"""Callbacks that other Trainers than this package's need for a model whose loss changes over training."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .pretrained_model import DeepWidePreTrainedModel
 
 
 class TrainingStep(TrainerCallback):
-    """Tells the model how many optimizer steps were made (`training_step`), for losses that change over training."""
+    """A callback that sets the number of optimizer steps (`training_step`), for losses that change over training."""
 
     def on_train_begin(
         self,
@@ -20,29 +20,29 @@ class TrainingStep(TrainerCallback):
         model: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        """Find the modules that want to know: the model and its stacks, also within an adapter."""
+        """Find the modules that need the number: the model and its stacks, also inside an adapter."""
         self._told = [module for module in model.modules() if isinstance(module, DeepWidePreTrainedModel)]
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Before the first batch of each optimizer step, 0 before the first one of a run."""
+        """Set the number before the first batch of each optimizer step; it is 0 before the first step of a new run."""
         for module in self._told:
             module.training_step = state.global_step
 
 
 class LatentDepthCallback(TrainingStep):
-    """Lets `Trainer` and `Seq2SeqTrainer` of Transformers train the loss of latent depth (Li et al. 2020, Eq. 8).
+    """A callback for Transformers' `Trainer` and `Seq2SeqTrainer`: the loss of latent depth (Li et al. 2020, Eq. 8).
 
         trainer = Seq2SeqTrainer(model, args, callbacks=[LatentDepthCallback(label_smoothing=0.1)], …)
 
-    The trainers of this package need no callback. A model that comes without this package makes one by
-    `model.training_callback()`. Accumulation, several processes and resuming are right with it: the Trainer counts
-    optimizer steps, and restores its count from a checkpoint.
+    The trainers of this package need no callback. Without this package, `model.training_callback()` returns the
+    callback. Gradient accumulation, several processes and resuming work with it: the Trainer counts optimizer steps,
+    and restores its count from a checkpoint.
 
     Args:
-        label_smoothing: epsilon, in place of the Trainer's `label_smoothing_factor`. With that the Trainer takes the
-            labels away from the model and computes the cross-entropy alone.
+        label_smoothing: epsilon, in place of the Trainer's `label_smoothing_factor`. With `label_smoothing_factor` the
+            Trainer does not pass the labels to the model, and computes only the cross-entropy.
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -58,7 +58,7 @@ class LatentDepthCallback(TrainingStep):
         model: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        """As the parent; refuse the Trainer's label smoothing, and smooth in the model.
+        """Do the same as the parent, and set the model's label smoothing; refuse the Trainer's.
 
         Raises:
             ValueError: `label_smoothing_factor` is set.

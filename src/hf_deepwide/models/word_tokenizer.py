@@ -1,12 +1,12 @@
-"""Words without subwords: a tokenizer with a vocabulary for sources and another for targets.
+"""A tokenizer of whole words, with one vocabulary for sources and another for targets.
 
-Code comes as tokens with spaces between them. The experiments with MAT on code (section 5) cut it at these spaces and
-nowhere else, and know the most frequent words of each side. All other words are `<unk>`.
+Code is given as tokens with spaces between them. The MAT experiments on code (section 5) split only at these spaces.
+The vocabulary of each side holds its most frequent words. All other words are `<unk>`.
 
-Spaces are exact: two spaces in a row have an empty word between them, and a word keeps its case and its letters. So
-decoding gives back each text whose words are known.
+Spaces are exact: two spaces in a row have an empty word between them. By default a word keeps its case and its
+letters. So decoding restores each text whose words are all in the vocabulary.
 
-The file travels with each tokenizer that is saved: it imports tokenizers and transformers, and nothing else.
+This file is saved with each tokenizer. So it imports only tokenizers and transformers.
 """
 
 import json
@@ -23,23 +23,23 @@ FORMS = {"nfkc": normalizers.NFKC, "nfc": normalizers.NFC}
 
 
 class WordTokenizer(PreTrainedTokenizerFast):
-    """Sources and targets as ids of words, each side with ids of its own.
+    """A tokenizer that maps words to ids, with separate ids for sources and targets.
 
-    Called with `text`, the tokenizer encodes sources; `text_target` gives targets. `decode` takes ids of targets, as a
-    model generates them. `<unk>` is part of what is decoded, as a word that the model has written.
+    The argument `text` is encoded as a source, and `text_target` as a target. `decode` expects target ids, because a
+    model generates target ids. Decoding keeps `<unk>`, as a word that the model has written.
 
-    `len`, `get_vocab` and the conversions between tokens and ids are of the source side. In them a word begins with
-    the space before it, so that no word of a text is a special token.
+    `len`, `get_vocab` and the conversions between tokens and ids use the source vocabulary. There each word begins
+    with the space before it, so that no word of a text is a special token.
 
     Args:
         source_words, target_words: the words of each side; ids follow their order.
-        source_vocab_file, target_vocab_file: JSON files with these lists, where a saved tokenizer is loaded.
-        lowercase: fold case on both sides.
+        source_vocab_file, target_vocab_file: JSON files with these lists, for loading a saved tokenizer.
+        lowercase: convert both sides to lower case.
         normalization: Unicode form of both sides: nfkc, nfc or none.
         kwargs: as for `PreTrainedTokenizerFast`.
 
     Raises:
-        ValueError: a list or a file is missing, or holds something else; or `normalization` is not known.
+        ValueError: a list or a file is missing or invalid, or `normalization` is unknown.
     """
 
     vocab_files_names = {"source_vocab_file": "vocab_source.json", "target_vocab_file": "vocab_target.json"}
@@ -72,12 +72,12 @@ class WordTokenizer(PreTrainedTokenizerFast):
 
     @property
     def target_encoder(self) -> dict[str, int]:
-        """The target vocabulary, `{entry: id}`, under the name that Marian's tokenizer has for it."""
+        """The target vocabulary, `{entry: id}`. Marian's tokenizer has an attribute of the same name."""
         return self._target_backend.get_vocab()
 
     @property
     def target_backend(self) -> Tokenizer:
-        """What encodes targets; `backend_tokenizer` encodes sources."""
+        """The backend that encodes targets; `backend_tokenizer` encodes sources."""
         return self._target_backend
 
     def _switch_to_target_mode(self) -> None:
@@ -103,7 +103,7 @@ class WordTokenizer(PreTrainedTokenizerFast):
         return _text(ids, self.target_words, skip_special_tokens)
 
     def decode_source(self, token_ids: Sequence[int]) -> str:
-        """The text of a source's ids, as `decode` gives that of a target's; special tokens are left out."""
+        """Decode source ids to text, as `decode` does for target ids. Special tokens except `<unk>` are left out."""
         return _text(token_ids, self.source_words, skip_special_tokens=True)
 
     def _save_pretrained(
@@ -128,10 +128,10 @@ WordTokenizer.register_for_auto_class()  # so that this file is saved with the t
 
 
 def text_steps(lowercase: bool, normalization: str) -> list[normalizers.Normalizer]:
-    """What is done to a text before it is cut.
+    """Return the normalizers that change a text before it is split into words.
 
     Raises:
-        ValueError: the `normalization` is not known.
+        ValueError: the `normalization` is unknown.
     """
     if normalization not in (*FORMS, "none"):
         raise ValueError(f"normalization is {normalization!r}; accepted: {', '.join(FORMS)}, none")
@@ -140,7 +140,7 @@ def text_steps(lowercase: bool, normalization: str) -> list[normalizers.Normaliz
 
 
 def _text(ids: Sequence[int], words: Sequence[str], skip_special_tokens: bool) -> str:
-    """The text of the ids of one side, which has these words."""
+    """Decode the ids of one side, whose vocabulary is `words`, to text."""
     left_out = {SPECIAL.index(token) for token in (BOS, PAD, EOS)} if skip_special_tokens else set()
     return SPACE.join(_word(number, words) for number in ids if number not in left_out)
 
@@ -153,7 +153,7 @@ def _word(number: int, words: Sequence[str]) -> str:
 
 
 def _words(words: Sequence[str] | None, file: str | None, name: str) -> list[str]:
-    """The words of one side, checked: files may come from anywhere."""
+    """Return the words of one side. They are checked, because a file may come from any source."""
     if words is None:
         if file is None:
             raise ValueError(f"the tokenizer's file {name} is missing")
@@ -165,7 +165,7 @@ def _words(words: Sequence[str] | None, file: str | None, name: str) -> list[str
 
 
 def _backend(words: list[str], steps: list[normalizers.Normalizer]) -> Tokenizer:
-    """A tokenizer that cuts a text before each space. The space that is put before the text makes all words alike."""
+    """Make a tokenizer that splits a text before each space; a space put before the text makes all words alike."""
     entries = (*SPECIAL, *(SPACE + word for word in words))
     vocabulary = {entry: number for number, entry in enumerate(entries)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))

@@ -1,4 +1,4 @@
-"""The mean of several checkpoints' weights: what a run has learnt, with less of the last steps' noise."""
+"""The mean of several checkpoints' weights, which has less noise of the last steps than a single checkpoint."""
 
 import filecmp
 import logging
@@ -23,8 +23,8 @@ from .recipe import read_mark
 
 logger = logging.getLogger(__name__)
 
-# What `save_pretrained` writes beside the weights, whatever the tokenizer; a training checkpoint's other files stay
-# behind.
+# The files that `save_pretrained` writes beside the weights, for any tokenizer. Other files of a training checkpoint
+# are not copied.
 SIDE_FILES = (
     "config.json",
     "generation_config.json",
@@ -52,10 +52,10 @@ SIDE_FILES = (
     "dict.txt",
     "prophetnet.tokenizer",
 )
-# … and of these, the files that tell which token a row of the embeddings stands for.
+# The side files that decide which token a row of the embeddings stands for.
 VOCABULARY = [name for name in SIDE_FILES if not name.endswith(("config.json", "tokens_map.json", ".jinja"))]
-# Fields of a config that may differ: they concern training, or say where a model comes from and how it is stored. All
-# others decide what a model computes.
+# Config fields that may differ between checkpoints. They concern training, or the origin and storage of a model. All
+# other fields decide what a model computes.
 FREE = {
     *("transformers_version", "dtype", "torch_dtype", "_name_or_path", "architectures", "auto_map"),
     *("custom_pipelines", "use_cache", *LIMITS),
@@ -71,17 +71,17 @@ FREE = {
 
 
 def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -> Path:
-    """Write the mean of the checkpoints' weights to `output`; config and tokenizer are those of the last one.
+    """Write the mean of the checkpoints' weights to `output`, with the config and tokenizer of the last checkpoint.
 
-    Sums are in float64; the result has the dtype of the weights. Integer tensors must be equal and are copied.
-    Tied weights are stored once in each checkpoint, are averaged once, and are tied again when the result is
-    loaded. The mean of a single checkpoint is that checkpoint. Files of the same names are replaced. The weights
-    are written last, and each file is there in full or not at all.
+    Weights are summed in float64; the mean has the dtype of the weights. Integer tensors must be equal and are copied.
+    Tied weights are stored once in each checkpoint. They are averaged once, and are tied again when the mean is
+    loaded. The mean of a single checkpoint is that checkpoint. Existing files of the same names are replaced. The
+    weights are written last. Each file is written in full or not at all.
 
     Raises:
-        UserError: there is no checkpoint, or one twice; a `model.safetensors` is missing, damaged, or holds NaN; the
-            checkpoints are not of one model (names, shapes, dtypes, integer tensors, configs or vocabularies differ);
-            `output` is one of the checkpoints; or the mean cannot be written.
+        UserError: no checkpoint is given, or one is given twice; a `model.safetensors` is missing, damaged, or holds
+            NaN or infinity; the checkpoints are not of one model (names, shapes, dtypes, integer tensors, configs or
+            vocabularies differ); `output` is one of the checkpoints; or the mean cannot be written.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     if not folders:
@@ -113,7 +113,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
     mean = {name: _mean(name, files, folders) for name in sorted(names)}
     new = not output.exists() or is_empty_folder(output)
     with saving(output), whole_folder(output) if new else whole_files(output, last=WEIGHTS) as draft:
-        code = [path.name for path in folders[-1].glob("*.py")]  # which the config of a shared model names
+        code = [path.name for path in folders[-1].glob("*.py")]  # named in the config of a shared model
         for name in (name for name in (*SIDE_FILES, *code) if (folders[-1] / name).is_file()):
             shutil.copyfile(folders[-1] / name, draft / name)
         save_file(mean, draft / WEIGHTS, metadata={"format": "pt"})
@@ -122,7 +122,7 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output: str | Path) -
 
 
 def _warn_of_other_runs(folders: Sequence[Path]) -> None:
-    """Warn of checkpoints of several trainings: their mean is a model only if the trainings began at one model."""
+    """Warn if the checkpoints come from several trainings. Their mean is useful only if all began with one model."""
     saved = {training_of(folder) for folder in folders}
     if (trainings := len(saved - {None})) > 1:
         logger.warning(
@@ -132,7 +132,7 @@ def _warn_of_other_runs(folders: Sequence[Path]) -> None:
 
 
 def training_of(folder: Path) -> str | None:
-    """The id of the training that a checkpoint, or the final model in a run's folder, comes from, where it has one."""
+    """Return the id of the training that made a checkpoint, or a run's final model; None if no id was saved."""
     try:
         saved = read_checksums(folder)
     except ValueError as error:
@@ -141,7 +141,7 @@ def training_of(folder: Path) -> str | None:
 
 
 def _opened(weights: Path) -> Any:
-    """A file of weights, whose tensors are read one by one."""
+    """Open a file of weights, so that its tensors can be read one by one."""
     try:
         return safe_open(weights, "pt")
     except SafetensorError as error:
@@ -182,7 +182,7 @@ def _check_vocabularies(folders: Sequence[Path]) -> None:
 
 
 def vocabulary(folder: Path) -> dict[str, Any]:
-    """What the files of a checkpoint say of tokens, by their names; {} where it has no tokenizer.
+    """Return the content of a checkpoint's vocabulary files, by file name; {} if the checkpoint has no tokenizer.
 
     Raises:
         UserError: a file is damaged.
@@ -191,7 +191,7 @@ def vocabulary(folder: Path) -> dict[str, Any]:
 
 
 def _vocabulary(file: Path) -> Any:
-    """What a file says of tokens; a tokenizer also saves how it padded and cut last."""
+    """Return the content of a vocabulary file, without the padding and truncation that a tokenizer used last."""
     if file.name != "tokenizer.json":
         return file.read_bytes()
     try:

@@ -1,7 +1,7 @@
-"""What a run may change in the config of a base of its own family.
+"""The config fields that a run may change when its base has the same family.
 
-A base of another family is converted by `warm_start`, whose rules are the same: the weights were trained for one
-function, and keep it. What acts in training alone may change.
+A base of another family is converted by `warm_start`, which has the same rules: the weights were trained for one
+function, and must keep it. Fields that act only in training may change.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ FREE = {
     *TRAINING,
     *TOKEN_IDS,
     *POSTERIORS,
-    "max_position_embeddings",  # learned positions have shapes, which loading compares
-    # the samples of latent depth in training, and what follows from them
+    "max_position_embeddings",  # loading compares the shapes of learned positions
+    # how latent depth samples in training, and the fields that depend on the samples
     *("gumbel_temperature", "final_temperature", "inference_selection"),
-    # of Transformers' own classes: rates, losses, labels, what is returned, and how outputs begin and end
+    # fields of Transformers' own classes: rates, losses, labels, returned values, and how outputs begin and end
     *("dropout_rate", "classifier_dropout_rate", "moe_token_dropout", "seq_classif_dropout", "qa_dropout"),
     *("hidden_dropout", "embedding_dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "pooler_dropout"),
     *("initializer_factor", "router_jitter_noise", "router_z_loss_coef", "router_aux_loss_coef", "add_router_probs"),
@@ -33,15 +33,15 @@ FREE = {
 
 
 def check_base_fields(prefix: str, base: PreTrainedConfig, fields: dict[str, Any]) -> None:
-    """Refuse fields that differ from the base's, and with which its weights would compute something else.
+    """Refuse fields that differ from the base's and would make its weights compute another function.
 
     Args:
-        prefix: how messages begin.
+        prefix: start of the error messages.
         base: the base's config.
-        fields: what the recipe asks for.
+        fields: the config fields that the recipe sets.
 
     Raises:
-        UserError: names the field, and what the base has.
+        UserError: a field differs. The message names the field and the base's value.
     """
     for field, value in differing(base, fields).items():
         have = getattr(base, field, None)
@@ -54,15 +54,18 @@ def check_base_fields(prefix: str, base: PreTrainedConfig, fields: dict[str, Any
 
 
 def check_posteriors(prefix: str, base: PreTrainedConfig, names: list[str]) -> None:
-    """Refuse names of posteriors (or of languages with parts of their own) with which weights would be another's.
+    """Refuse names of posteriors that would give the weights of one posterior to another.
+
+    The same check holds for the names of languages that have weights of their own.
 
     Args:
-        prefix: how messages begin.
+        prefix: start of the error messages.
         base: the base's config.
-        names: what the recipe's posteriors are of, in the order of their indices; [] for none.
+        names: names of the recipe's posteriors, in the order of their indices; [] for none.
 
     Raises:
-        UserError: the base has several posteriors, and the recipe names none, or other ones, or in another order.
+        UserError: the base has several posteriors, and the recipe names none; or the recipe's names or their order
+            differ from the base's.
     """
     theirs, count = getattr(base, "posterior_names", None), getattr(base, "num_posteriors", 1)
     if count > 1 and not names:
@@ -80,10 +83,11 @@ def check_posteriors(prefix: str, base: PreTrainedConfig, names: list[str]) -> N
 
 
 def check_tags(prefix: str, base: PreTrainedConfig, data: DataArguments) -> None:
-    """Refuse to tell a base its target language in another way than it was trained with.
+    """Refuse to give a base the target language in another way than in its training.
 
     Raises:
-        UserError: the base begins its sources or its decoder with a tag, and the recipe does not.
+        UserError: the base was trained with a tag at the start of its sources or decoder inputs, and the recipe puts
+            no tag there.
     """
     pairs = getattr(base, "translation_pairs", None) or {}
     told = {key: value for settings in pairs.values() for key, value in settings.items()}
@@ -98,19 +102,19 @@ def check_tags(prefix: str, base: PreTrainedConfig, data: DataArguments) -> None
 
 
 def adds_weights(base: PreTrainedConfig, fields: dict[str, Any]) -> bool:
-    """Whether fields join the base's layers by weights that it does not have."""
+    """Return whether fields join the base's layers with weights that the base does not have."""
     return any(field in JOINTS for field in differing(base, fields))
 
 
 def differing(base: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are not as in the base."""
+    """The fields whose values differ from the base's."""
     defaults = {"decoder_vocab_size": getattr(base, "vocab_size", None)}
     asked = {field: defaults.get(field) if value is None else value for field, value in fields.items()}
     return {field: value for field, value in asked.items() if getattr(base, field, None) != value}
 
 
 def _is_added(base: PreTrainedConfig, field: str, value: Any) -> bool:
-    """Whether a field joins plain layers in a way that starts from them, or is an option of such joints."""
+    """Return whether a field adds joints that keep a plain base's function at first, or is an option of these."""
     family = family_of(type(base))
     plain = {joint: getattr(type(base), joint) for joint in JOINTS if hasattr(type(base), joint)}
     if family is None or differing(base, plain):

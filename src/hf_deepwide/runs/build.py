@@ -1,4 +1,4 @@
-"""From a recipe and a tokenizer to a model: new, from a base of another family, or a checkpoint to go on from."""
+"""Make a model from a recipe and a tokenizer: new, from a base of another family, or from a checkpoint."""
 
 import logging
 from typing import Any
@@ -36,7 +36,7 @@ from .recipe import Recipe
 logger = logging.getLogger(__name__)
 
 SAMPLING = {"gumbel_temperature", "final_temperature", "soft_selection_steps"}  # how latent depth draws its layers
-# Rules of a search that no recipe has.
+# Search settings that a recipe cannot set.
 RULES = (
     "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size",
@@ -50,14 +50,15 @@ RULES = (
 def build_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, args: TranslationTrainingArguments
 ) -> PreTrainedModel:
-    """The model that a run starts with; its weights, where they are drawn, follow from `args.seed`.
+    """Build the model that a run starts with; `args.seed` determines the weights that are drawn at random.
 
-    They are in float32, whatever a base was saved in: autocast rounds what is multiplied, not what Adam adds up.
-    Its generation config holds the recipe's beam search, so that every checkpoint translates as it was scored. The
-    config of a multilingual model says what each language pair needs (`models/language_pairs.py`).
+    The weights are in float32, even if a base was saved in another dtype. Autocast rounds only the operands of
+    products; Adam updates the float32 weights. The generation config holds the recipe's beam search, so that every
+    checkpoint translates as it was scored. The config of a multilingual model holds the settings of each language
+    pair (`models/language_pairs.py`).
 
     Raises:
-        UserError: fields that contradict the tokenizer or the base; a base that cannot be loaded or expressed.
+        UserError: fields that contradict the tokenizer or the base; a base that cannot be loaded or converted.
     """
     set_seed(args.seed)
     attention = {"attn_implementation": args.attn_implementation}
@@ -85,14 +86,14 @@ def build_model(
     check_tokenizer(tokenizer, model.config)
     pairs = translation_pairs(recipe.data, tokenizer)
     if pairs or hasattr(model.config, "translation_pairs"):
-        model.config.translation_pairs = pairs or None  # those of a base are not ours
+        model.config.translation_pairs = pairs or None  # never the pairs of a base
     one_pair = not recipe.data.pairs and not codes
-    if codes:  # for cards: the tokenizer knows languages that the run did not train
+    if codes:  # for cards: the tokenizer also has codes of languages that the run did not train
         model.config.trained_pairs = ["-".join(pair) for pair in recipe.data.language_pairs]
     model.config.source_lang = recipe.data.source_lang if one_pair else None
     model.config.target_lang = recipe.data.target_lang if one_pair else None
     model.generation_config.update(
-        # Nothing longer was trained on, and the model has no positions for more.
+        # Training had no longer sentences, and the model has no positions for them.
         max_length=min(recipe.data.max_length, positions(model.config) or recipe.data.max_length),
         **codes,
     )
@@ -101,7 +102,7 @@ def build_model(
 
 
 def _warn_of_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rows: range) -> None:
-    """Say that embeddings were added for tokens other than the tags and the new languages of the run."""
+    """Warn if embeddings were added for tokens other than the tags and the new languages of the run."""
     tags = [recipe.data.synthetic_tag, *(tag_of(target, tokenizer) for _, target in recipe.data.language_pairs)]
     ids = {**tokenizer.get_vocab(), **language_ids(tokenizer)}
     meant = {ids.get(token) for token in (*tags, *recipe.tokenizer.new_languages)}
@@ -113,10 +114,10 @@ def _warn_of_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, rows: rang
 
 
 def _forget_rules(model: PreTrainedModel, recipe: Recipe) -> None:
-    """Leave out rules of a base's search that suit its own task, such as no phrase twice in a summary."""
+    """Reset the search settings of a base that suit its own task, such as no repeated phrase in a summary."""
     generation = model.generation_config
     found = {name: getattr(generation, name, None) for name in RULES}
-    if rules := {name: value for name, value in found.items() if value not in (None, 0, 1)}:  # those change nothing
+    if rules := {name: value for name, value in found.items() if value not in (None, 0, 1)}:  # no effect
         generation.update(**dict.fromkeys(rules))
         logger.warning(
             "the base %s searches with %s, and the run does not: it searches as the section evaluation says",
@@ -125,10 +126,10 @@ def _forget_rules(model: PreTrainedModel, recipe: Recipe) -> None:
 
 
 def set_search(model: PreTrainedModel, recipe: Recipe) -> bool:
-    """Have a model search as the recipe's section evaluation says; True if it searched in another way before.
+    """Set a model's search to the recipe's section `evaluation`; return True if this changed a setting.
 
-    `generate` goes by the generation config. It would forget the limits of length, so the config has these, and the
-    translation pipeline and `translate` go by them.
+    `generate` reads the generation config. A generation config would lose the limits of length, so the model's config
+    holds them. The translation pipeline and `translate` read the limits there.
     """
     evaluation, beams = recipe.evaluation, recipe.evaluation.num_beams > 1
     own = {
@@ -148,10 +149,10 @@ def set_search(model: PreTrainedModel, recipe: Recipe) -> bool:
 
 
 def check_memory(config: PreTrainedConfig, source: str) -> None:
-    """Refuse a model whose weights alone are more than the machine can hold, before it takes the memory.
+    """Refuse a model whose weights alone need more memory than the machine has, before the memory is allocated.
 
     Raises:
-        UserError: `source` opens the message.
+        UserError: the weights do not fit. The message starts with `source`.
     """
     if isinstance(config, DeepWideConfig):
         least = config.least_parameters
@@ -167,7 +168,7 @@ def check_memory(config: PreTrainedConfig, source: str) -> None:
 
 
 def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The config of a new model: the recipe's fields, and ids and vocabulary of the tokenizer."""
+    """The config of a new model: the recipe's fields, and the token ids and vocabulary size of the tokenizer."""
     cls = CONFIG_MAPPING[recipe.family]
     given = recipe.model_fields
     origins = {"tokenizer": _from_tokenizer(tokenizer, cls()), "section data": posterior_fields(recipe)}
@@ -186,7 +187,7 @@ def new_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreTrained
 
 
 def posterior_fields(recipe: Recipe) -> dict[str, Any]:
-    """Fields of a config that `data.posteriors` decides: how many posteriors or languages, and what they are of."""
+    """The config fields that `data.posteriors` decides: the number of posteriors or languages, and their names."""
     names = recipe.data.posterior_names
     if not names:
         _check_prior(recipe)
@@ -200,7 +201,7 @@ def posterior_fields(recipe: Recipe) -> dict[str, Any]:
 
 
 def _check_prior(recipe: Recipe) -> None:
-    """Refuse a prior that is the mean of several posteriors where there is one: its KL divergence is always 0."""
+    """Refuse the aggregated prior with a single posterior: the two are equal, so the KL divergence is always 0."""
     fields = {"layer_prior": "uniform", "kl_estimator": "analytic", "num_posteriors": 1, **recipe.model_fields}
     if (fields["layer_prior"], fields["kl_estimator"], fields["num_posteriors"]) == ("aggregated", "analytic", 1):
         raise UserError(
@@ -212,8 +213,8 @@ def _check_prior(recipe: Recipe) -> None:
 def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConfig) -> dict[str, Any]:
     """Fields of the config that the tokenizer decides.
 
-    Decoders begin with `</s>`, as in fairseq; in families whose own models begin with padding (Marian), with that. So
-    do those whose config has no such field, as T5: its checkpoints name the padding.
+    Decoders begin with `</s>`, as in fairseq. In families whose own models begin with padding (Marian), decoders begin
+    with padding. The same holds for families whose config has no such field (T5): its checkpoints name the padding.
     """
     begins_with_padding = getattr(defaults, "decoder_start_token_id", defaults.pad_token_id) == defaults.pad_token_id
     fields = {
@@ -236,12 +237,12 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase, defaults: PreTrainedConf
 
 
 def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-    """See that a tokenizer gives the base's tokens the ids that they have there, on both sides.
+    """Check that a tokenizer gives the base's tokens the same ids as the base's tokenizer, on both sides.
 
-    It may have others beside them.
+    The tokenizer may have further tokens.
 
     Raises:
-        UserError: it does not, so that each would get the embedding of another one.
+        UserError: an id differs, so that a token would get the embedding of another token.
     """
     base, path = str(recipe.init_from), str(recipe.tokenizer.path)
     if base == path or not has_tokenizer(base):
@@ -262,7 +263,7 @@ def check_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Non
 
 
 def has_tokenizer(base: str) -> bool:
-    """True if a folder, or a model of the Hub, has a tokenizer beside its weights."""
+    """Return True if a folder, or a model on the Hub, has a tokenizer beside its weights."""
     return checkpoint_files.find(base, "tokenizer_config.json") is not None
 
 
@@ -277,19 +278,19 @@ def new_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
-    """The checkpoint `init_from`, as it is if it is of the family and has all weights, else by `from_base`."""
+    """Load the checkpoint `init_from`: as it is, if it has the family and all weights, else with `from_base`."""
     base, fields = recipe.init_from, recipe.model_fields | posterior_fields(recipe)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     theirs = check_base(recipe)
     cls = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[CONFIG_MAPPING[recipe.family]]
     try:
         with prefixed(f"{prefix}: "):
-            # joints that the base does not have start so that its layers keep their function
+            # `from_base` initialises new joints so that the base's layers keep their function
             if theirs.model_type != recipe.family or adds_weights(theirs, fields):
                 return cls.from_base(base, **fields)
             model = load_model(cls, base, prefix, **fields)
             if fields.keys() & SAMPLING and "inference_selection" not in fields:
-                # what fits the samples that the base was trained with need not fit those of this recipe
+                # the base's selection fits the samples of its own training, perhaps not those of this recipe
                 model.config.inference_selection = model.config.trained_selection
             return model
     except UserError:
@@ -299,10 +300,10 @@ def _from_checkpoint(recipe: Recipe) -> PreTrainedModel:
 
 
 def check_base(recipe: Recipe) -> PreTrainedConfig:
-    """The config of the base `init_from`, if as far as it says the recipe's model can be made from the base.
+    """Check by its config that the base `init_from` can become the recipe's model; return the config.
 
     Raises:
-        UserError: it cannot; or there is no such base.
+        UserError: the base cannot become this model, or there is no such base.
     """
     base = str(recipe.init_from)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"

@@ -3,8 +3,8 @@
     run/seed-1/   checkpoints of the first seed, and its results.json
     run/          the model of the seed with the median validation score; its card; results.json of all seeds
 
-Each seed is a training by Transformers' own `Trainer`. An interrupted run goes on at the seed, and at the checkpoint,
-where it was.
+Transformers' own `Trainer` trains each seed. An interrupted run resumes at the seed and the checkpoint where it
+stopped.
 """
 
 import json
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ClassificationRecipe(Recipe):
-    """A recipe for classification: no section `evaluation`, and other keys in `data` and `training`."""
+    """A recipe for classification. It has no section `evaluation`, and other keys in `data` and `training`."""
 
     task: ClassVar[str] = "classification"
     sections: ClassVar[dict[str, type | None]] = {
@@ -105,17 +105,17 @@ class ClassificationRecipe(Recipe):
 
     @classmethod
     def families(cls) -> list[str]:
-        """Model types with a classifier: ours, and Transformers' own to compare with."""
+        """Model types with a classifier: those of this library, and Transformers' own for comparison."""
         return sorted({str(config.model_type) for config in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING} - {"None"})
 
 
 def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) -> dict[str, Any]:
-    """Train a classifier with each seed; what `results.json` then holds.
+    """Train a classifier with each seed, and return the content of `results.json`.
 
     Raises:
-        UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; another
-            process has it; something in the data, the tokenizer or the recipe is wrong; or training diverged.
-        Interrupted: a signal ended training. The run has been saved, and goes on from there.
+        UserError: the folder holds a finished run, or a run of another recipe, and `overwrite` is not set; another
+            process uses the folder; something in the data, the tokenizer or the recipe is wrong; or training diverged.
+        Interrupted: a signal ended training. The run has been saved, and can be resumed.
     """
     args, process = cast(ClassificationTrainingArguments, recipe.training_arguments()), PartialState()
     if recipe.init_from is None:
@@ -127,11 +127,11 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
         folder.check_start(recipe, overwrite)
     check_base(recipe)  # before the corpus is read
     splits = read_splits(data)
-    names = class_names(data, splits)  # also of rows that are then held out
+    names = class_names(data, splits)  # includes classes that occur only in rows that are then held out
     splits = hold_out(data, splits)
     tokenizer = load_or_train(recipe.tokenizer, iter(()), needs=("pad_token",))
     check_same_tokens(recipe, tokenizer)
-    model = _new_model(recipe, args, names, args.seeds[0])  # what is wrong with it is said before anything is written
+    model = _new_model(recipe, args, names, args.seeds[0])  # reports its faults before anything is written
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"{recipe.source}: tokenizer.path {quote(recipe.tokenizer.path)} has {len(tokenizer):,} entries, and the "
@@ -140,7 +140,7 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
         )
     if longest := _longest(model):
         data.max_length = min(data.max_length, longest)
-        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)  # what `truncation=True` cuts to
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)  # `truncation=True` cuts to this
     encoded = {split: encode_rows(data, rows, names, tokenizer) for split, rows in splits.items()}
     if process.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
             results_by_seed = _train_all(recipe, args, names, tokenizer, encoded, process)
         finally:
             if process.is_main_process and read_mark(run / NEW) is not None and not has_begun(run / NEW):
-                discard(run / NEW)  # it ended before there was anything to keep
+                discard(run / NEW)  # the new run ended before it saved anything
         results = _summary(recipe, args, results_by_seed, names, model.num_parameters())
         if process.is_main_process:
             chosen = run / f"seed-{results['chosen_seed']}"
@@ -170,7 +170,7 @@ def run_classification(recipe: ClassificationRecipe, overwrite: bool = False) ->
 
 
 def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: list[str], seed: int) -> PreTrainedModel:
-    """The trained encoder with a head for the classes; a new head starts by the seed."""
+    """The trained encoder with a classification head; the seed determines the weights of a new head."""
     set_seed(seed)
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     base, fields = str(recipe.init_from), recipe.model_fields
@@ -194,7 +194,7 @@ def _new_model(recipe: Recipe, args: ClassificationTrainingArguments, names: lis
 
 
 def _reorder_head(model: PreTrainedModel, order: list[int], prefix: str) -> None:
-    """Give the rows of a trained head the order of the new labels; `order` holds the base's number of each."""
+    """Reorder the rows of a trained head to the new labels; `order` holds the base's index of each label."""
     body = f"{model.base_model_prefix}."
     heads = [
         module
@@ -209,7 +209,7 @@ def _reorder_head(model: PreTrainedModel, order: list[int], prefix: str) -> None
 
 
 def _longest(model: PreTrainedModel) -> int | None:
-    """Most tokens of a sequence. The positions of RoBERTa and its kin count from the padding's id on."""
+    """Return the most tokens of a sequence. RoBERTa and similar models count positions from the padding id on."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return module.num_embeddings - module.padding_idx - 1
@@ -224,7 +224,7 @@ def _train_all(
     encoded: dict[str, Dataset],
     process: PartialState,
 ) -> dict[int, dict[str, Any]]:
-    """Train with each seed; what each came to. An older run is replaced once the first seed is trained."""
+    """Train with each seed; return the results of each. Once the first seed is trained, it replaces an older run."""
     run, results_by_seed = recipe.output_dir, {}
     for seed in args.seeds:
         process.wait_for_everyone()
@@ -246,13 +246,13 @@ def _train(
     encoded: dict[str, Dataset],
     process: PartialState,
 ) -> dict[str, Any]:
-    """Train with one seed, or go on, or read what it came to."""
+    """Train with one seed, or resume its training; if it is finished, read its results."""
     if (folder / RESULTS).is_file():
         return read_results(folder)
     own = cast(ClassificationTrainingArguments, recipe.training_arguments())
     own.output_dir, own.seed = str(folder), seed
     if process.is_main_process:
-        last_checkpoint(folder)  # sets damaged ones aside before the other processes look
+        last_checkpoint(folder)  # sets damaged checkpoints aside before the other processes look
     process.wait_for_everyone()
     last = next(reversed(checkpoints(folder)), None)
     logger.info("seed %d%s", seed, f": resuming from {last.name}" if last else "")
@@ -303,7 +303,7 @@ def _summary(
     names: list[str],
     parameters: int,
 ) -> dict[str, Any]:
-    """Median, mean and standard deviation over seeds, as GLUE papers report the median."""
+    """The content of `results.json`: median (as in GLUE papers), mean and standard deviation over seeds, and more."""
     summary: dict[str, Any] = {"labels": names, "seeds": list(results_by_seed.values())}
     for split in ("validation", "test"):
         rows = [result[split] for result in results_by_seed.values() if split in result]

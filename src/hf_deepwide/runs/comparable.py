@@ -1,4 +1,4 @@
-"""What can be compared: one test set scored in one way, and losses on one validation set."""
+"""Checks that systems can be compared: scores on one test set by one method, and losses on one validation set."""
 
 import logging
 import math
@@ -26,10 +26,10 @@ from .written_files import TRANSLATIONS
 
 logger = logging.getLogger(__name__)
 
-LOSSES = {"loss": "validation loss", "nll": "without smoothing"}  # in nats a token; what each is called in a table
+LOSSES = {"loss": "validation loss", "nll": "without smoothing"}  # losses in nats per token, to their names in a table
 COMPARED: tuple[Split, ...] = ("validation", "test")
-METRICS = ("bleu", "chrf")  # where neither the caller nor the recipes name any
-# What says which lines a split has; `max_length` and its like act on training alone.
+METRICS = ("bleu", "chrf")  # if neither the caller nor a recipe names metrics
+# Keys that decide which lines a split has. Keys such as `max_length` act only on training.
 PLACE = ("format", "root", "source_lang", "target_lang", "pairs", "name", "config", "source_field", "target_field",
          "seed", "train_size")  # fmt: skip
 
@@ -45,15 +45,15 @@ class Scoring:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keywords of `score` but the metrics."""
+        """The keyword arguments of `score`, except the metrics."""
         return {"lowercase": self.lowercase, "tokenize": self.tokenize, "target_lang": self.target_lang}
 
 
 def check_distinct(systems: Sequence[str]) -> dict[str, list[Path]]:
-    """The runs of each system, runs of one system joined by commas.
+    """Return the runs of each system. Commas join the runs of one system.
 
     Raises:
-        UserError: fewer than two systems; or a run is named twice, and would count as two trainings.
+        UserError: fewer than two systems; an empty name; or a run is named twice, and would count as two trainings.
     """
     if len(systems) < 2:
         raise UserError("name two systems or more; the first is the baseline")
@@ -68,11 +68,12 @@ def check_distinct(systems: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def check_seeds(runs: Mapping[str, Sequence[Path]], recipes: Mapping[Path, Recipe]) -> None:
-    """See that the runs of each system are trainings of one recipe that differ in their seed.
+    """Check that the runs of each system are trainings of one recipe with different seeds.
+
+    The log warns of runs that differ in more than their seed, and of runs with the same seed.
 
     Raises:
-        UserError: two of them are copies of one training, which would count twice. Runs that differ in more than their
-            seed, or not even in that, are pointed out in the log.
+        UserError: two runs of a system are copies of one training, which would count twice.
     """
     for paths in runs.values():
         trainings: dict[str, Path] = {}
@@ -97,7 +98,7 @@ def check_seeds(runs: Mapping[str, Sequence[Path]], recipes: Mapping[Path, Recip
 
 
 def warn_of_searches(recipes: Mapping[Path, Recipe]) -> None:
-    """Say in the log where two runs were translated with different settings, which change their scores, too."""
+    """Warn if two runs were translated with different settings, because the settings change the scores, too."""
     (first, ours), *others = [(path, recipe.evaluation) for path, recipe in recipes.items()] or [(None, None)]
     for path, theirs in others:
         if apart := settings_apart(vars(ours), vars(theirs), (*SEARCH, "precision")):
@@ -105,7 +106,7 @@ def warn_of_searches(recipes: Mapping[Path, Recipe]) -> None:
 
 
 def inputs_of(systems: Sequence[str], reference: str | None) -> set[Path]:
-    """The files that a comparison reads: nothing may be written over them."""
+    """The files that a comparison reads, and that no output may overwrite."""
     runs = check_distinct(systems)
     recipes = recipes_of(runs)
     given = {path for paths in runs.values() for path in paths}
@@ -115,7 +116,7 @@ def inputs_of(systems: Sequence[str], reference: str | None) -> set[Path]:
 
 
 def _files(data: DataArguments, split: Split) -> list[Path]:
-    """The files of a split; none where they are not there, as nothing can then be written over them."""
+    """The files of a split; [] if they are not there, because nothing can overwrite missing files."""
     try:
         return local_files(data, split) if getattr(data, split) is not None else []
     except UserError:
@@ -123,10 +124,10 @@ def _files(data: DataArguments, split: Split) -> list[Path]:
 
 
 def recipes_of(runs: Mapping[str, Sequence[Path]]) -> dict[Path, Recipe]:
-    """The recipes of the systems that are folders of runs.
+    """The recipes of those systems that are folders of runs.
 
     Raises:
-        UserError: a recipe cannot be read, or is none for translation.
+        UserError: a recipe cannot be read, or is not for translation.
     """
     paths = [path for paths in runs.values() for path in paths]
     return {path: load_recipe(path / RECIPE) for path in paths if (path / RECIPE).is_file()}
@@ -139,10 +140,11 @@ def scoring_of(
     tokenize: str | None,
     target_lang: str | None = None,
 ) -> Scoring:
-    """How to score: as asked; where None is asked, as the recipes say, whose own defaults count as written out.
+    """Return how to score: by the given values, or, for each None, by the value in the recipes.
 
-    A recipe that names no metrics is scored by those of the others. The target language matters where it chooses
-    sacreBLEU's tokenizer, and there two codes may choose the same.
+    A recipe without the key `lowercase` or `tokenize` counts with the default. A recipe that names no metrics is
+    scored by the metrics of the other recipes. Target languages are compared only if they choose sacreBLEU's
+    tokenizer. Two codes may choose the same tokenizer.
 
     Raises:
         UserError: the recipes do not agree.
@@ -172,7 +174,7 @@ def _automatic(language: str) -> str:
 
 
 def _agreed(key: str, values: Mapping[Path, Any], option: str) -> Any:
-    """The value that all runs have; None of no runs."""
+    """The value that all runs have; None without runs."""
     (first, value), *others = values.items() or [(None, None)]
     for path, other in others:
         if other != value:
@@ -183,13 +185,13 @@ def _agreed(key: str, values: Mapping[Path, Any], option: str) -> Any:
 
 
 class Tested(NamedTuple):
-    """The reference translations of a run's test sets, and the part of them that is compared; None: all."""
+    """The reference translations of a run's test sets, and the indices of those that are compared (None: all)."""
 
     lines: list[str]
     rows: list[int] | None = None
 
     def part(self, lines: list[str]) -> list[str]:
-        """The lines that are compared, of lines that stand beside the references."""
+        """Return the compared lines out of `lines`, which are parallel to the references."""
         return lines if self.rows is None else [lines[row] for row in self.rows]
 
 
@@ -198,23 +200,24 @@ class References:
     """Reference translations.
 
     Args:
-        usual: those of systems that are no runs.
-        by_run: those of runs, which may each have further test sets beside the one that is compared.
+        usual: references of all systems that have no entry in `by_run`.
+        by_run: references of each run if one test set is chosen. Each run may have further test sets.
     """
 
     usual: Tested
     by_run: Mapping[Path, Tested]
 
     def of(self, path: Path) -> Tested:
-        """The references that stand beside the translations of a system's run or file."""
+        """The references for the translations in a system's run or file."""
         return self.by_run.get(path, self.usual)
 
 
 def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_set: str | None = None) -> References:
-    """The lines of the file of references, or of the test set that all recipes name, or of one of several.
+    """Return the references: the lines of a file, of the test set that all recipes name, or of one of several sets.
 
     Raises:
-        UserError: there is neither, or the runs were tested on different sets, or there is no such test set.
+        UserError: there is neither a file nor a run; the runs were tested on different sets; a run has no such test
+            set, or several language pairs; or a test set cannot be read, or has changed.
     """
     if reference is not None:
         if test_set is not None:
@@ -248,7 +251,7 @@ def references_of(recipes: Mapping[Path, Recipe], reference: str | None, test_se
 
 @contextmanager
 def _reading_tests(path: Path) -> Iterator[None]:
-    """Say whose test set cannot be read, and how to do without it."""
+    """Name in an error the run whose test set cannot be read, and explain how to compare without the test set."""
     try:
         yield
     except UserError as error:
@@ -259,10 +262,10 @@ def _reading_tests(path: Path) -> Iterator[None]:
 
 
 def _check_unchanged(path: Path, data: DataArguments, loaded: Dataset) -> None:
-    """See that a test set holds what a run was tested on; an older run did not note it.
+    """Check that a test set still holds what a run was tested on. Runs of older versions have no digest to check.
 
     Raises:
-        UserError: it does not, and the run's translations would stand beside other references.
+        UserError: the test set has changed, and the run's translations would be compared with other references.
     """
     digest = text_digest(loaded)
     if read_results(path).get("digests", {}).get("test", digest) != digest:
@@ -273,7 +276,7 @@ def _check_unchanged(path: Path, data: DataArguments, loaded: Dataset) -> None:
 
 
 def _compared(path: Path, data: DataArguments, test_set: str | None) -> DataArguments:
-    """The section of a run's recipe with the test set that is compared alone; None: with all."""
+    """Return the section `data` of a run with only the test set that is compared; None: with all test sets."""
     if test_set is None:
         return data
     if data.format == "phrases":
@@ -287,12 +290,12 @@ def _compared(path: Path, data: DataArguments, test_set: str | None) -> DataArgu
 
 
 def _test_sets(data: DataArguments) -> dict[str, DataArguments]:
-    """As `DataArguments.test_sets`; one that is in no list has its name, too."""
+    """Return `DataArguments.test_sets`. A single test set that is not in a list has a name here, too."""
     return data.test_sets or replace(data, test=[data.test]).test_sets
 
 
 def _tested(path: Path, data: DataArguments, test_set: str) -> Tested:
-    """The references of a run, and which of them are of the test set."""
+    """The references of a run, and the indices of those that belong to the test set."""
     with _reading_tests(path):
         loaded, sets = load_whole(data, "test"), list(_test_sets(data))
     _check_unchanged(path, data, loaded)
@@ -306,7 +309,7 @@ def translations_of(path: Path) -> list[str]:
     """The translations in a file, or in the folder of a finished run.
 
     Raises:
-        UserError: there are none.
+        UserError: there is no such file.
     """
     file = path / TRANSLATIONS if path.is_dir() else path
     if not file.is_file():
@@ -317,11 +320,11 @@ def translations_of(path: Path) -> list[str]:
 def validation_losses(
     runs: Mapping[str, Sequence[Path]], recipes: Mapping[Path, Recipe]
 ) -> dict[str, dict[str, list[float]]]:
-    """Losses that are comparable: `loss` and `nll` to system to the value of each run, in nats a token.
+    """Map each comparable loss (`loss`, `nll`) to the systems, and each system to its runs' values in nats per token.
 
-    `loss` is smoothed as in training, `nll` is not smoothed. A loss is left out unless all systems are folders of runs
-    that hold it, with one tokenizer and one validation set, and for `loss` with the same smoothing. The log says why,
-    unless no system is a run.
+    `loss` is smoothed as in training, `nll` is not smoothed. A loss is left out unless all systems are folders of
+    finished runs that hold it, with one tokenizer and one validation set. `loss` also requires the same smoothing.
+    The log gives the reason, unless no system is a finished run.
     """
     folders = [path for paths in runs.values() for path in paths]
     finished = [path for path in folders if (path / RESULTS).is_file()]
@@ -356,7 +359,7 @@ def validation_losses(
 def _same_validation_set(
     folders: Sequence[Path], recipes: Mapping[Path, Recipe], results: Mapping[Path, Mapping[str, Any]]
 ) -> bool:
-    """Whether all runs were validated on one set, as they noted; older runs: as their recipes say."""
+    """Return whether all runs were validated on one set, by their digests; without digests, by their recipes."""
     digests = [results[path].get("digests", {}).get("validation") for path in folders]
     if all(digests):
         return len(set(digests)) == 1
@@ -365,7 +368,7 @@ def _same_validation_set(
 
 
 def _losses(results: Mapping[str, Any]) -> dict[str, float]:
-    """The losses of the final model; of a run that measured none, the least of its validation curve."""
+    """The losses of the final model; if the run did not measure them, the lowest loss of its validation curve."""
     if "validation" in results:
         return results["validation"]
     train = results.get("train", {})
@@ -373,7 +376,7 @@ def _losses(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _same_lines(one: DataArguments, other: DataArguments, split: Split) -> bool:
-    """Whether a split of two recipes has the same pairs. Files are read only where the recipes name different ones."""
+    """Return whether a split has the same pairs in two recipes. Files are read only if the recipes' keys differ."""
     if all(getattr(one, field) == getattr(other, field) for field in (*PLACE, split)):
         return True
     mine, theirs = (load_whole(data, split) for data in (one, other))

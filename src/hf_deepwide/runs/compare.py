@@ -1,4 +1,4 @@
-"""Systems against a baseline: losses, scores, differences, and the tests that carry them."""
+"""Comparison of systems with a baseline: losses, scores, differences, and statistical tests of the differences."""
 
 import json
 import statistics
@@ -25,19 +25,22 @@ from .comparable import (
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system beside the baseline, by one metric.
+    """A system compared with the baseline by one metric.
+
+    The baseline has an entry of its own, in which all fields from `difference` to `p_equivalence` are None.
 
     Args:
-        system: its name.
-        metric: the metric: `loss` or `nll` (smaller is better), or a name of `evaluation.metrics`.
-        scores: of each run.
-        difference: mean of the system's scores minus that of the baseline's; None for the baseline.
-        p_seeds: Welch's t-test over runs (two-sided); None with fewer than two runs on a side.
-        p_sentences: approximate randomisation over sentences; None where the numbers of runs differ.
+        system: name of the system.
+        metric: `loss` or `nll` (smaller is better), or a name of `evaluation.metrics`.
+        scores: the score of each run.
+        difference: mean of the system's scores minus the mean of the baseline's scores.
+        p_seeds: p of Welch's t-test over runs (two-sided); None where `welch` makes no test.
+        p_sentences: p of approximate randomisation over sentences; None for losses, or if the numbers of runs differ.
         p_holm: `p_seeds` adjusted for the number of systems that are compared with the baseline (Holm).
         interval: 95 % of the differences in the clustered bootstrap over seeds and sentences; None for losses.
-        margin: the largest difference that does not matter, where it was given.
-        p_equivalence: two one-sided tests over runs that the difference is within the margin, adjusted likewise.
+        margin: the largest difference that does not matter, if a margin was given.
+        p_equivalence: p of two one-sided tests over runs that the difference is within the margin, adjusted as
+            `p_holm` is.
         signature: how the metric was computed, in sacreBLEU's form; None for losses.
     """
 
@@ -55,7 +58,7 @@ class Comparison:
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of the mean over runs; None of one run."""
+        """Standard error of the mean over runs; None for a single run."""
         return standard_error(self.scores)
 
 
@@ -72,21 +75,22 @@ def compare_runs(
     """Score systems and test each against the first.
 
     Args:
-        systems: folders of finished runs, or files of translations; runs of a system joined by commas.
+        systems: folders of finished runs, or files of translations. Commas join the runs of one system.
         reference: a file of references; None: the test set that the runs' recipes name.
-        metrics: names of `evaluation.metrics`; None: those of the recipes, or bleu and chrf.
-        lowercase: score without regard to case; None: as the recipes say, or not.
-        tokenize: sacreBLEU's tokenizer; None: as the recipes say, or 13a.
+        metrics: names of `evaluation.metrics`; None: the metrics of the recipes, or bleu and chrf.
+        lowercase: score without regard to case; None: as in the recipes, or False.
+        tokenize: sacreBLEU's tokenizer; None: as in the recipes, or 13a.
         margins: metric, `loss` or `nll` to the margin of a test of equivalence, in the unit of the metric.
-        test_set: of several test sets in the runs' recipes the one to compare; None: all together.
-        target_lang: the language of the translations, for the metrics that ask; None: as the recipes say.
+        test_set: the test set to compare, if the recipes name several; None: all test sets together.
+        target_lang: the language of the translations, for metrics that need it; None: as in the recipes.
 
     Returns:
-        Metric by metric, in the order of the systems. Validation losses come first: see `validation_losses`.
+        The comparisons, metric by metric, in the order of the systems. Validation losses come first (see
+        `validation_losses`).
 
     Raises:
         UserError: fewer than two systems; files that are missing or do not fit each other; runs that were tested on
-            different sentences, or are scored in different ways.
+            different sentences, or are scored in different ways; or a margin for a metric that is not compared.
     """
     runs = check_distinct(systems)
     recipes = recipes_of(runs)
@@ -129,7 +133,7 @@ def _over_sentences(
     metric: str,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What the translations themselves say of a difference."""
+    """Return the results over sentences: the bootstrap interval, and `p_sentences` if both have as many runs."""
     interval = clustered_bootstrap(system, baseline, references, metric=metric, **settings)
     found: dict[str, Any] = {"interval": (interval.low, interval.high)}
     if len(system) == len(baseline):
@@ -170,7 +174,7 @@ def _tested(
 
 
 def report(comparisons: Sequence[Comparison]) -> str:
-    """The comparisons as a table for a terminal: metric by metric, one line a system."""
+    """The comparisons as a table for a terminal: metric by metric, one line per system."""
     with_margin = any(each.margin is not None for each in comparisons)
     head = ["system", "runs", "mean", "s.e.", "difference", "95 % interval", "p (seeds)", "p (Holm)"]
     head += ["p (equal)"] * with_margin + ["p (sentences)"]
@@ -208,7 +212,7 @@ def to_json(comparisons: Sequence[Comparison]) -> str:
 
 
 def parse_margins(words: Sequence[str]) -> dict[str, float]:
-    """Margins written as `bleu=0.5 loss=0.02`.
+    """Parse margins that are written as `bleu=0.5 loss=0.02`.
 
     Raises:
         UserError: a word is not METRIC=NUMBER with a number above 0.

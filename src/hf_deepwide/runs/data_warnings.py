@@ -1,4 +1,4 @@
-"""What is odd about the data of a run, said before the training: it is allowed, and seldom meant."""
+"""Warnings before the training about data that are allowed, but probably a mistake."""
 
 import logging
 import unicodedata
@@ -16,14 +16,14 @@ from .recipe import Recipe
 logger = logging.getLogger(__name__)
 
 SAMPLE = 100_000  # encoded pairs that are searched for unknown tokens
-SENTENCES = 5_000  # in which letters without a token are looked for
+SENTENCES = 5_000  # that are searched for letters without a token
 UNKNOWN = 0.005  # share of unknown tokens above which something is wrong
 LISTED = 10  # letters in a message
 SIDES = ("source", "target")
 
 
 def warn_of_capitals(references: Sequence[str], recipe: Recipe) -> None:
-    """Say that translations without capitals are compared with references that have some."""
+    """Warn if translations without capitals are compared with references that have capitals."""
     lowers = recipe.tokenizer.path is None and recipe.tokenizer.lowercase and not recipe.evaluation.lowercase
     if lowers and any(reference != reference.lower() for reference in references):
         logger.warning(
@@ -34,7 +34,7 @@ def warn_of_capitals(references: Sequence[str], recipe: Recipe) -> None:
 
 
 def warn_of_overlap(seen: Dataset, held_out: Dataset, split: str, other: str = "training") -> None:
-    """Say how many pairs of a split that is held out are also in another set: `seen` trains or chooses the model."""
+    """Warn if pairs of a held-out split are also in `seen`, the set that trains the model or selects it."""
     if overlap := count_overlap(seen, held_out):
         logger.warning(
             "%d of %d pairs of the %s split are also in the %s set: its scores say little of other text",
@@ -46,9 +46,9 @@ def warn_of_overlap(seen: Dataset, held_out: Dataset, split: str, other: str = "
 
 
 def count_overlap(train: Dataset, held_out: Dataset) -> int:
-    """How many pairs of `held_out` the training set has, too, whatever their spaces and Unicode form.
+    """Count the pairs of `held_out` that the training set also has, without regard to spaces and Unicode form.
 
-    Of several language pairs, one may have another's sentences the other way round.
+    With several language pairs, one pair may hold the sentences of another with the sides swapped. These count, too.
     """
     ours, theirs = ([_plain(rows.with_format("arrow")[:][side]) for side in SIDES] for rows in (train, held_out))
     seen = _found(ours, theirs)
@@ -58,7 +58,7 @@ def count_overlap(train: Dataset, held_out: Dataset) -> int:
 
 
 def _found(ours: list[pyarrow.ChunkedArray], theirs: list[pyarrow.ChunkedArray]) -> set[tuple[str, ...]]:
-    """The pairs of which `theirs` has the first text on its first side, and the second text on its second."""
+    """The pairs of `ours` whose first text is on the first side of `theirs`, and whose second is on the second."""
     found = [compute.is_in(texts, value_set=compute.unique(held)) for texts, held in zip(ours, theirs, strict=True)]
     both = compute.and_(*found)
     return set(zip(*(compute.filter(texts, both).to_pylist() for texts in ours), strict=True))
@@ -71,12 +71,12 @@ def _plain(texts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Say of each side of the training set if many of its tokens are unknown, and which letters have no token.
+    """Warn for each side of the training set if many of its tokens are unknown, and name letters without a token.
 
     Args:
         texts: the training set.
-        encoded: the same, encoded.
-        tokenizer: whose tokens they are.
+        encoded: the encoded training set.
+        tokenizer: the tokenizer that encoded it.
     """
     if tokenizer.unk_token_id is None:
         return
@@ -98,7 +98,7 @@ def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrain
 
 
 def letters_without_token(sentences: islice, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The most frequent letters that become the unknown token. Letter and mark count as one letter where it exists."""
+    """The most frequent letters that become the unknown token. A letter and its mark are one if NFC joins them."""
     counts = Counter(letter for sentence in sentences for letter in unicodedata.normalize("NFC", sentence))
     unknown = tokenizer.unk_token_id
     lacking = (

@@ -12,18 +12,18 @@ from .model_card import filled_template, is_on_hub, iso, portable
 from .recipe import Recipe
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews' correlation"}
-ON_HUB = {"matthews": "matthews_correlation"}  # the Hub's name, where it is another
+ON_HUB = {"matthews": "matthews_correlation"}  # metrics that the Hub names differently
 PERPLEXITY = "perplexity"
 TASKS = {"fill-mask": "masked-lm", "text-classification": "classification"}  # pipeline to subcommand of `train`
 
 
 def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) -> None:
-    """Write the card of a masked language model: perplexities, of all text and of each language.
+    """Write the card of a masked language model, with the perplexities of all text and of each language.
 
     Args:
         folder: the folder of the run.
         recipe: its recipe.
-        results: what `results.json` holds.
+        results: the content of `results.json`.
     """
     data, train = recipe.data, results["train"]
     scored = [split for split in ("validation", "test") if split in results]
@@ -42,7 +42,7 @@ def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) 
             for split in scored
         },
         metrics=[PERPLEXITY],
-        scores={},  # a perplexity is of a vocabulary, and not to be ranked among others
+        scores={},  # the Hub must not rank perplexities, which depend on the vocabulary
         note=f"Perplexity of the masked tokens: {data.mask_probability:.0%} of each text.",
         then=_choice(data.posterior_names),
         training=f"{train['steps']:,} steps, {train['epochs']:.1f} epochs, in {train['minutes']:.1f} minutes",
@@ -50,7 +50,7 @@ def write_masked_lm_card(folder: Path, recipe: Recipe, results: dict[str, Any]) 
 
 
 def write_classifier_card(folder: Path, recipe: Recipe, results: dict[str, Any]) -> None:
-    """Write the card of a classifier: scores of the model that is in the folder, and their spread over seeds.
+    """Write the card of a classifier, with the scores of the model in the folder and the spread over seeds.
 
     Arguments are as in `write_masked_lm_card`.
     """
@@ -82,7 +82,7 @@ def write_classifier_card(folder: Path, recipe: Recipe, results: dict[str, Any])
 
 
 def _choice(posteriors: list[str]) -> str:
-    """The lines that choose one of several posteriors, which the pipeline cannot be asked for."""
+    """The code that chooses one of several posteriors, because the pipeline has no argument for it."""
     if len(posteriors) < 2:
         return ""
     numbers = ", ".join(f"{number} is {name}" for number, name in enumerate(posteriors))
@@ -94,7 +94,7 @@ def _choice(posteriors: list[str]) -> str:
 
 
 def _why(seeds: int) -> str:
-    """Why the model in the folder is that of its seed, of so many."""
+    """Return why the model in the folder was chosen among the models of so many seeds."""
     if seeds == 1:
         return ""
     return f", with the {'median validation score' if seeds % 2 else 'lower of the two middle validation scores'}"
@@ -137,7 +137,7 @@ def _write(
         or None,
     )
     use = card_text.use_of_folder(folder.as_posix(), pipeline) + then
-    if recipe.family not in all_families():  # a class of Transformers
+    if recipe.family not in all_families():  # a class of Transformers needs no `import hf_deepwide`
         use = use.partition("\n")[2]
     card = filled_template(
         "encoder_card_template.md", card_data, recipe, task=TASKS[pipeline], use=use, results=results, **shown

@@ -1,4 +1,4 @@
-"""What `results.json` says beside the scores: versions, machine, and how the final weights came about."""
+"""The facts in `results.json` beside the scores: versions, machine, and how the final weights were trained."""
 
 import os
 import platform
@@ -14,10 +14,10 @@ from .recipe import read_mark
 
 
 def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, Any]:
-    """What `results.json` says of how the final weights came about."""
-    mark = read_mark(run)  # as it was trained, perhaps not on this machine
+    """Return the facts in `results.json` about how the final weights were trained."""
+    mark = read_mark(run)  # of the training, which perhaps ran on another machine
     counted = Throughput(**state.stateful_callbacks["Throughput"]["args"])
-    # a run that an older version of this library began may not have counted them
+    # a run that began with an older version of this library may lack these counts
     later = {
         "processor_minutes": counted.processor_minutes,
         "data_share": counted.data_seconds / counted.seconds,
@@ -31,7 +31,7 @@ def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, An
     }
     return {
         "steps": state.global_step,
-        "epochs": state.epoch or None,  # of a stream that was not read to its end, nobody knows
+        "epochs": state.epoch or None,  # unknown for a stream that was not read to its end
         "target_tokens": counted.target_tokens,
         "tokens_per_second": counted.target_tokens / counted.seconds,
         "minutes": counted.minutes,
@@ -46,7 +46,7 @@ def training_facts(run: Path, state: TrainerState, weights: str) -> dict[str, An
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that have a part in the results."""
+    """The versions of Python and of the packages that affect the results."""
     packages = ("hf_deepwide", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 

@@ -1,4 +1,4 @@
-"""Figures of runs that are there already: learning curves, layer utilisation, joints of layers, path weights."""
+"""Figures of existing runs: learning curves, layer utilisation, joints of layers, path weights."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -71,7 +71,7 @@ def plot_curves(runs: Sequence[Path], output: Path, overwrite: bool = False) -> 
 
 
 def seed_histories(results: dict[str, Any]) -> dict[str, list[dict]]:
-    """What validation found with each seed, of the results of a classifier's run; {} of those of another run."""
+    """Return each seed's validation scores from the results of a classifier's run; {} for another kind of run."""
     return {
         f"seed {seed_results['seed']}": [dict(zip(LOGGED, point, strict=True)) for point in seed_results["curve"]]
         for seed_results in results.get("seeds", ())
@@ -79,7 +79,7 @@ def seed_histories(results: dict[str, Any]) -> dict[str, list[dict]]:
 
 
 def _seed_histories(run: Path) -> dict[str, list[dict]]:
-    """`seed_histories` of a folder; {} where there are no results."""
+    """`seed_histories` for the folder of a run; {} if it holds no results."""
     results = read_results(run)
     try:
         return seed_histories(results)
@@ -90,13 +90,13 @@ def _seed_histories(run: Path) -> dict[str, list[dict]]:
 def plot_layers(
     runs: Sequence[Path], output: Path | None, hard: bool = False, seed: int = 0, overwrite: bool = False
 ) -> Iterator[Path]:
-    """Print the layers that each posterior selects, draw their utilisation over training, and samples of z.
+    """Print the layers that each posterior selects. Draw their utilisation over training, and samples of z.
 
     Args:
-        runs: folders of runs or checkpoints of latent-depth models with equal posteriors.
+        runs: folders of runs or checkpoints of latent-depth models with the same posteriors.
         output: the folder of the figures; None: `plots` in the first run.
         hard: draw hard samples (0 or 1).
-        seed: of the samples' noise, which is the same for all runs.
+        seed: seed of the samples' noise. The noise is the same for all runs.
         overwrite: replace existing figures.
 
     Yields:
@@ -154,9 +154,9 @@ def plot_paths(checkpoint: str, output: Path, overwrite: bool = False) -> Iterat
 
 
 def plot_joints(run: Path, output: Path | None, overwrite: bool = False) -> Iterator[Path]:
-    """Draw what joins the layers of a run's model: which layers read which, and the gates of a solver over training.
+    """Draw how the layers of a run's model are joined: which layers read which, and a solver's gates over training.
 
-    Of attention residuals and streams, weights depend on the tokens; their means over random tokens are drawn.
+    The weights of attention residuals and streams depend on the tokens. Their means over random tokens are drawn.
 
     Args:
         run: the folder of a run or a checkpoint.

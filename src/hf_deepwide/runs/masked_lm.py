@@ -1,4 +1,4 @@
-"""The task of masked language models: raw text in several languages in, perplexity on held-out text out."""
+"""The task of masked language models: train on raw text in several languages, measure perplexity on held-out text."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from .task import Task, warn_of_few
 
 @dataclass
 class MaskedLMRecipe(Recipe):
-    """A recipe for a masked language model: no section `evaluation`, and other keys in `data`."""
+    """A recipe for a masked language model. It has no section `evaluation`, and other keys in `data`."""
 
     task: ClassVar[str] = "masked language models"
     sections: ClassVar[dict[str, type | None]] = {
@@ -74,18 +74,18 @@ def run_masked_lm(recipe: MaskedLMRecipe, overwrite: bool = False) -> dict[str, 
 
 
 class MaskedLM(Task):
-    """Trains a masked language model, and measures its perplexity on the validation and test splits."""
+    """Train a masked language model, and measure its perplexity on the validation and test splits."""
 
     auto = AutoModelForMaskedLM
 
     def check_base(self) -> None:
-        """See whether the recipe's model can be made from the checkpoint `model.init_from`."""
+        """Check that the recipe's model can be made from the checkpoint `model.init_from`."""
         check_base(self.recipe)
 
     def read(
         self, args: MaskedLMTrainingArguments, ended: bool, scored: bool = False
     ) -> dict[str, partial[Iterator[tuple[int, str]]]]:
-        """What reads each split, once all files are found and what is held out is found to be text."""
+        """Return the reader of each split. Check that all files exist, and that held-out files hold text."""
         data, texts = self.recipe.data, {}
         for split in ("train", "validation", "test"):
             if getattr(data, split) is None or (split == "train" and ended):
@@ -98,7 +98,7 @@ class MaskedLM(Task):
         return texts
 
     def new_tokenizer(self, texts: dict[str, partial[Iterator[tuple[int, str]]]]) -> PreTrainedTokenizerBase:
-        """The tokenizer that the recipe names or a new one, with a mask."""
+        """The tokenizer that the recipe names, or a new tokenizer, with a mask token."""
         tokenizer = load_or_train(self.recipe.tokenizer, (text for _, text in texts["train"]()), self.recipe.data)
         if tokenizer.mask_token is None:
             add_mask(tokenizer, is_new=self.recipe.tokenizer.path is None)
@@ -107,7 +107,7 @@ class MaskedLM(Task):
     def encode(
         self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
     ) -> dict[str, Dataset]:
-        """All splits; what is held out is masked once and for all."""
+        """Encode all splits. Held-out splits are masked here, once for all evaluations."""
         encoded = {split: encode_texts(self.recipe.data, split, tokenizer) for split in texts}
         if "train" in encoded:
             warn_of_few(len(encoded["train"]), "sentences", self.recipe)
@@ -125,7 +125,7 @@ class MaskedLM(Task):
         encoded: dict[str, Dataset],
         texts: dict[str, Any],
     ) -> MaskedLMTrainer:
-        """The trainer, once each language of the held-out splits is found to make a batch for every process."""
+        """Make the trainer. Check that each language of a held-out split gives every process a batch."""
         data = self.recipe.data
         trainer = MaskedLMTrainer(model, args, tokenizer, encoded.get("train"), encoded["validation"], data=data)
         for split, rows in encoded.items():
@@ -134,7 +134,7 @@ class MaskedLM(Task):
         return trainer
 
     def score(self, trainer: MaskedLMTrainer, encoded: dict[str, Dataset], texts: dict[str, Any]) -> dict[str, Any]:
-        """Perplexity on the held-out splits, of all sequences and of each language's."""
+        """The perplexity on the held-out splits, of all sequences and of each language."""
         return {
             split: {
                 name.removeprefix(f"{split}_"): value
@@ -153,7 +153,7 @@ class MaskedLM(Task):
 def new_model(
     recipe: MaskedLMRecipe, tokenizer: PreTrainedTokenizerBase, args: MaskedLMTrainingArguments
 ) -> PreTrainedModel:
-    """The model that a run starts with: new, or the checkpoint `init_from`, by the recipe's fields.
+    """The model that a run starts with: a new model or the checkpoint `init_from`, with the recipe's fields.
 
     Raises:
         UserError: fields that contradict the tokenizer, or a checkpoint that cannot be loaded.
@@ -181,7 +181,7 @@ def _new(recipe: MaskedLMRecipe, tokenizer: PreTrainedTokenizerBase) -> PreTrain
 
 
 def _from_checkpoint(recipe: MaskedLMRecipe) -> PreTrainedModel:
-    """The checkpoint `init_from`, converted where the family is one that starts from other encoders."""
+    """The checkpoint `init_from`, converted if the recipe's family starts from other encoders."""
     base, fields = str(recipe.init_from), recipe.model_fields | posterior_fields(recipe)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"
     check_base(recipe)
@@ -192,10 +192,10 @@ def _from_checkpoint(recipe: MaskedLMRecipe) -> PreTrainedModel:
 
 
 def check_base(recipe: Recipe) -> None:
-    """See whether the recipe's model can be made from the base `init_from`, as far as the base's config says.
+    """Check by its config that the base `init_from` can become the recipe's model.
 
     Raises:
-        UserError: it cannot; or there is no such base.
+        UserError: the base cannot become this model, or there is no such base.
     """
     base = str(recipe.init_from)
     prefix = f"{recipe.source}: model.init_from {quote(base)}"

@@ -19,7 +19,7 @@ from ..families import all_families
 from .recipe import Recipe, check_recipe, used_values
 from .yaml_values import to_yaml
 
-# Metric to its name for people, and to the Hub's name of it; a metric without an entry keeps its own name.
+# Metric to its display name, and to its name on the Hub. A metric without an entry keeps its own name.
 NAMES = {
     "bleu": "sacreBLEU",
     "chrf": "chrF",
@@ -41,8 +41,8 @@ def write_model_card(
 
     Args:
         run: the folder of the run.
-        recipe: its recipe.
-        results: what `results.json` holds.
+        recipe: the recipe of the run.
+        results: the content of `results.json`.
         samples: a few test sentences as (source, translation, reference).
     """
     path = run / card_text.CARD
@@ -51,12 +51,12 @@ def write_model_card(
 
 
 def card_of_results(results: dict[str, Any], name: str | None = None) -> str:
-    """A run's card from its `results.json` alone, for a place where its folder is not.
+    """Return a run's card from its `results.json` alone, for a place where the run's folder is not available.
 
-    It holds no sentence of the corpus, and no learning curves. The model is called `name`, or as its folder.
+    The card holds no sentence of the corpus, and no learning curves. The model's name is `name`, or the folder's name.
 
     Raises:
-        UserError: neither is known.
+        UserError: neither name is known.
     """
     values = results["recipe"]
     folder = values["training"].get("output_dir")
@@ -70,14 +70,14 @@ def card_of_results(results: dict[str, Any], name: str | None = None) -> str:
 def _fill(
     recipe: Recipe, results: dict[str, Any], folder: Path, samples: Sequence[tuple[str, str, str]] | None = None
 ) -> ModelCard:
-    """The template with what it asks for; without `samples` neither these nor the curves that lie in the folder."""
+    """Fill the template. Without `samples`, leave out the samples and the learning curves in the folder."""
     data = recipe.data
     pairs = data.language_pairs
     sources, targets = (list(dict.fromkeys(languages)) for languages in zip(*pairs, strict=True))
     metrics = _metrics(results)
     code = {PROGRAMMING[language] for language in sources + targets if language in PROGRAMMING}
     code |= {metric.removeprefix("valid_") for metric in metrics if metric.startswith("valid_")}
-    # Of a run that is not here, nothing tells whether a name is the Hub's or that of a folder.
+    # Where the run's folder is not available, a name may be a name on the Hub or the name of a folder.
     datasets, base = ([], None) if samples is None else (_datasets(data), recipe.init_from)
     card_data = ModelCardData(
         language=None if code else list(dict.fromkeys(filter(None, map(iso, sources + targets)))) or None,
@@ -103,12 +103,12 @@ def _fill(
         results=results,
         metrics={metric: NAMES.get(metric, metric) for metric in metrics},
         samples=samples,
-        sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # `samples` begin with it
+        sample_pair=split_pair(data.evaluated_pairs[0]) if data.pairs else None,  # the pair of the first samples
     )
 
 
 def filled_template(template: str, card_data: ModelCardData, recipe: Recipe, **shown: Any) -> ModelCard:
-    """A card from a template of this package: what all cards tell of a recipe, and what is `shown` on this one."""
+    """Fill a template of this package with the fields that all cards have, and with the fields in `shown`."""
     family = all_families().get(recipe.family)
     return ModelCard.from_template(
         card_data,
@@ -133,7 +133,7 @@ def _metrics(results: dict[str, Any]) -> list[str]:
 
 
 def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
-    """The scores in the form of the Hub's model index: of each test set, or of each language pair."""
+    """The scores of each test set or of each language pair, in the form of the Hub's model index."""
     test, data = results.get("test", {}), recipe.data
     only = f"{data.source_lang}-{data.target_lang}"
     if sets := test.get("sets"):
@@ -161,7 +161,7 @@ def _eval_results(recipe: Recipe, results: dict[str, Any]) -> list[EvalResult]:
 
 
 def _of_pair(place: str | None, pair: str, data: DataArguments) -> str | None:
-    """A place of the data, with the languages filled in where the run has several language pairs."""
+    """A place of the data, with the languages filled in if the run has several language pairs."""
     return place if data.pairs is None else fill_in(place, pair, "data")
 
 
@@ -179,7 +179,7 @@ def _datasets(data: DataArguments) -> list[str]:
 
 
 def is_on_hub(name: str) -> bool:
-    """True if a name is a repository on the Hub, and not a folder here, nor one in a folder that is here."""
+    """Return True if a name can be a repository on the Hub: neither the name nor its first part is a local path."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -189,13 +189,13 @@ def is_on_hub(name: str) -> bool:
 
 
 def iso(language: str) -> str | None:
-    """The code of two or three letters by which the Hub knows a language: de of de_DE, deu of deu_Latn."""
+    """Return the code of two or three letters that the Hub has for a language: de for de_DE, deu for deu_Latn."""
     match = re.match(r"([a-z]{2,3})(?![a-zA-Z])", language)
     return match and match[1]
 
 
 def portable(values: Any) -> Any:
-    """Values of a recipe, in which a path that starts at a root or a home keeps only its last part."""
+    """Values of a recipe, in which an absolute path, or a path that starts at a home, keeps only its last part."""
     if isinstance(values, dict):
         return {key: portable(value) for key, value in values.items()}
     if isinstance(values, list):

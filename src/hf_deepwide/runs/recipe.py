@@ -1,4 +1,4 @@
-"""A recipe: one YAML file that says everything about a run, and dotted overrides of its keys.
+"""A recipe: one YAML file with all settings of a run, and dotted overrides of its keys.
 
     model:      {family: mat, init_from: null, d_model: 256, …}     family and fields of its config
     data:       {format: text, train: multi30k/train, …}            `data.corpora.DataArguments`
@@ -6,8 +6,8 @@
     training:   {max_tokens: 4096, learning_rate: 1e-3, …}          `training.arguments.TranslationTrainingArguments`
     evaluation: {num_beams: 5, …}                                   `evaluation.arguments.EvaluationArguments`
 
-All keys are checked before anything is read or trained: a recipe that loads fails later only on what it names
-(files, checkpoints), not on how it is written.
+All keys are checked before anything is read or trained. A recipe that loads can fail later only because of the files
+or checkpoints that it names, not because of how it is written.
 """
 
 import copy
@@ -40,12 +40,12 @@ from .recipe_checks import (
 )
 from .yaml_values import LARGEST, parse_yaml
 
-# Keys of the section training that say where and how a run is run, not what it is: it may go on with others.
+# Keys of the section training that do not change what is trained: a run may be resumed with other values.
 NO_DIFFERENCE = {"output_dir", "on_nonfinite", "max_skipped"}
 LINEAGE = 5  # how many recipes may extend one another
 
-RECIPE = "recipe.yaml"  # in the folder of a run: what it was started with
-EXTENDS = "extends"  # the key that names the recipe whose keys a recipe begins with
+RECIPE = "recipe.yaml"  # in the folder of a run: the recipe that the run was started with
+EXTENDS = "extends"  # the key that names the parent recipe, whose keys the recipe inherits
 PACKAGED = Path(__file__).parents[1] / "recipes"
 
 
@@ -54,14 +54,15 @@ class Recipe:
     """A checked recipe.
 
     Args:
-        name: the file's name without its suffix; what the run is called.
+        name: name of the run, by default the file's name without its suffix.
         source: the file, for messages.
-        values: section to keys, as written and overridden, without secrets: what a run keeps as its `recipe.yaml`.
+        values: section to keys, with overrides and without secrets. A run saves them as its `recipe.yaml`.
         data, tokenizer, evaluation: the sections as objects.
         secrets: the tokens, passwords and keys that are not in `values`, by section and key.
 
-    Another kind of recipe is a subclass with its own `task`, `sections`, `families`, and `refused` keys, each with
-    what to use instead. `comments` explain keys, by section, where the reference recipe does so for translation alone.
+    Another kind of recipe is a subclass with its own `task`, `sections`, `families` and `refused`. `refused` maps each
+    refused key to a reason or a replacement. `comments` explains keys, by section, that the reference recipe explains
+    only for translation.
     """
 
     task: ClassVar[str] = "translation"
@@ -87,9 +88,9 @@ class Recipe:
 
     @classmethod
     def families(cls) -> list[str]:
-        """Model types that can be trained: ours, and Transformers' own for control runs.
+        """Model types that can be trained: those of this library, and Transformers' own for control runs.
 
-        Transformers counts models of speech among them; their configs have no vocabulary of their own.
+        Transformers' mapping also has models of speech. They are left out: their configs have no vocabulary size.
         """
         configs = [*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING]
         text_configs = [each for each in configs if hasattr(each, "vocab_size") or "vocab_size" in each.attribute_map]
@@ -114,7 +115,7 @@ class Recipe:
 
     @property
     def output_dir(self) -> Path:
-        """Where the run lives: `training.output_dir`, else `runs/<name>`."""
+        """The folder of the run: `training.output_dir`, else `runs/<name>`."""
         folder = self.values["training"].get("output_dir")
         if folder is None:
             folder = Path("runs", self.name)
@@ -123,13 +124,13 @@ class Recipe:
         return home_expanded(folder, f"{self.source}: training.output_dir")
 
     def training_arguments(self) -> TranslationTrainingArguments:
-        """The section `training` as an object. Made on demand: making it chooses and opens the devices."""
+        """Make the section `training` as an object, on demand only, because this chooses and opens the devices."""
         fields = with_secrets(self.values["training"], self.secrets.get("training", {}))
         fields |= {"output_dir": str(self.output_dir)}
         try:
             return self.sections["training"](**fields)
-        # ImportError: what an argument asks for is not installed; OSError: a file that an argument names; the others:
-        # what Transformers and Accelerate raise for mappings and lists that hold what they do not expect
+        # ImportError: a package that an argument needs is not installed. OSError: a file that an argument names.
+        # Transformers and Accelerate raise the others for mappings and lists with unexpected content.
         except (ValueError, ImportError, OSError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise UserError(f"{self.source}: training: {one_line(hide(str(error), self.secrets))}") from error
 
@@ -137,12 +138,12 @@ class Recipe:
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Recipe] = Recipe) -> Recipe:
     """Read a recipe of a kind and apply overrides, given as on the command line: `--training.max_steps 100 …`.
 
-    The one that a run has kept is of that run: it has its name, and goes on where it lies.
+    A `recipe.yaml` in the folder of a run belongs to that run: the recipe gets the run's name and folder.
 
     Args:
         path: a file, or the name of a packaged recipe, such as `quickstart` or `masked_lm/multi30k_masked_lm`.
         overrides: dotted keys and values.
-        kind: what is trained.
+        kind: the class of the recipe, which depends on what is trained.
 
     Raises:
         UserError: no such file; not YAML; an unknown section or key (names the nearest one); a value of a wrong
@@ -180,7 +181,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), kind: type[Reci
 
 
 def _is_named(key: str, message: str) -> bool:
-    """Whether a message is about a dotted key: `section.key`, or `section:` and the quoted key."""
+    """Return whether a message is about a dotted key: `section.key`, or `section:` and the quoted key."""
     section, _, field = key.partition(".")
     return bool(re.search(rf"\b{re.escape(key)}\b|\b{re.escape(section)}: .*'{re.escape(field)}'", message))
 
@@ -195,7 +196,7 @@ def find_recipe(path: str | Path) -> Path:
     packaged = PACKAGED / f"{name}.yaml"
     if name.suffix or name.is_absolute() or name.is_file():
         return name
-    if packaged.is_file():  # a folder of this name, such as that of its run, does not hide it
+    if packaged.is_file():  # even if a folder has this name, such as the folder of its run
         return packaged
     if name.exists():
         return name
@@ -207,10 +208,10 @@ def find_recipe(path: str | Path) -> Path:
 
 
 def refuse_hidden_copy(path: Path, kind: type[Recipe]) -> None:
-    """See that no file of the name of a packaged recipe, with other content, lies in the working directory.
+    """Refuse a packaged recipe if the working directory holds a file of the same name with other content.
 
     Raises:
-        UserError: there is such a file: an edited copy, which would not be used.
+        UserError: there is such a file. It is an edited copy, and would not be used.
     """
     copy_here = Path(path.name)
     if not (path.is_relative_to(PACKAGED) and copy_here.is_file()):
@@ -230,11 +231,11 @@ def packaged_recipes() -> list[str]:
 
 
 def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, ...] = ()) -> dict[str, dict[str, Any]]:
-    """Section to keys of a recipe, merged over those of the recipe that it `extends`.
+    """Read the sections of a recipe, with their keys merged over the keys of the recipe that it `extends`.
 
     Args:
-        path: the file; what it extends is named by a path that is relative to its folder.
-        kind: whose sections are accepted.
+        path: the file. The path in its key `extends` is relative to the file's folder.
+        kind: the class of the recipe, whose sections are accepted.
         children: the recipes that extend this one, for messages.
 
     Raises:
@@ -264,13 +265,13 @@ def read_values(path: Path, kind: type[Recipe] = Recipe, children: tuple[Path, .
             raise UserError(f"{source}: {section}: a section is a mapping of keys to values, not {quote(keys)}")
     inherited = read_values(path.parent / parent, kind, (*children, path)) if parent else {}
     merged = {section: {**inherited.get(section, {}), **(values.get(section) or {})} for section in kind.sections}
-    if path.name != RECIPE or read_mark(path.parent) is None:  # what a run has kept is merged
+    if path.name != RECIPE or read_mark(path.parent) is None:  # the recipe in a run's folder is merged already
         check_tokenizer_keys(values.get("tokenizer") or {}, merged["tokenizer"], source)
     return merged
 
 
 def _instead(path: Path) -> str:
-    """What may have been meant by the name of a file that does not exist."""
+    """Return a hint at the file that may have been meant, for a file that does not exist; '' without one."""
     near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
@@ -279,7 +280,7 @@ def _instead(path: Path) -> str:
 
 
 def used_values(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The sections without what a parent says of a new tokenizer, where a child takes another as it is."""
+    """Return the sections. Leave out keys for training a tokenizer if the recipe takes an existing tokenizer."""
     tokenizer = values.get("tokenizer") or {}
     if not taken_tokenizer(tokenizer):
         return values
@@ -287,7 +288,7 @@ def used_values(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind: type[Recipe] = Recipe) -> Recipe:
-    """Check every key and value and make the sections; `source` opens the messages."""
+    """Check every key and value, and make the recipe; error messages start with `source`."""
     check_model(values["model"], kind, source)
     if values["model"].get("init_from") and not values["tokenizer"].get("path"):
         raise UserError(
@@ -314,19 +315,19 @@ def check_recipe(values: dict[str, dict[str, Any]], name: str, source: str, kind
 
 
 def read_mark(folder: Path) -> dict[str, Any] | None:
-    """What a run says of itself in `run.json`, or None if the folder is no run's."""
+    """Return the content of a run's `run.json`, or None if the folder does not belong to a run."""
     try:
         mark = read_json(folder / MARK)
-    except (OSError, ValueError):  # there is none, or it is not ours
+    except (OSError, ValueError):  # there is no such file, or no run wrote it
         return None
     return mark if isinstance(mark, dict) and "hf_deepwide" in mark else None
 
 
 def parse_overrides(arguments: Sequence[str], form: str = "--section.key value") -> list[tuple[str, Any]]:
-    """`["--a.b", "1", "--c.d-e=x"]` to `[("a.b", 1), ("c.d_e", "x")]`; values are YAML, dashes underscores.
+    """Parse `["--a.b", "1", "--c.d-e=x"]` to `[("a.b", 1), ("c.d_e", "x")]`: YAML values, dashes become underscores.
 
     Raises:
-        UserError: a word that is neither an option nor its value (write `form`), or an option without one.
+        UserError: a word is neither an option nor a value (the message shows `form`), or an option has no value.
     """
     pairs, rest = [], list(arguments)
     while rest:
@@ -340,7 +341,7 @@ def parse_overrides(arguments: Sequence[str], form: str = "--section.key value")
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"{flag} has no value; write {flag} VALUE (a switch: {flag} true)")
             value = rest.pop(0)
-        if not value.strip():  # YAML takes it for null, and a shell makes it of a variable that is not set
+        if not value.strip():  # YAML reads it as null, and a shell passes it for a variable that is not set
             raise UserError(f"{flag} is empty; give a value, {flag} null to unset it, or {flag} \"''\" for no text")
         if value.lstrip().startswith("#"):
             raise UserError(f"{flag}: {quote(value)} begins a comment in YAML; quote it twice: {flag} \"'{value}'\"")
@@ -351,9 +352,9 @@ def parse_overrides(arguments: Sequence[str], form: str = "--section.key value")
 def differences(
     ours: dict[str, dict], theirs: dict[str, dict], apart_from: Iterable[str] = NO_DIFFERENCE
 ) -> list[str]:
-    """Dotted keys in which two recipes' values differ, with both values, apart from some of the section training.
+    """Return the dotted keys whose values differ in two recipes, with both values.
 
-    Secrets make no difference.
+    Secrets, and the keys `apart_from` of the section training, are not compared.
     """
     lines = []
     ours, theirs = (take_secrets(values)[0] for values in (ours, theirs))

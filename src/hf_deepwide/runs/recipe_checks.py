@@ -1,6 +1,6 @@
-"""What a recipe's keys and values may be: each is checked before anything is read or trained.
+"""Checks of a recipe's keys and values, before anything is read or trained.
 
-A message names the file, the section and the key, what was given, and what is accepted.
+A message names the file, the section and the key, the given value, and the accepted values.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ from ..redaction import is_secret, without_secrets
 if TYPE_CHECKING:
     from .recipe import Recipe
 
-# What keys and model types are called elsewhere.
+# Names of keys and model types in other libraries, to their names here.
 ALSO_CALLED = {"lr": "learning_rate", "batch_size": "max_tokens", "epochs": "num_train_epochs"}
 ALSO_CALLED |= {"nllb": "m2m_100", "opus-mt": "marian", "mbart50": "mbart", "transformer": "vanilla_transformer"}
 
 
 def check_model(fields: dict[str, Any], kind: "type[Recipe]", source: str) -> None:
-    """Refuse a section `model` of which no model can be made, whatever the vocabulary."""
+    """Refuse a section `model` from which no model can be made, with any vocabulary."""
     family, accepted_families = fields.get("family"), kind.families()
     families = [name for name in all_families() if name in accepted_families]
     families += [name for name in accepted_families if name not in families]
@@ -92,7 +92,7 @@ def check_model(fields: dict[str, Any], kind: "type[Recipe]", source: str) -> No
 
 
 def _without_base(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """Fields of a model that starts from a base, which has the width or the heads that they leave out."""
+    """Return fields that can be checked without the base, which decides the width or the heads that they leave out."""
     heads = [name for name in ("encoder_attention_heads", "decoder_attention_heads") if name in known]
     if "d_model" in given:
         return {**dict.fromkeys(heads, 1), **given}
@@ -100,7 +100,7 @@ def _without_base(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]
 
 
 def _check_sizes(cls: type[PreTrainedConfig], given: dict[str, Any], source: str) -> None:
-    """Refuse numbers that no model can have; configs of our own know better, those of Transformers know no limit."""
+    """Refuse numbers that no model can have, in Transformers' configs. This library's configs check their own."""
     for name, value in given.items():
         accepted = Range(-WEIGHT, LAYERS if "layers" in name else ENTRIES)
         if issubclass(cls, DeepWideConfig) or not isinstance(value, int | float) or isinstance(value, bool):
@@ -110,7 +110,7 @@ def _check_sizes(cls: type[PreTrainedConfig], given: dict[str, Any], source: str
 
 
 def check_section(values: dict[str, Any], section: str, cls: type, refused: dict[str, str], source: str) -> None:
-    """Refuse keys that a section does not have or that do nothing, and values of other types."""
+    """Refuse keys that a section does not have, keys that have no effect, and values of a wrong type."""
     hints = get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
     for key, value in values.items():
@@ -121,12 +121,12 @@ def check_section(values: dict[str, Any], section: str, cls: type, refused: dict
 
 
 def check_tokenizer_keys(asked: dict[str, Any], tokenizer: dict[str, Any], source: str) -> None:
-    """Refuse keys that say how a tokenizer is trained where one is taken as it is, unless they have their defaults.
+    """Refuse keys for training a tokenizer if the recipe takes an existing one, unless they have their defaults.
 
     Args:
-        asked: the keys of one file, or the overrides. What a parent says of its own tokenizer may stay behind.
+        asked: the keys of one file, or the overrides. Keys that a parent sets for its own tokenizer are accepted.
         tokenizer: the section with the keys of all parents.
-        source: how messages begin.
+        source: start of the error messages.
     """
     taken = taken_tokenizer(tokenizer)
     for key in TRAINING_KEYS if taken else ():
@@ -138,12 +138,12 @@ def check_tokenizer_keys(asked: dict[str, Any], tokenizer: dict[str, Any], sourc
 
 
 def taken_tokenizer(tokenizer: dict[str, Any]) -> str | None:
-    """The key that names a tokenizer, or merges, which are taken as they are; None where one is trained."""
+    """The key that names an existing tokenizer, or existing merges; None if a tokenizer is trained."""
     return next((key for key in ("path", "codes") if tokenizer.get(key)), None)
 
 
 def check_evaluation(evaluation: EvaluationArguments, data: DataArguments, source: str) -> None:
-    """Refuse scores that the language pairs do not have, and tokenizers of sacreBLEU that are not installed."""
+    """Refuse averages that do not fit the language pairs, and sacreBLEU's tokenizers that are not installed."""
     if evaluation.average_languages:
         pairs = data.evaluated_pairs
         if not pairs:
@@ -157,7 +157,7 @@ def check_evaluation(evaluation: EvaluationArguments, data: DataArguments, sourc
 
 
 def _check_type(key: str, value: Any, hint: Any, where: str) -> None:
-    """Refuse a value of another type than an annotation says; a secret is not shown."""
+    """Refuse a value whose type does not fit the annotation. The message does not show a secret."""
     if not _fits(value, hint):
         shown = "its value" if is_secret(key) else quote(without_secrets(value))
         lacks_brackets = isinstance(value, str) and not is_secret(key) and _fits([value], hint)
@@ -171,7 +171,7 @@ def check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
     if name in known:
         return
     given = one_line(name, QUOTED)
-    sides = [each for each in known if each.endswith(f"_{given}")]  # of attention_heads: the encoder's, the decoder's
+    sides = [each for each in known if each.endswith(f"_{given}")]  # attention_heads: encoder's and decoder's
     near = sides[:2] or difflib.get_close_matches(ALSO_CALLED.get(given, given), known, n=1)
     all_of_them = "`hf-deepwide recipes reference` shows all" if kind == "key" else f"accepted: {', '.join(known)}"
     hint = f"the nearest is {' or '.join(map(repr, near))}" if near else one_line(all_of_them, 300)
@@ -179,7 +179,7 @@ def check_name(where: str, kind: str, name: Any, known: Iterable[str]) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """True if a value read from YAML is of the type that an annotation asks for."""
+    """Return True if a value read from YAML has the type that an annotation requires."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True

@@ -1,7 +1,7 @@
-"""One run from raw text to a scored model: what `hf-deepwide train` does, whatever the task.
+"""One run from raw text to a scored model: `hf-deepwide train` for translation and masked language models.
 
-What differs between the tasks is in `translation.py` and `masked_lm.py`. What lies in the folder of a run, and what
-may begin there, is in `run_folder.py`.
+The steps that differ between the two tasks are in `translation.py` and `masked_lm.py`. The folder of a run, and which
+run may begin there, are in `run_folder.py`.
 """
 
 import copy
@@ -58,24 +58,25 @@ def run_recipe(recipe: Recipe, overwrite: bool = False) -> dict[str, Any]:
 
 
 def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
-    """Tokenizer, training, final weights, scores, model card. Goes on where an earlier call was interrupted.
+    """Make the tokenizer, train, and write the final weights, scores and model card. Resume an interrupted run.
 
-    A finished run of which only the section evaluation has changed is scored again, and not trained. What it says of
-    its training stays: recipe, versions and machine. Where it is scored is then said in `scored`, if that differs.
+    A finished run whose recipe has changed only in the section evaluation is scored again, and not trained. The
+    results keep the recipe, versions and machine of the training. If other versions or another machine score the run,
+    `scored` holds them.
 
     Returns:
-        What `results.json` holds.
+        The content of `results.json`.
 
     Raises:
-        UserError: the folder holds a finished run, or one of another recipe, and `overwrite` is not set; another
-            process has it; or something in the data, the tokenizer or the recipe is wrong.
+        UserError: the folder holds a finished run, or a run of another recipe, and `overwrite` is not set; another
+            process uses the folder; or something in the data, the tokenizer or the recipe is wrong.
     """
     recipe, args, process = task.recipe, task.recipe.training_arguments(), PartialState()
     task.check(args)
     args.tell_of_idle_gpus()
     folder = RunFolder(recipe.output_dir)
     with folder.opened(recipe, args, overwrite, process) as start:
-        if start.results is not None:  # it was trained by its own recipe, whose other sections therefore stay
+        if start.results is not None:  # the other sections stay: the run was trained with them
             kept = start.results["recipe"] | {"evaluation": recipe.values["evaluation"]}
             recipe = task.recipe = replace(recipe, values=kept)
         if start.results is None and start.checkpoint is None and args.max_steps > 0:
@@ -97,7 +98,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
             train, history = training_facts(folder.path, state, weights), state.log_history
         else:
             train, history = start.results["train"], None
-        # read back from the folder, as everybody else will
+        # read back from the folder, as a user will read it
         model = load_model(task.auto, folder.path, attn_implementation=args.attn_implementation)
         trainer.model = trainer.model_wrapped = model.to(args.device)
         here = {"versions": versions(), "machine": machine()}
@@ -123,7 +124,7 @@ def run(task: Task, overwrite: bool = False) -> dict[str, Any]:
 
 
 def warn_of_other_texts(earlier: dict[str, str], now: dict[str, str]) -> None:
-    """Say that a run is scored on other sentences than before, though its recipe names the same place."""
+    """Warn if a run is scored on other sentences than before, although its recipe names the same place."""
     for split in now:
         if earlier.get(split, now[split]) != now[split]:
             logger.warning("data.%s holds other sentences than when the run was scored before", split)
@@ -137,7 +138,7 @@ def make_tokenizer(
     start: Start,
     process: PartialState,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that is loaded or trained on the first process and read back from the run's folder by all."""
+    """Load or train the tokenizer on the first process. All processes then read it from the run's folder."""
     if start.results is not None or start.checkpoint is not None:
         return load_tokenizer(start.checkpoint or folder.path)
     if process.is_main_process:
@@ -152,7 +153,7 @@ def make_tokenizer(
 def limit_length(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, place: Path, process: PartialState
 ) -> None:
-    """Let `truncation=True` cut a text to the tokens that a model has positions for."""
+    """Make `truncation=True` cut a text to the number of tokens that a model has positions for."""
     if (longest := positions(model.config)) is None or longest >= tokenizer.model_max_length:
         return
     tokenizer.model_max_length = longest
@@ -168,7 +169,7 @@ def make_model(
     folder: RunFolder,
     start: Start,
 ) -> PreTrainedModel:
-    """The model to train or to score: a checkpoint's, where the run has one; `model.init_from` is then not needed."""
+    """The model to train or score: from the run's checkpoint (then `model.init_from` is not needed), or a new one."""
     if (trained := _trained(args, folder, start)) is None:
         return task.new_model(tokenizer, args)
     set_seed(args.seed)
@@ -176,13 +177,13 @@ def make_model(
 
 
 def _trained(args: TranslationTrainingArguments, folder: RunFolder, start: Start) -> Path | None:
-    """The checkpoint that holds the model, where the run has one and needs nothing beside it."""
+    """The folder that holds the whole model; None if there is none, or if LoRA also needs the base."""
     trained = folder.path if start.results is not None else start.checkpoint
-    return None if args.lora_r and not start.ended else trained  # LoRA goes on beside the base
+    return None if args.lora_r and not start.ended else trained  # LoRA is resumed on top of the base
 
 
 def _without_evaluation(args: TranslationTrainingArguments) -> TranslationTrainingArguments:
-    """Arguments with which a trainer needs no validation split."""
+    """A copy of the arguments with which a trainer needs no validation split."""
     args = copy.copy(args)
     args.eval_strategy = IntervalStrategy.NO
     return args
@@ -199,7 +200,7 @@ def train_to_the_end(
     """Train from a checkpoint or from the start, and write the final weights to the run's folder.
 
     Returns:
-        The trainer's state at the end, and what to call the weights.
+        The trainer's state at the end, and a description of the weights.
     """
     checkpoint = start.checkpoint
     if start.ended:
@@ -224,12 +225,12 @@ def train_to_the_end(
 def finish(
     task: Task, folder: RunFolder, model: PreTrainedModel, results: dict[str, Any], history: list[dict] | None
 ) -> None:
-    """Write what lies beside the final weights, `results.json` last: with it the run is finished.
+    """Write all files beside the final weights. `results.json` is written last, and marks the run as finished.
 
-    An interrupted call that scores a finished run again leaves the old `results.json`, and can be repeated.
+    If a call that scores a finished run again is interrupted, the old `results.json` stays. The call can be repeated.
 
     Args:
-        task, folder, model, results: what was run, where, and what came out.
+        task, folder, model, results: the task, the run's folder, the final model and its results.
         history: the log of the training; None where the model was scored again, not trained.
     """
     run, name = folder.path, task.recipe.name
@@ -250,8 +251,8 @@ def finish(
 
 
 def keep_edited_card(run: Path) -> None:
-    """Put the card of a run that is scored again aside if somebody has changed it, a licence written into it, say."""
-    card, written = run / CARD, read_results(run).get("card")  # older versions did not note it
+    """Rename the old card of a run that is scored again, if a user has edited it, for example to add a licence."""
+    card, written = run / CARD, read_results(run).get("card")  # older versions did not save its checksum
     if card.is_file() and written is not None and sha256_of(card) != written:
         places = (run / f"README.edited-{number}.md" for number in itertools.count(1))
         kept = next(place for place in places if not place.exists())
@@ -260,7 +261,7 @@ def keep_edited_card(run: Path) -> None:
 
 
 def plot_history(history: list[dict], model: PreTrainedModel, run: Path, name: str) -> None:
-    """Draw what the log of a training holds; here and not when training ends, so that no interruption loses it."""
+    """Draw the figures of a training log. This is not done when training ends, so that no interruption loses them."""
     plot_learning_curves(history, run / CURVES, name)
     if solver_gates(history)[0]:
         plot_solver_gates(history, run / SOLVER_GATES, name)

@@ -1,14 +1,15 @@
-"""The folder of a run: whose it is, what may begin or go on in it, and how a new run replaces an older one.
+"""The folder of a run: which run it belongs to, which run may begin or resume in it, and how a run replaces another.
 
     run.json         says that the folder is a run's, which run's (its id), and how the run is run
     recipe.yaml      what the run is
     checkpoint-*     how far the run has come
     results.json     that the run is finished; written last
 
-A run that replaces an older one begins in the hidden folder `.new`, and the older one stays as it is. Once `.new`
-holds a checkpoint, the older run is deleted, `.new` becomes `.renewed`, and what it holds moves up. So whenever a
-process is killed, what is there tells what is left to be done. A run that a signal ends before its first regular
-checkpoint stays in `.new`: perhaps it was not meant. It takes the older one's place when it goes on.
+A run that replaces an older run begins in the hidden folder `.new`, and the older run stays as it is. Once `.new`
+holds a checkpoint, the older run is deleted, `.new` is renamed to `.renewed`, and the content of `.renewed` moves up.
+Whenever a process is killed, these folders show which steps are left. A run that a signal ends before its first
+regular checkpoint stays in `.new`, because the user may not want to replace the older run. When the new run is
+resumed, it takes the older run's place.
 """
 
 import json
@@ -53,12 +54,12 @@ from .yaml_values import LARGEST, parse_yaml, to_yaml
 logger = logging.getLogger(__name__)
 
 NEW, RENEWED = ".new", ".renewed"
-# What the folder of a run may hold before its mark; an older version called drafts by a dot and their name.
+# Files that the folder of a run may hold before its mark. An older version named drafts by a dot and the file's name.
 DRAFTS = (LOCK, *(name for file in (MARK, RECIPE) for name in (draft_of(Path(file)).name, f".{file}")))
 SHOWN = 3  # differences of two recipes in a message
-# Keys of the section training that are compared as they come out on this machine, once a run has begun (`resolved`).
+# Keys of the section training whose results on this machine are compared (`resolved`), once a run has begun.
 RESOLVED = {"gradient_accumulation_steps", "bf16", "fp16", "attn_implementation", "pad_to_multiple_of"}
-EARLIER = {"padding": 8}  # what marks of older versions leave out, as it was always the same
+EARLIER = {"padding": 8}  # values that marks of older versions leave out, because they were always the same
 
 
 @dataclass
@@ -66,10 +67,10 @@ class Start:
     """How a run begins in its folder.
 
     Args:
-        checkpoint: what it goes on from.
-        ended: no training is left.
-        results: what `results.json` holds, of a finished run that is only to be scored again.
-        run_id: what tells the run from others; None of a run that an older version began.
+        checkpoint: the checkpoint that the run is resumed from.
+        ended: True if no training is left.
+        results: the content of `results.json`, if a finished run is only scored again.
+        run_id: the id of the run; None for a run that an older version began.
     """
 
     checkpoint: Path | None = None
@@ -92,10 +93,10 @@ class RunFolder:
     def opened(
         self, recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool, process: PartialState
     ) -> Iterator[Start]:
-        """Have the folder to ourselves; `args.output_dir` becomes the place where the run is written.
+        """Lock the folder for this run, and set `args.output_dir` to the folder that the run is written to.
 
         Raises:
-            UserError: the folder is in use, holds a finished run or another one, or is no run's.
+            UserError: the folder is in use, holds a finished run or another run, or does not belong to a run.
         """
         run, main = self.path, process.is_main_process
         if main:
@@ -115,7 +116,7 @@ class RunFolder:
             finally:
                 begun = main and read_mark(run / NEW) is not None
                 if begun and not (checkpoints(run / NEW, *KINDS) or (run / NEW / FAULTS).is_dir()):
-                    discard(run / NEW)  # it ended before there was anything to keep
+                    discard(run / NEW)  # the new run ended before it saved anything
 
     def _start(self, args: TranslationTrainingArguments, process: PartialState) -> Start:
         run = self.path
@@ -125,14 +126,14 @@ class RunFolder:
         if (run / RESULTS).is_file():
             return Start(ended=True, results=read_results(run))
         if process.is_main_process:
-            last_checkpoint(run, read_id(run))  # sets damaged ones aside before the other processes look
+            last_checkpoint(run, read_id(run))  # sets damaged checkpoints aside before the other processes look
         process.wait_for_everyone()
-        checkpoint = next(reversed(checkpoints(run, REGULAR, INTERRUPTED)), None)  # it was found to be whole
+        checkpoint = next(reversed(checkpoints(run, REGULAR, INTERRUPTED)), None)  # was found to be whole
         ended = checkpoint is not None and is_last(load_state(checkpoint))
         return Start(checkpoint, ended, run_id=read_id(run))
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a folder that a run must not be written to, whatever the options; nothing is written yet."""
+        """Refuse a folder that a run must not be written to, with any options. This check writes nothing."""
         run = self.path
         if run.exists() and not run.is_dir():
             raise UserError(f"training.output_dir: {run} is a file")
@@ -152,9 +153,9 @@ class RunFolder:
             raise UserError(f"training.output_dir: {run} is not empty and holds no run; give another folder")
 
     def open(self, recipe: Recipe, args: TranslationTrainingArguments, overwrite: bool) -> None:
-        """Make the folder of a run, or see that going on in it is right; leave its mark and the recipe in it.
+        """Make the folder of a run, or check that a run may resume in it. Write the mark and the recipe to it.
 
-        With `overwrite` a new run begins in `.new`. A folder that is not a run's is never touched.
+        With `overwrite` a new run begins in `.new`. A folder that does not belong to a run is never changed.
         """
         self.check(recipe)
         run = self.path
@@ -186,7 +187,7 @@ class RunFolder:
         if replaces:
             run = run / NEW
             run.mkdir()
-        elif finished:  # what is there is written anew with the scores
+        elif finished:  # the recipe is written with the scores
             return
         run_id = uuid.uuid4().hex if mark is None or replaces else read_id(run)
         now |= {} if run_id is None else {"id": run_id}
@@ -194,17 +195,17 @@ class RunFolder:
         write_whole(run / RECIPE, to_yaml(recipe.values))
 
     def _refuse_finished(self, recipe: Recipe) -> None:
-        """A finished run is left alone, unless it is the same but for its section evaluation.
+        """Refuse a finished run, unless its recipe differs only in the section evaluation.
 
-        It keeps its own values of the keys `RESOLVED`, with which it may have been taken up again.
+        The keys `RESOLVED` are not compared: the run may have been resumed with other values, and keeps its own.
         """
         run, apart_from = self.path, NO_DIFFERENCE | RESOLVED
         try:
             earlier = read_results(run)
-            # where scoring it again was interrupted, the file of the recipe is ahead of the results
+            # if scoring again was interrupted, the recipe's file is newer than the results
             known = [earlier["recipe"], self.earlier_recipe()] if "train" in earlier else []
             changes = next(filter(None, (differences(each, recipe.values, apart_from) for each in known)), [])
-        except (UserError, ValueError, KeyError, TypeError, AttributeError):  # not what a run writes
+        except (UserError, ValueError, KeyError, TypeError, AttributeError):  # the files are not those of a run
             changes = []
         if changes and all(change.startswith("evaluation.") for change in changes):
             logger.info("%s is scored again, as the recipe has changed: %s", run, some_of(changes))
@@ -218,7 +219,7 @@ class RunFolder:
         """The recipe that a run began with.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no recipe.
         """
         kept = self.path / RECIPE
         earlier = parse_yaml(read_text(kept, "recipe", LARGEST), str(kept)) if kept.is_file() else None
@@ -227,9 +228,9 @@ class RunFolder:
         return earlier
 
     def _refuse_another_recipe(self, recipe: Recipe, apart_from: set[str], ended: bool) -> None:
-        """An unfinished run goes on by the recipe that it began with, `apart_from` some keys of the section training.
+        """Refuse to resume a run with another recipe. The keys `apart_from` of the section training may differ.
 
-        Once training has ended, the section evaluation may change, as only scoring is left.
+        Once training has `ended`, the section evaluation may differ as well, because only scoring is left.
         """
         earlier, values = self.earlier_recipe(), recipe.values
         if ended:
@@ -244,10 +245,10 @@ class RunFolder:
             )
 
     def _forget_another_start(self, recipe: Recipe) -> None:
-        """Before its first checkpoint a run has nothing to go on with: another recipe may begin in its folder.
+        """Let another recipe begin in the folder of a run without checkpoints. Delete the old run's tokenizer files.
 
         Raises:
-            UserError: there is a model, whose checkpoints somebody has removed.
+            UserError: the folder holds a model, but its checkpoints were removed.
         """
         run = self.path
         weights = run / WEIGHTS
@@ -282,16 +283,16 @@ class RunFolder:
             )
 
     def _goes_on_in_new(self, recipe: Recipe) -> bool:
-        """Whether `.new` holds a run of this recipe that a signal ended before its first regular checkpoint."""
+        """Return whether `.new` holds a run of this recipe that a signal ended before its first regular checkpoint."""
         new = self.path / NEW
         if not checkpoints(new, INTERRUPTED):
             return False
         return not differences(RunFolder(new).earlier_recipe(), recipe.values, NO_DIFFERENCE | RESOLVED)
 
     def finish_replacing(self, goes_on: bool = False) -> None:
-        """Put a new run that has a checkpoint in the place of the older one, or go on with that where it was left.
+        """Replace the older run by a new run that has a checkpoint, or complete a replacement that was interrupted.
 
-        A new run that `goes_on` takes the older one's place with less, such as a checkpoint that a signal had saved.
+        A new run that `goes_on` needs no regular checkpoint. A checkpoint that was saved after a signal is enough.
         """
         run, new, renewed = self.path, self.path / NEW, self.path / RENEWED
         if goes_on or self.is_under_way(new):
@@ -301,19 +302,19 @@ class RunFolder:
             move_into(renewed, run)
 
     def is_under_way(self, new: Path) -> bool:
-        """Whether a new run has come so far that it takes the older one's place."""
+        """Return whether a new run has progressed so far that it takes the older run's place."""
         return bool(checkpoints(new, REGULAR))
 
     def clear(self) -> None:
-        """Remove what the run has written; the mark, the recipe and files of others stay."""
+        """Remove the files that the run has written. The mark, the recipe and other files stay."""
         try:
             pairs = self.earlier_recipe().get("data", {}).get("pairs")
-        except UserError:  # somebody has damaged the recipe, and the new run may take its place all the same
+        except UserError:  # the recipe is damaged, but the new run may still replace the old one
             pairs = None
         clear_run(self.path, pairs if isinstance(pairs, list) else [])
 
     def final_checkpoints(self, state: TrainerState, args: TranslationTrainingArguments) -> tuple[list[Path], str]:
-        """The checkpoints whose mean is the final model, and what to call it."""
+        """Return the checkpoints whose mean is the final model, and a description of the model."""
         run = self.path
         present = checkpoints(run)
         if args.average_last:
@@ -334,7 +335,7 @@ class RunFolder:
 
     @contextmanager
     def refusing_unwritable_results(self) -> Iterator[None]:
-        """Say in words that what a run writes at its end cannot be written."""
+        """Explain in a `UserError` why the results of a run cannot be written."""
         with Writing(self.path) as writing:
             yield
         if writing.why is not None:
@@ -345,19 +346,19 @@ class RunFolder:
 
 
 def read_id(run: Path) -> str | None:
-    """The random id that a run draws when it begins; None of a run that an older version began."""
+    """The random id that a run draws when it begins; None for a run that an older version began."""
     mark = read_mark(run)
     return mark["id"] if mark and isinstance(mark.get("id"), str) else None
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """True if a path is the folder or in it, however the two are spelt."""
+    """Return True if a path is the folder or lies in it, however the two paths are spelt."""
     path = path.resolve()
     return any(is_same(each, folder) for each in (path, *path.parents))
 
 
 def refuse_to_discard(new: Path) -> NoReturn:
-    """Say how a run that was to replace an older one, and was interrupted, goes on.
+    """Explain how to resume an interrupted run that was to replace an older run.
 
     Raises:
         UserError: always.
@@ -369,7 +370,7 @@ def refuse_to_discard(new: Path) -> NoReturn:
 
 
 def discard_start(new: Path) -> None:
-    """Remove what is left of a start that was killed before its first checkpoint."""
+    """Remove the files of a new run that was killed before its first checkpoint."""
     begun = new.is_dir() and (read_mark(new) is not None or all(path.name in DRAFTS for path in new.iterdir()))
     if new.exists() and not begun:
         raise UserError(f"{new} was not made by a run, but the run needs this name; move it elsewhere")
@@ -377,13 +378,13 @@ def discard_start(new: Path) -> None:
 
 
 def some_of(changes: list[str]) -> str:
-    """The first differences of two recipes, and how many more there are."""
+    """The first differences of two recipes, and the number of further differences."""
     more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
     return "; ".join(changes[:SHOWN]) + more
 
 
 def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
-    """Settings of the launch and of the machine, which change what is trained as well."""
+    """Settings that depend on the launch and on the machine, and also change what is trained."""
     return {
         "hf_deepwide": version("hf_deepwide"),
         "processes": args.world_size,
@@ -395,9 +396,9 @@ def resolved(args: TranslationTrainingArguments) -> dict[str, Any]:
 
 
 def move_into(source: Path, target: Path) -> None:
-    """Move what is in a folder to another one, file by file where both have a folder of that name.
+    """Move the content of `source` to `target`. Folders that are in both are merged file by file.
 
-    A link in the other folder is replaced, not followed.
+    A link in `target` is replaced, not followed.
     """
     for path in sorted(source.iterdir()):
         place = target / path.name
@@ -415,7 +416,7 @@ def _step(checkpoint: Path) -> str:
 
 
 class Replacing(TrainerCallback):
-    """Puts a new run in the place of the older one once it has a checkpoint."""
+    """Replace an older run by the new run once the new run has a checkpoint."""
 
     def __init__(self, folder: RunFolder, process: PartialState) -> None:
         self.folder, self.process = folder, process
@@ -423,7 +424,7 @@ class Replacing(TrainerCallback):
     def on_save(
         self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The checkpoint is on disk."""
+        """Replace the older run, now that a checkpoint is on disk."""
         if Path(args.output_dir) == self.folder.path:
             return
         if state.is_world_process_zero:
@@ -440,12 +441,12 @@ class Replacing(TrainerCallback):
 
 
 def has_begun(run: Path) -> bool:
-    """True if a run of several seeds has anything to go on from."""
+    """Return True if a run of several seeds has a finished seed, or a checkpoint to resume from."""
     return any((seed / RESULTS).is_file() or newest_whole(seed) for seed in seeds_in(run))
 
 
 def refuse_another_kind(run: Path) -> NoReturn:
-    """A translation model does not begin where a classifier can go on, nor the other way round."""
+    """Refuse to begin a translation model where a classifier can be resumed, or the other way round."""
     raise UserError(
         f"{run} holds an unfinished run of another kind. Resume it with its own command and recipe ({run / RECIPE}), "
         "give another training.output_dir, or --overwrite to start afresh"

@@ -16,9 +16,9 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict:
 def recipe_schema(kind: type[Recipe] = Recipe) -> dict[str, Any]:
     """Describe every section and key of a kind of recipe (JSON Schema 2020-12).
 
-    A key is explained by its field's help, if the field is our own. Else a comment of the kind explains it, or that in
-    the reference recipe, or the help that Transformers gives. The section `model` lists the fields of all families; a
-    field of another library's model is accepted, too.
+    A key's description is its field's help, if this library wrote the help. Otherwise it is the comment of the kind,
+    else the comment in the reference recipe, else the help of Transformers. The section `model` lists the fields of
+    all families. It also accepts the fields of other libraries' models.
     """
     comments = reference_comments()
     for section, own in kind.comments.items():
@@ -42,7 +42,7 @@ def recipe_schema(kind: type[Recipe] = Recipe) -> dict[str, Any]:
 
 
 def reference_comments() -> dict[str, dict[str, str]]:
-    """Section to key to the comment of the reference recipe."""
+    """Map each section to its keys, and each key to its comment in the reference recipe."""
     comments: dict[str, dict[str, str]] = {}
     section = ""
     for line in (PACKAGED / "reference.yaml").read_text(encoding="utf-8").splitlines():

@@ -1,10 +1,10 @@
-"""The folder of a run that trains with several seeds: as that of any run, with a folder in it for each seed.
+"""The folder of a run that trains with several seeds: like the folder of any run, with a subfolder for each seed.
 
     run/seed-1/checkpoint-*    how far the first seed has come
     run/seed-1/results.json    that the first seed is finished
     run/results.json           that all seeds are; written last
 
-A run that replaces an older one begins in `.new`. It takes the older one's place once its first seed is trained.
+A run that replaces an older run begins in `.new`. It takes the older run's place once its first seed is trained.
 """
 
 import json
@@ -39,7 +39,10 @@ class SeedsFolder(RunFolder):
     """The folder of a run of several seeds."""
 
     def check_start(self, recipe: Recipe, overwrite: bool) -> None:
-        """Refuse a folder that is no run's, or that holds a finished run or another one, unless it may be replaced."""
+        """Complete an interrupted replacement of an older run, and refuse a folder that this run must not use.
+
+        Without `overwrite`, the folder must not hold a finished run, or an unfinished run of another recipe.
+        """
         run = self.path
         self.check(recipe)
         if (run / NEW).is_dir() or (run / RENEWED).is_dir():
@@ -49,16 +52,16 @@ class SeedsFolder(RunFolder):
         self._refuse_another(recipe, overwrite)
 
     def begin(self, recipe: Recipe, overwrite: bool, data: dict[str, str]) -> None:
-        """Leave the mark and the recipe of a run in its folder, or in `.new` if the run replaces another one.
+        """Write the mark and the recipe of a run to its folder, or to `.new` if the run replaces an older run.
 
         Args:
-            recipe: what is trained.
-            overwrite: an older run is replaced.
+            recipe: the recipe of the run.
+            overwrite: whether an older run is replaced.
             data: the digest of each split.
         """
         run = self.path
         self.finish_replacing()
-        self._refuse_another(recipe, overwrite)  # again: another process may have had the folder meanwhile
+        self._refuse_another(recipe, overwrite)  # again: another process may have used the folder since then
         mark = read_mark(run)
         if mark and not overwrite and has_begun(run):
             refuse_other_data(run, mark.get("data", data), data)
@@ -74,11 +77,11 @@ class SeedsFolder(RunFolder):
         write_whole(run / RECIPE, to_yaml(recipe.values))
 
     def changes(self, recipe: Recipe) -> list[str]:
-        """What differs between the recipe that the run began with and another one."""
+        """The differences between the recipe that the run began with and another recipe."""
         return differences(self.earlier_recipe(), recipe.values)
 
     def _refuse_another(self, recipe: Recipe, overwrite: bool) -> None:
-        """Refuse a finished run, or one of another recipe, unless it may be replaced."""
+        """Refuse a finished run, or an unfinished run of another recipe, unless `overwrite` is set."""
         run = self.path
         if overwrite or read_mark(run) is None:
             return
@@ -86,7 +89,7 @@ class SeedsFolder(RunFolder):
             raise UserError(
                 f"{run} holds a finished run; give another training.output_dir, or --overwrite to replace it"
             )
-        if checkpoints(run, *KINDS):  # a run of several seeds has them in the folders of its seeds
+        if checkpoints(run, *KINDS):  # a run of several seeds has checkpoints only in the folders of its seeds
             refuse_another_kind(run)
         if has_begun(run) and (changes := self.changes(recipe)):
             raise UserError(
@@ -95,5 +98,5 @@ class SeedsFolder(RunFolder):
             )
 
     def is_under_way(self, new: Path) -> bool:
-        """Whether a new run has trained a seed."""
+        """Return whether a new run has trained a seed."""
         return any((seed / RESULTS).is_file() for seed in seeds_in(new))

@@ -1,17 +1,17 @@
-"""Settings for a corpus of one's own: how long to train, by which batches, with how many pieces of words."""
+"""Suggested settings for a user's own corpus: length of the training, size of a batch, and pieces of words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-UPDATES = 2_000  # a small model has learnt most of what a small corpus teaches after so many
-EPOCHS = (3, 40)  # a large corpus is worth more than one look; after forty, a small one is known by heart
+UPDATES = 2_000  # after so many updates, a small model has learnt most of what a small corpus teaches
+EPOCHS = (3, 40)  # a large corpus is worth more than one epoch; after 40, a model has memorised a small corpus
 TOKENS = (512, 4096)  # in a batch: small ones make many updates of few sentences, large ones keep a processor busy
-BATCHES = 100  # in an epoch, where the limits of a batch allow it
-WARMUP_SHARE, WARMUP = 10, 4_000  # a tenth of the training, and at most what the papers take for millions of pairs
+BATCHES = 100  # in an epoch, if the limits of a batch allow it
+WARMUP_SHARE, WARMUP = 10, 4_000  # a tenth of the training, and at most the papers' value for millions of pairs
 PIECES = 32_000  # the papers' vocabularies for millions of pairs
-CHARACTERS = 3  # in a piece of a word, by small vocabularies
+CHARACTERS = 3  # in a piece of a word, with a small vocabulary
 
-# Up to so many pairs, what to expect of a model that starts from nothing.
+# Number of pairs, and what to expect with fewer pairs from a model that is trained from scratch.
 EXPECTATIONS = (
     (1_000, "enough to try the tools out; the model will learn a few words, and no translation will be of use"),
     (
@@ -30,12 +30,12 @@ ADVICE = "Fine-tuning a model that is trained already (model.init_from) needs fa
 
 @dataclass(frozen=True)
 class CorpusSize:
-    """What the settings follow from.
+    """The properties of a corpus that decide the settings.
 
     Args:
         pairs: sentence pairs to train on.
-        length: tokens of a pair's longer side, about, on average.
-        alphabet: different characters, each of which needs an entry of the vocabulary.
+        length: approximate mean number of tokens in the longer side of a pair.
+        alphabet: different characters. Each needs an entry in the vocabulary.
     """
 
     pairs: int
@@ -45,7 +45,7 @@ class CorpusSize:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Settings of the sections `tokenizer` and `training`, about how many updates they make, and what to expect."""
+    """Settings of the sections `tokenizer` and `training`, the approximate number of updates, and what to expect."""
 
     vocab_size: int
     max_tokens: int
@@ -56,22 +56,23 @@ class Suggestion:
 
 
 def measure(sources: Sequence[str], targets: Sequence[str]) -> CorpusSize:
-    """The size of a corpus that is not cut into tokens yet."""
+    """Estimate the size of a corpus that is not cut into tokens yet."""
     longer = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     alphabet = set().union(*sources, *targets)
     return CorpusSize(len(longer), sum(longer) / max(1, len(longer)) / CHARACTERS + 1, len(alphabet))
 
 
 def suggest_settings(size: CorpusSize, least_tokens: int = 0) -> Suggestion:
-    """Settings that fit a small model to a corpus of that size; a batch holds at least so many tokens.
+    """Suggest settings of a small model for a corpus of this size. A batch holds at least `least_tokens` tokens.
 
-    - The vocabulary grows with the square root of the corpus, because so does the number of frequent words. It has
-      1,100 pieces of words for 3,000 pairs, 20,000 for a million, and an entry for each character.
+    - The vocabulary grows with the square root of the number of pairs, as the number of frequent words does. It has
+      1,100 pieces of words for 3,000 pairs, 20,000 for a million, and also an entry for each character.
     - A batch holds about a hundredth of the corpus, within limits. A small corpus in large batches would make few
       updates, and a model learns by updates.
-    - Epochs follow from the updates that are wanted. One epoch too many does no harm: the checkpoint with the best
-      validation loss is kept.
-    - The learning rate rises for a tenth of the training. In a longer warm-up a short training would end.
+    - The number of epochs follows from the wanted number of updates. One epoch too many does no harm: the checkpoint
+      with the best validation loss is kept.
+    - The learning rate rises for a tenth of the training, at most 4,000 updates. A short training would end before a
+      longer warm-up does.
     """
     tokens = size.pairs * size.length
     max_tokens = max(least_tokens, 8 * round(_within(tokens / BATCHES, TOKENS) / 8))

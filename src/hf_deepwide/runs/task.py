@@ -1,4 +1,4 @@
-"""What a run asks of its task: which text it reads, and which model it makes, trains and scores."""
+"""The interface of a task: the text that a run reads, and the model that it makes, trains and scores."""
 
 import logging
 from pathlib import Path
@@ -13,19 +13,21 @@ from .recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-# The smallest corpus of Sennrich and Zhang 2019 (arXiv 1905.11901), from which a model that is set up as usual learnt
-# nothing; even one that is made for little text needs it.
+# Sentence pairs in the smallest corpus of Sennrich and Zhang 2019 (arXiv 1905.11901). A model with the usual settings
+# learnt nothing from it. Even a model with settings for little text needs as much.
 FEW = 5000
 
 
 class Task:
-    """What translation and masked language models do differently; `run.py` calls the methods in their order here.
+    """The steps that differ between translation and masked language models.
+
+    `run.py` calls the methods in the order of this class, except that it calls `new_model` before `encode`.
 
     Args:
         recipe: the recipe of the run.
     """
 
-    auto: ClassVar[type]  # loads the task's checkpoints
+    auto: ClassVar[type]  # the class that loads the task's checkpoints
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -34,15 +36,14 @@ class Task:
         """Refuse a recipe whose sections contradict each other, before anything is read."""
 
     def check_base(self) -> None:
-        """Refuse the base of a model that is to be made, if its config says that it cannot be; nothing is read yet."""
+        """Refuse a base whose config shows that the model cannot be made from it. No text is read yet."""
         raise NotImplementedError
 
     def read(self, args: TranslationTrainingArguments, ended: bool, scored: bool = False) -> dict[str, Any]:
-        """The text of each split that is needed; of the training split only before training has ended.
+        """Read the text of each split that is needed, and report faulty text before a tokenizer is trained.
 
-        A run that was `scored` before is scored again, by another section evaluation.
-
-        Faulty text is reported here, before a tokenizer is trained.
+        Once training has `ended`, the training split is not needed. A run that was `scored` before is scored again
+        with another section evaluation.
         """
         raise NotImplementedError
 
@@ -53,7 +54,7 @@ class Task:
     def encode(
         self, texts: dict[str, Any], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
     ) -> dict[str, Dataset]:
-        """Splits as token ids, as the model reads them."""
+        """Encode the splits as token ids, in the form that the model reads."""
         raise NotImplementedError
 
     def new_model(self, tokenizer: PreTrainedTokenizerBase, args: TranslationTrainingArguments) -> PreTrainedModel:
@@ -68,19 +69,19 @@ class Task:
         encoded: dict[str, Dataset],
         texts: dict[str, Any],
     ) -> TokenBatchTrainer:
-        """The trainer; a split that is too small for it is reported here."""
+        """Make the trainer. Report a split that is too small for it."""
         raise NotImplementedError
 
     def score(self, trainer: TokenBatchTrainer, encoded: dict[str, Dataset], texts: dict[str, Any]) -> dict[str, Any]:
-        """What `results.json` holds of the final model's quality."""
+        """Return the entries of `results.json` about the final model's quality."""
         raise NotImplementedError
 
     def write(self, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
-        """Write what the task leaves in the folder beside the model, figures and `results.json`."""
+        """Write the task's own files in the folder, beside the model, figures and `results.json`."""
 
 
 def warn_of_few(count: int, what: str, recipe: Recipe) -> None:
-    """Say what to expect of a small corpus, where a model learns from nothing."""
+    """Warn of a small corpus if a model is trained on it from scratch."""
     if count < FEW and recipe.init_from is None:
         logger.warning(
             "%d %s are few: a model that starts from nothing learns frequent words and phrases from them, and little "

@@ -1,4 +1,4 @@
-"""The task of translation: pairs of sentences in, sacreBLEU and a model card out."""
+"""The task of translation: train on pairs of sentences, score with sacreBLEU, and write a model card."""
 
 import time
 from pathlib import Path
@@ -35,12 +35,12 @@ SAMPLES = 5  # test sentences in the model card
 
 
 class Translation(Task):
-    """Trains a translation model, translates the test split and scores it."""
+    """Train a translation model, translate the test split and score the translations."""
 
     auto = AutoModelForSeq2SeqLM
 
     def check(self, args: TranslationTrainingArguments) -> None:
-        """Refuse a recipe whose sections `data` and `training` contradict each other."""
+        """Refuse a recipe whose sections `data`, `tokenizer` and `training` contradict each other."""
         recipe = self.recipe
         needed = ["train"] if args.eval_strategy == "no" else ["train", "validation"]
         for split in needed if recipe.data.format != "phrases" else []:
@@ -67,13 +67,13 @@ class Translation(Task):
             )
 
     def check_base(self) -> None:
-        """See whether the recipe's model can be made from the checkpoint `model.init_from`."""
+        """Check that the recipe's model can be made from the checkpoint `model.init_from`."""
         check_base(self.recipe)
 
     def read(
         self, args: TranslationTrainingArguments, ended: bool, scored: bool = False
     ) -> dict[str, Dataset | IterableDataset]:
-        """Sentence pairs of each split; what is evaluated is read into memory."""
+        """Read the sentence pairs of each split. Splits that are evaluated are read into memory."""
         recipe, texts = self.recipe, {}
         if not ended:
             texts["train"] = load_parallel(recipe.data, "train")
@@ -93,7 +93,7 @@ class Translation(Task):
         return texts
 
     def new_tokenizer(self, texts: dict[str, Dataset | IterableDataset]) -> PreTrainedTokenizerBase:
-        """The tokenizer that the recipe names or a new one, with the language codes and tags.
+        """The tokenizer that the recipe names, or a new tokenizer, with the language codes and tags.
 
         Raises:
             UserError: a new language is not in the data, or cannot be added.
@@ -117,7 +117,7 @@ class Translation(Task):
     def encode(
         self, texts: dict[str, Dataset | IterableDataset], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
     ) -> dict[str, Dataset]:
-        """The splits that training needs; the test split is translated from text."""
+        """Encode the splits that training needs. The test split is translated from text."""
         languages = Languages(model.config, model.generation_config, tokenizer)
         encoded = {
             split: encode(texts[split], tokenizer, self.recipe.data, filter=split == "train", languages=languages)
@@ -140,7 +140,7 @@ class Translation(Task):
         encoded: dict[str, Dataset],
         texts: dict[str, Dataset | IterableDataset],
     ) -> TranslationTrainer:
-        """The trainer, once the validation split is found to make a batch for every process."""
+        """Make the trainer. Check that the validation split gives every process a batch."""
         trainer = TranslationTrainer(
             model=model,
             args=args,
@@ -163,9 +163,9 @@ class Translation(Task):
     def score(
         self, trainer: TranslationTrainer, encoded: dict[str, Dataset], texts: dict[str, Dataset | IterableDataset]
     ) -> dict[str, Any]:
-        """Validation losses of the final model, scores of the test split's translations, and how fast they were made.
+        """Return the final model's validation losses, the scores of its test translations, and their speed.
 
-        `digests` identify the sentences; `compare` checks them.
+        `digests` identify the sentences, and `compare` checks them.
         Several test sets are scored together, and each alone (`sets`).
         """
         evaluated = [split for split in ("validation", "test") if split in texts]
@@ -197,9 +197,9 @@ class Translation(Task):
         return {**results, "test": scores, "generation": {"sentences_per_second": len(test) / seconds}}
 
     def write(self, folder: Path, model: PreTrainedModel, results: dict[str, Any]) -> None:
-        """Write how the model generates, the translations and the model card."""
+        """Write the model's search settings, the translations and the model card."""
         recipe = self.recipe
-        # The model translates as it was scored, also where the section evaluation has changed after training.
+        # The model translates as it was scored, even if the section evaluation has changed after training.
         if set_search(model, recipe):
             write_whole(folder / GENERATION_CONFIG_NAME, model.generation_config.to_json_string())
             write_whole(folder / CONFIG_NAME, model.config.to_json_string())
@@ -210,17 +210,17 @@ class Translation(Task):
 
 
 def translation_files(data: DataArguments) -> dict[str, str]:
-    """Each language pair, and the file in a run's folder with its translations of the test split."""
+    """Map each language pair to the file, in a run's folder, with its translations of the test split."""
     if data.pairs is None:
         return {f"{data.source_lang}-{data.target_lang}": TRANSLATIONS}
     return {pair: translations_file(pair) for pair in data.evaluated_pairs}
 
 
 def check_words(recipe: Recipe) -> None:
-    """Refuse what vocabularies of words cannot do, those of `tokenizer.words` or of `tokenizer.path`.
+    """Refuse keys that do not work with vocabularies of words, from `tokenizer.words` or `tokenizer.path`.
 
     Raises:
-        UserError: several language pairs, or a tag.
+        UserError: the recipe sets `data.pairs` or a tag.
     """
     if recipe.data.pairs is not None:
         raise UserError(

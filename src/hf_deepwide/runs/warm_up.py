@@ -1,4 +1,4 @@
-"""A warm-up that is longer than its training is refused."""
+"""Refusal of a warm-up that is longer than its training."""
 
 import inspect
 from typing import Any
@@ -10,10 +10,10 @@ from ..errors import UserError
 
 
 class WarmUpFits(TrainerCallback):
-    """Refuses a warm-up that is longer than the training, in which the learning rate would never reach its peak.
+    """Refuse a warm-up that is longer than the training: the learning rate would never reach its peak.
 
     Args:
-        source: the recipe, for the message.
+        source: the recipe's file, for the message.
     """
 
     def __init__(self, source: str) -> None:
@@ -22,20 +22,25 @@ class WarmUpFits(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The number of steps is known now.
+        """Check the warm-up, now that the number of steps is known. A resumed run is not checked.
 
         Raises:
-            UserError: they are fewer than those of the warm-up. A run that has begun goes on as it began.
+            UserError: the training has fewer steps than the warm-up.
         """
         if not state.global_step:
             refuse_long_warm_up(args, state.max_steps, self.source)
 
 
 def refuse_long_warm_up(args: TrainingArguments, steps: int, source: str) -> None:
-    """Refuse a warm-up that is longer than the whole training of so many steps; `source` opens the message.
+    """Refuse a warm-up that is longer than the whole training.
+
+    Args:
+        args: the arguments with the warm-up and the schedule.
+        steps: optimizer steps of the training.
+        source: start of the message.
 
     Raises:
-        UserError: it is longer.
+        UserError: the warm-up is longer.
     """
     schedule = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(args.lr_scheduler_type)]
     warmup = args.get_warmup_steps(steps)

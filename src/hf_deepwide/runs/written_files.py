@@ -1,4 +1,4 @@
-"""What a run writes into its folder, whatever its kind, and how this goes when a new run takes its place."""
+"""The files that a run of any kind writes to its folder, and their removal when a new run replaces it."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ from .recipe import read_mark
 
 TRANSLATIONS, CURVES = "translations.txt", "plots/learning_curves.png"
 PLOTS = (CURVES, PATH_WEIGHTS, GRADIENT_NORMS, LAYER_UTILIZATION, JOINT_WEIGHTS, LAYER_WEIGHTS, SOLVER_GATES)
-# What `hf-deepwide plot` draws in a run unless another place is given.
+# Figures that `hf-deepwide plot` draws in the folder of a run, unless another place is given.
 DRAWN = (f"plots/{SELECTION_SAMPLES}", f"plots/*_{LAYER_UTILIZATION.name}")
 KINDS = [f"{damaged}{kind}" for damaged in ("", "damaged-") for kind in (REGULAR, INTERRUPTED)]  # of checkpoints
 
@@ -32,12 +32,12 @@ def translations_file(pair: str) -> str:
 
 
 def has_seeds(mark: dict[str, Any]) -> bool:
-    """True if the mark of a run says that the run trains with several seeds."""
+    """Return True if the mark of a run shows that the run trains with several seeds."""
     return "data" in mark
 
 
 def seeds_in(run: Path) -> list[Path]:
-    """The folders of the seeds of a run; what somebody else calls `seed-notes` is none."""
+    """The folders of a run's seeds. A user's own folder, such as `seed-notes`, is not among them."""
     return [
         path
         for path in run.glob("seed-*")
@@ -46,13 +46,13 @@ def seeds_in(run: Path) -> list[Path]:
 
 
 def clear_run(run: Path, pairs: list[str]) -> None:
-    """Remove what a run has written, and figures of it; the mark, the recipe and files of others stay.
+    """Remove the files that a run has written, and its figures. The mark, the recipe and other files stay.
 
-    `results.json`, which says that the run is finished, goes first.
+    `results.json` is removed first, because it marks the run as finished.
 
     Args:
-        run: its folder.
-        pairs: its language pairs, if it had several; translations under other names are the user's.
+        run: the folder of the run.
+        pairs: the run's language pairs, if it had several. Translations under other names belong to the user.
     """
     (run / RESULTS).unlink(missing_ok=True)
     for place in (run, run / FAULTS):
@@ -63,7 +63,7 @@ def clear_run(run: Path, pairs: list[str]) -> None:
     event_files = [file for folder in logs for file in folder.glob("events.out.tfevents.*")]
     names = {TRANSLATIONS, *map(translations_file, pairs), CARD, WEIGHTS, *SIDE_FILES, *map(str, PLOTS)}
     seeds = seeds_in(run) if has_seeds(read_mark(run) or {}) else []
-    for seed in seeds:  # the run's model is a copy of a seed's
+    for seed in seeds:  # the run's model is a copy of a seed's model
         names |= {file.name for file in seed.iterdir() if file.is_file()}
     files = [run / name for name in names]
     drawn = [path for name in DRAWN for path in run.glob(name)]  # by `hf-deepwide plot`

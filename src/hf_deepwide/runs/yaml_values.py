@@ -1,7 +1,7 @@
-"""YAML as a recipe holds it: the core schema of YAML 1.2, within limits.
+"""The YAML of recipes: the core schema of YAML 1.2, within limits.
 
-A value that is text to YAML 1.2 is text here: `no`, `1:30`, `1_000`, `0b1`, `2001-01-01`, `<<`, `=`. `010` is ten.
-YAML 1.1, which PyYAML reads, makes eight of `010`, and ninety of `1:30`. `1e-3` is a number.
+A value that is text in YAML 1.2 is text here: `no`, `1:30`, `1_000`, `0b1`, `2001-01-01`, `<<`, `=`. `010` is ten.
+PyYAML reads YAML 1.1, in which `010` is eight and `1:30` is ninety. `1e-3` is a number here.
 """
 
 import re
@@ -13,7 +13,7 @@ from ..errors import UserError, one_line, quote
 
 LARGEST = 250_000  # bytes of a recipe; PyYAML reads some 200,000 a second
 DEPTH = 20  # mappings and lists within one another
-EXPANDED = 1_000_000  # characters of all values where each alias is written out
+EXPANDED = 1_000_000  # characters of all values, with each alias expanded
 DIGITS = 100  # of a whole number
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -30,18 +30,18 @@ _CORE = (
     ("int", _INT, list("-+0123456789")),
     ("float", _FLOAT, list("-+.0123456789")),
 )
-_OTHER = re.compile("[\0\ud800-\udfff]")  # no file's name and no sentence holds these
+_OTHER = re.compile("[\0\ud800-\udfff]")  # no file name and no sentence holds these characters
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """Plain values alone, whose number and depth are known before one of them is made."""
+    """Load only plain values. Check their number and depth before any value is made."""
 
     yaml_implicit_resolvers: dict = {}
     yaml_constructors: dict = {None: yaml.SafeLoader.construct_undefined}
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """As the parent, but only so deep: it calls itself for each level."""
+        """Compose a node as the parent does, but limit the depth: the method calls itself for each level."""
         if self._depth > DEPTH:
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, f"more than {DEPTH} levels of values", mark)
@@ -52,14 +52,14 @@ class RecipeLoader(yaml.SafeLoader):
             self._depth -= 1
 
     def get_single_node(self) -> yaml.Node | None:
-        """As the parent, but aliases may not make much of little, nor a value that contains itself."""
+        """Get the node as the parent does. Refuse aliases that expand too far, and a value that contains itself."""
         node = super().get_single_node()
         if node is not None:
             self._expanded(node, {}, 0)
         return node
 
     def _expanded(self, node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
-        """Characters of a node where each alias is written out; `sizes` are those of nodes seen before."""
+        """Return the characters of a node with each alias expanded; `sizes` holds the sizes of nodes seen before."""
         if id(node) in sizes and sizes[id(node)] < 0:
             problem = "a value contains itself"
         elif depth > DEPTH:
@@ -80,7 +80,7 @@ class RecipeLoader(yaml.SafeLoader):
         raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        """As the parent, but keys are text, and a key that is given twice is an error, not lost silently."""
+        """Make a mapping as the parent does, but refuse keys that are not text, and keys that are given twice."""
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -127,7 +127,7 @@ class RecipeLoader(yaml.SafeLoader):
         return float(re.sub(r"\.(?=[inIN])", "", node.value))
 
     def _want(self, node: yaml.Node, wanted: type[yaml.Node] | re.Pattern, name: str) -> None:
-        """Refuse a node of another kind than its tag says."""
+        """Refuse a node whose kind does not fit its tag."""
         if isinstance(wanted, re.Pattern):
             fits = isinstance(node, yaml.ScalarNode) and wanted.match(node.value)
         else:
@@ -154,10 +154,10 @@ for _name, _construct in (
 
 
 class RecipeDumper(yaml.SafeDumper):
-    """Puts text in quotation marks that YAML 1.1 or the core schema of 1.2 would read as something else."""
+    """Put text in quotation marks if YAML 1.1 or the core schema of YAML 1.2 would read it as something else."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
-        """As the parent, but line ends other than "\\n" are escaped, as single quotes make spaces of them."""
+        """Write text as the parent does, but escape line ends except "\\n": single quotes would make them spaces."""
         style = '"' if re.search("[\r\x85\u2028\u2029]", text) else None
         return self.represent_scalar(_PREFIX + "str", text, style)
 
@@ -168,7 +168,7 @@ RecipeDumper.add_representer(str, RecipeDumper.represent_str)
 
 
 def to_yaml(values: Any) -> str:
-    """Write a recipe's values as they are kept."""
+    """Return a recipe's values as the YAML that a run saves."""
     return yaml.dump(values, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True)
 
 
@@ -176,7 +176,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML.
 
     Raises:
-        UserError: no YAML, or over a limit of this module; the message names `source` and the line.
+        UserError: the text is not YAML, or exceeds a limit of this module; the message names `source` and the line.
     """
     if len(text) > LARGEST:
         raise UserError(f"{source}: {len(text):,} characters; accepted: {LARGEST:,} at most")

@@ -1,4 +1,4 @@
-"""The card of a model that is shared: the card beside the model, or the earlier card, or a minimal one."""
+"""The card of a shared model: the card beside the model, or the card of an earlier share, or a minimal card."""
 
 import logging
 import os
@@ -22,9 +22,9 @@ from ..models.language_pairs import Languages
 
 logger = logging.getLogger(__name__)
 
-LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # what a card may refer to
-OF_THE_FILE = {"auto_map", "dtype", "transformers_version"}  # fields of a config that do not say which model it is
-KINDS = {  # what a card calls a model, by its task
+LINKED = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".json", ".yaml", ".yml", ".txt", ".md"}  # copied with a card
+OF_THE_FILE = {"auto_map", "dtype", "transformers_version"}  # config fields that say nothing about the model itself
+KINDS = {  # the description of a model in its card, by task
     "translation": "A translation model",
     "fill-mask": "A masked language model",
     "text-classification": "A model that classifies texts",
@@ -32,7 +32,7 @@ KINDS = {  # what a card calls a model, by its task
 
 
 def task_of(model: PreTrainedModel) -> str:
-    """The pipeline's task of a model; those of classes of Transformers that `share` writes translate."""
+    """Return the pipeline's task of a model. Models of Transformers' own classes that `share` writes all translate."""
     family = all_families().get(model.config.model_type)
     return "translation" if family is None else family.tasks[type(model)]
 
@@ -40,9 +40,9 @@ def task_of(model: PreTrainedModel) -> str:
 def minimal_card(
     model: PreTrainedModel, name: str, shown: Shown, repo_id: str | None = None, stock: bool = False
 ) -> ModelCard:
-    """A model card that says what the model is and how to load it from its repository.
+    """Return a model card that says what the model is and how to load it from its repository.
 
-    Of a class of Transformers (`stock`), the lines need no code of ours.
+    For a class of Transformers (`stock`), the lines of code in the card do not need this package's code.
     """
     model_type = model.config.model_type
     task = task_of(model)
@@ -59,19 +59,23 @@ def minimal_card(
 
 
 class Transfer(NamedTuple):
-    """Where a model comes from and goes to, as far as its card depends on it."""
+    """The places from which a model comes and to which it goes, on which its card depends."""
 
     source: Path | None  # the model's folder
-    folder: Path | None  # the folder that `share` was given; None: it goes to a repository alone, or into a Space
-    earlier: dict[str, list[str]]  # the files in this folder that `share` wrote, and nobody has changed since
+    folder: Path | None  # the folder passed to `share`; None: only a repository, or a Space
+    earlier: dict[str, list[str]]  # unchanged files in `folder` that `share` wrote earlier
     repo_id: str | None
     license: str | None
 
 
 def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, transfer: Transfer) -> None:
-    """Write the model card, and what it refers to, unless somebody has put or edited a card in the target folder.
+    """Write the model card, and copy the files that it refers to.
 
-    A card that is there is of an earlier share; it stays if that was of the same weights and the same class.
+    A card in the target folder that a user wrote or edited stays. Otherwise the card is the first of these that
+    exists: the card beside the model, the card of an earlier share of the same weights and class, a minimal card.
+
+    Raises:
+        UserError: the edited card is of another model, or a licence is given for it; or a card is not UTF-8 text.
     """
     source, folder, earlier, repo_id, license = transfer
     beside = None
@@ -118,9 +122,9 @@ def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 
 def _other_fields(staged: Path, folder: Path) -> list[str]:
-    """In which fields the config of an earlier share in a folder differs: a model that was trained anew has the same.
+    """Return the config fields that differ from those in a folder. A model that was only trained anew differs in none.
 
-    A card without a config beside it is of no earlier share.
+    A folder without a config holds no earlier share, and gives [].
     """
     if not (folder / CONFIG).is_file():
         return []
@@ -131,9 +135,9 @@ def _other_fields(staged: Path, folder: Path) -> list[str]:
 
 
 def _is_same_model(staged: Path, folder: Path, earlier: dict[str, list[str]]) -> bool:
-    """Whether an earlier share wrote these weights for this class, too; then its card tells of this model.
+    """Return True if an earlier share wrote the same weights for the same class, so that its card fits this model.
 
-    A MAT with one branch has the weights of a vanilla model.
+    The class matters because a MAT with one branch has the weights of a vanilla model.
     """
     with prefixed("share: "):
         ours, theirs = (read_config(place).get("architectures") for place in (staged, folder))
@@ -142,7 +146,7 @@ def _is_same_model(staged: Path, folder: Path, earlier: dict[str, list[str]]) ->
 
 
 def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None:
-    """Copy what a card refers to: all of it, or what is `among` some names."""
+    """Copy the files that a card refers to: all of them, or only those whose names are in `among`."""
     for name in linked(card):
         if (among is None or name in among) and not (staged / name).exists():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +154,10 @@ def _copy_linked(card: Path, staged: Path, among: Container[str] | None) -> None
 
 
 def linked(card: Path) -> set[str]:
-    """The pictures and small text files beside a card that it refers to, by their path.
+    """Return the paths of the pictures and small text files beside a card to which the card refers.
 
-    Files that Transformers reads (of tokens, configs, adapters) lie at the top and are no such files.
+    JSON and TXT files at the top level are excluded, except results.json: Transformers reads such files (tokenizers,
+    configs, adapters).
     """
     names: set[str] = set()
     if not card.is_file():
@@ -168,7 +173,7 @@ def linked(card: Path) -> set[str]:
 
 
 def _is_file_inside(path: Path, folder: Path) -> bool:
-    """True if a path leads to a file in a folder; the system may also refuse it, as too long for a name."""
+    """Return True if a path leads to a file in a folder. A path that the system refuses, as too long, gives False."""
     try:
         return _is_inside(path, folder) and path.is_file()
     except OSError:

@@ -1,6 +1,7 @@
-"""The folder that `share` writes: whose files are in it, and how they come and go.
+"""The folder that `share` writes: which of its files `share` wrote, and how these are replaced.
 
-A manifest lists what `share` wrote, with digests. Only these files are replaced, and nothing is half written.
+A manifest lists the files that `share` wrote, with digests. Only these files are replaced, and each file is written in
+full or not at all.
 """
 
 import json
@@ -15,14 +16,14 @@ from ..durable import Writing, check_permission, let_others_read, publish, sha25
 from ..errors import UserError, one_line
 from ..reading import read_json
 
-MANIFEST = ".hf_deepwide_share.json"  # what `share` has written in a folder: {"files": {path: [SHA-256, …]}}
+MANIFEST = ".hf_deepwide_share.json"  # lists the files that `share` wrote: {"files": {path: [SHA-256, …]}}
 
 
 def check_target(folder: Path, source: Path | None, overwrite: bool) -> dict[str, list[str]]:
-    """See that a folder is empty or new, or, with `overwrite`, that `share` has written in it.
+    """Check that a folder is empty or new, or, with `overwrite`, that it holds an earlier result of `share`.
 
     Returns:
-        The files in it that `share` wrote, and nobody has changed since, with their digests.
+        The files in the folder that `share` wrote and that are unchanged since, with their digests.
     """
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"share: {folder} is a link to nothing; give a folder")
@@ -45,7 +46,7 @@ def check_target(folder: Path, source: Path | None, overwrite: bool) -> dict[str
 
 
 def _manifest(folder: Path) -> dict[str, list[str]] | None:
-    """The files that `share` wrote in a folder, with the digests they had, or None if it wrote none there."""
+    """Return the files in the folder's manifest, with their digests at that time; None without a manifest."""
     path = folder / MANIFEST
     if not path.is_file() or path.is_symlink():
         return None
@@ -60,13 +61,13 @@ def _manifest(folder: Path) -> dict[str, list[str]] | None:
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
-    """The digests of files in a folder, by name, as a manifest lists them; links are left out."""
+    """Return the digests of files in a folder by name, as a manifest lists them. Links are left out."""
     digests = ((name, _digest(folder, name)) for name in sorted(names))
     return {name: [digest] for name, digest in digests if digest is not None}
 
 
 def _digest(folder: Path, name: str) -> str | None:
-    """The SHA-256 of a file in a folder, or None if there is none, or it, or what leads to it, is a link."""
+    """Return the SHA-256 of a file in a folder; None if it does not exist, or if a part of its path is a link."""
     path, relative = folder / name, Path(name)
     inside = relative.parts and not relative.is_absolute() and ".." not in relative.parts
     linked = any((folder / part).is_symlink() for part in (relative, *relative.parents[:-1]))
@@ -76,18 +77,18 @@ def _digest(folder: Path, name: str) -> str | None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What a folder holds, hidden files (a clone's .git) left out."""
+    """Return the entries of a folder, without hidden ones (such as a clone's .git)."""
     return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
 
 def files_in(folder: Path) -> set[str]:
-    """The files in a folder and its subfolders, by their path in it."""
+    """Return the files in a folder and its subfolders, as paths relative to the folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextmanager
 def refusing_unreadable(folder: Path | None) -> Iterator[None]:
-    """Say what cannot be written, or read, in one line."""
+    """Turn errors of reading or writing in the block into a `UserError` of one line."""
     place = Path(tempfile.gettempdir()) if folder is None else folder
     with Writing(place) as writing:
         yield
@@ -98,9 +99,10 @@ def refusing_unreadable(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def staging(folder: Path | None) -> Iterator[Path]:
-    """An empty folder on the target's disk, gone afterwards: what fails half-way leaves no trace.
+    """Yield an empty folder on the target's disk. It is deleted when the block ends, so a failure leaves no trace.
 
-    It lies beside the target; in it, with a hidden name, only where the target is another disk than the folder around.
+    The folder has a hidden name and lies beside the target. It lies inside the target only if the target is on another
+    disk than its parent folder.
     """
     place = None
     if folder is not None:
@@ -114,13 +116,13 @@ def staging(folder: Path | None) -> Iterator[Path]:
 
 
 def replace_files(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> None:
-    """Move what was staged into the folder, in place of what `share` wrote there earlier.
+    """Move the staged files into the folder, in place of the files that `share` wrote there earlier.
 
-    A new folder is there in whole or not at all. In one that exists, the config goes first and comes last: if this
-    process is killed in between, the folder cannot be loaded, and sharing again completes it.
+    A new folder appears in full or not at all. In an existing folder, the config is deleted first and written last. If
+    this process is killed in between, the folder cannot be loaded, and sharing again completes it.
 
     Raises:
-        UserError: a file of somebody else is in the way; nothing has changed then.
+        UserError: a file that `share` did not write is in the way. Nothing has changed then.
     """
     let_others_read(staged)
     new = _digests(staged, files_in(staged))
@@ -146,12 +148,12 @@ def replace_files(folder: Path, staged: Path, earlier: dict[str, list[str]]) -> 
 
 
 def _is_config(name: str) -> bool:
-    """True of the file without which a model cannot be loaded, also of the model in a Space."""
+    """Return True for a model's config, without which it cannot be loaded, also for the model in a Space."""
     return Path(name).name == CONFIG
 
 
 def _check_way(folder: Path, name: str, earlier: dict[str, list[str]]) -> None:
-    """See that a file can be written without loss: there is none of its name, or `share` wrote it."""
+    """Check that writing a file loses nothing: the name is free, or `share` wrote the present file."""
     for part in (*Path(name).parents[:-1], Path(name)):
         path = folder / part
         ours = name in earlier if part == Path(name) else path.is_dir() and not path.is_symlink()

@@ -6,10 +6,12 @@
 
 The folder holds weights (safetensors), config, generation config, tokenizer, model card, and the files of
 `hf_deepwide.models` that the family needs. With `trust_remote_code=True`, the Auto classes and the pipeline of the
-model's task load it anywhere: `pipeline("translation")`, of a masked language model `pipeline("fill-mask")`, of a
-classifier `pipeline("text-classification")`. After `import hf_deepwide` they need no flag and run this package's code.
-A model that computes exactly what a class of Transformers computes can be shared as this class. Then it needs neither
-flag nor package. A translation model of Transformers, such as a fine-tuned NLLB, is shared as it is.
+model's task load it anywhere. The pipeline is `pipeline("translation")`, `pipeline("fill-mask")` for a masked language
+model, or `pipeline("text-classification")` for a classifier. After `import hf_deepwide` the flag is not needed, and
+this package's code runs.
+
+A model that computes exactly the same as a class of Transformers can be shared as this class. Then it needs neither
+flag nor package. A translation model of Transformers, such as a fine-tuned NLLB, is shared unchanged.
 """
 
 import copy
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi
 from huggingface_hub.constants import is_offline_mode
-from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: the HTTP library's, httpx or httpx2
+from huggingface_hub.errors import HFValidationError, HTTPError  # HTTPError: of the HTTP library, httpx or httpx2
 from huggingface_hub.utils import validate_repo_id
 from transformers import (
     CONFIG_MAPPING,
@@ -73,24 +75,25 @@ def share(
 
     Args:
         model: a folder with a model and its tokenizer (a finished run, a checkpoint), or the model itself, together
-            with `tokenizer`. The model is of one of our families, or translates and is of a class of Transformers. For
-            a Space also a Hub id.
-        folder: where to write; None only together with `repo_id`.
-        tokenizer: None: the one in `model`'s folder.
-        repo_id: repository on the Hub, made if it does not exist.
-        private: whether a new repository is private; None: the account's default.
-        token: of the Hub; None: the one this machine is logged in with.
-        commit_message: of the upload.
-        overwrite: replace an earlier result of `share` in `folder`. Files of anybody else stay, and are not uploaded.
-        verify: load the result and translate with it in a process that cannot import this package (some seconds).
-        license: the Hub's name of the model's licence, such as apache-2.0, for the card; None: leave the card as it
-            is.
+            with `tokenizer`. The model belongs to one of our families, or is a translation model of Transformers. For
+            a Space, it can also be a Hub id.
+        folder: the folder to write. None is only allowed together with `repo_id`.
+        tokenizer: the model's tokenizer. None: the tokenizer in `model`'s folder.
+        repo_id: repository on the Hub, created if it does not exist.
+        private: whether a new repository is private. None: the account's default.
+        token: access token of the Hub. None: the token with which this machine is logged in.
+        commit_message: commit message of the upload.
+        overwrite: replace an earlier result of `share` in `folder`. Other files in it stay, and are not uploaded.
+        verify: load the result and use it in a process that cannot import this package (some seconds). A Space runs
+            with its own copy of this package.
+        license: the Hub's name of the model's licence, such as apache-2.0, for the card. None: the card's licence is
+            not changed.
         space: write a Hugging Face Space instead, which shows the model on the page of `hf_deepwide.demo`. A model
             from a folder is copied into the Space's folder `model`. A model on the Hub stays there, and the Space
-            names it.
+            only refers to it.
         as_: `"m2m_100"`, `"marian"`, `"bart"` or `"mbart"`: write the model as this class of Transformers, with the
-            same function and weights. Tools that know the class then need neither this package nor
-            `trust_remote_code`. None: as a model of our family, with its code.
+            same function and weights. Tools that support the class then need neither this package nor
+            `trust_remote_code`. None: write a model of our family, with its code.
 
     Returns:
         The folder, or the URL of the repository.
@@ -98,11 +101,11 @@ def share(
     Raises:
         UserError: the model is of another kind, is incomplete, or does not fit the class `as_`; the tokenizer is
             missing; the folder is in use; the Hub cannot be reached.
-        RuntimeError: the result does not load without the package; then `folder` stays empty.
+        RuntimeError: the result does not load without the package. Then `folder` is unchanged.
 
-    The model card is the one beside the model, else the one already in `folder` if it is of the same weights and
-    class, else a minimal one. A card in `folder` that somebody has edited stays; if the config in `folder` is of
-    another model, this is an error.
+    The model card is the card beside the model. Without it, the card in `folder` is kept if it is of the same weights
+    and class; otherwise the card is a minimal one. A card in `folder` that a user has edited always stays. If the
+    config in `folder` is then of another model, this is an error.
     """
     _check_call(folder, repo_id, private, commit_message, license, space, as_)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else None
@@ -142,7 +145,7 @@ def share(
 
 
 class Content(NamedTuple):
-    """A model that is shared, with its tokenizer; the family is that whose code goes with the model."""
+    """A model that is shared, with its tokenizer, its task, and the family whose code is shared with it (or None)."""
 
     model: PreTrainedModel
     family: Family | EncoderFamily | None
@@ -159,7 +162,7 @@ def _check_call(
     space: bool,
     as_: str | None,
 ) -> None:
-    """Refuse arguments that do not go together, before anything is read."""
+    """Refuse arguments that contradict each other, before anything is read."""
     if folder is None and repo_id is None:
         raise UserError("share: say where to: give a folder, a repo_id, or both")
     if repo_id is None:
@@ -184,7 +187,7 @@ def _check_hub_model(name: str) -> None:
 def _open(
     model: Any, source: Path | None, tokenizer: PreTrainedTokenizerBase | None, space: bool, as_: str | None
 ) -> Content:
-    """The model and the tokenizer, checked; as the class `as_` of Transformers where it is given."""
+    """Load and check the model and the tokenizer. With `as_`, turn the model into this class of Transformers."""
     model, family = _own(model) if source is None else _load(source)
     task = task_of(model)
     if task != "translation" and (space or as_ is not None):
@@ -217,7 +220,7 @@ def _open(
 
 
 def _stage_model(place: Path, content: Content, transfer: Transfer, verify: bool) -> None:
-    """Write a model's folder with its card, and use it."""
+    """Write a model's folder with its card. With `verify`, load the folder and use the model."""
     place.mkdir(exist_ok=True)
     write_checkpoint(content.model, content.family, content.tokenizer, place)
     write_card(place, content.model, content.tokenizer, transfer)
@@ -230,9 +233,8 @@ def write_checkpoint(
 ) -> None:
     """Save a model with its tokenizer, its code, and the config entries by which the Auto classes find the code.
 
-    A class of Transformers has no family and no code.
-
-    What model, tokenizer and generation config say of code from elsewhere is left out.
+    A class of Transformers has no family and no code. Entries for code from elsewhere are removed from the config, the
+    tokenizer config and the generation config.
     """
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -252,7 +254,7 @@ def write_checkpoint(
 
 
 def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
-    """A loaded model; its code must be this package's or that of Transformers, not a copy in a checkpoint."""
+    """Check a loaded model, and return it with its family. Its class must come from this package or Transformers."""
     config = getattr(model, "config", None)
     family = all_families().get(getattr(config, "model_type", ""))
     stock = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -271,7 +273,7 @@ def _own(model: Any) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
 
 
 def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily | None]:
-    """The model in a folder; nothing may be missing from its weights."""
+    """Load the model in a folder, and return it with its family. No weights may be missing."""
     try:
         check_model(source)
     except OSError as error:
@@ -301,7 +303,7 @@ def _load(source: Path) -> tuple[PreTrainedModel, Family | EncoderFamily | None]
 
 
 def _check_origin(tokenizer: Any) -> None:
-    """See that a tokenizer needs no code but that of Transformers, or ours, which is saved with it."""
+    """Refuse a tokenizer whose class is not from Transformers, except `WordTokenizer`: its code is saved with it."""
     known = type(tokenizer) is WordTokenizer or type(tokenizer).__module__.partition(".")[0] == "transformers"
     if not known or not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise UserError(
@@ -336,7 +338,7 @@ def _upload(
     commit_message: str,
     kind: str | None = None,
 ) -> str:
-    """Make the repository if need be and upload the named files in one commit; the repository's URL."""
+    """Create the repository if needed, upload the named files in one commit, and return the repository's URL."""
     sdk = "gradio" if kind == "space" else None
     api = HfApi(token=token)
     try:

@@ -1,6 +1,6 @@
 """The files of a Hugging Face Space that shows a model on the page of `hf_deepwide.demo`.
 
-A Space is a repository with an app. This package is not in an index, so its code travels with the Space.
+A Space is a repository with an app. This package is in no package index, so its code is copied into the Space.
 """
 
 import platform
@@ -15,7 +15,7 @@ from ..card_text import CARD
 
 MODEL = "model"  # the model's folder in a Space
 APP, REQUIREMENTS = "app.py", "requirements.txt"
-GRADIO = "6.31.0"  # the version that is tested, see constraints.txt
+GRADIO = "6.31.0"  # the tested version, see constraints.txt
 PACKAGE = Path(__file__).parents[1]
 
 APP_TEXT = """\
@@ -38,19 +38,19 @@ On your own machine:
 
 
 def write_space(folder: Path, title: str, hub_model: str | None = None, license: str | None = None) -> None:
-    """Write what a Space needs beside its model.
+    """Write all files of a Space except its model.
 
     Args:
-        folder: the Space's folder, which exists.
-        title: what the Space is called.
-        hub_model: the Hub id of the model; None: the model lies in the folder `MODEL`.
-        license: the Hub's name of the licence; None: the card names none.
+        folder: the Space's folder, which must exist.
+        title: the title of the Space.
+        hub_model: the Hub id of the model. None: the model lies in the folder `MODEL`.
+        license: the Hub's name of the licence. None: the card names no licence.
     """
     imports = "" if hub_model else "from pathlib import Path\n\n"
     model = repr(hub_model) if hub_model else f'Path(__file__).parent / "{MODEL}"'
     (folder / APP).write_text(APP_TEXT.format(imports=imports, model=model), encoding="utf-8")
     needed = [line for line in requires("hf_deepwide") or () if "extra ==" not in line]
-    needed.append("sentencepiece")  # of the tokenizers of Marian, M2M100 and mBART
+    needed.append("sentencepiece")  # for the tokenizers of Marian, M2M100 and mBART
     (folder / REQUIREMENTS).write_text("\n".join(needed) + "\n", encoding="utf-8")
     (folder / CARD).write_text(_card(title, hub_model, license), encoding="utf-8")
     for source in PACKAGE.rglob("*.py"):
@@ -60,7 +60,7 @@ def write_space(folder: Path, title: str, hub_model: str | None = None, license:
 
 
 def _card(title: str, hub_model: str | None, license: str | None) -> str:
-    """README.md, whose front matter tells the Hub how to run the Space."""
+    """Return the text of README.md. Its front matter holds the settings with which the Hub runs the Space."""
     fields = {
         "title": title,
         "emoji": "🔎",

@@ -1,4 +1,4 @@
-"""Use what `share` wrote in a process of its own: without this package, or with the copy of it in a Space."""
+"""Use the result of `share` in another process: without this package, or with the copy of the package in a Space."""
 
 import os
 import subprocess
@@ -62,19 +62,19 @@ systems.load_systems([sys.argv[1]])
 
 
 def verify_folder(folder: str | os.PathLike, task: str = "translation") -> None:
-    """Load a shared folder and use it for its task in a process that cannot import this package.
+    """Load a shared folder and use it for its task, in a process that cannot import this package.
 
     Raises:
-        RuntimeError: that failed; the message ends with the process's own.
+        RuntimeError: the process failed. The message ends with the error output of the process.
     """
     use = USE if task == "translation" else USE_ENCODER
     use = use if read_config(Path(folder)).get("model_type") in all_families() else USE_STOCK
     with tempfile.TemporaryDirectory() as modules:
-        # its own cache of remote code, so that nothing is loaded from an earlier share and nothing is left behind
+        # a separate cache of remote code: no code of an earlier share is loaded, and no files stay behind
         environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(
             [sys.executable, "-c", use, str(Path(folder).resolve()), *([task] if use == USE_ENCODER else [])],
-            cwd=modules,  # not where the caller is: Python would import what lies there
+            cwd=modules,  # not the caller's folder: Python would import modules from there
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if process.returncode:
@@ -82,10 +82,10 @@ def verify_folder(folder: str | os.PathLike, task: str = "translation") -> None:
 
 
 def verify_space(folder: Path, hub_model: str | None) -> None:
-    """Let the code in a Space's folder load its model and translate, in a process of its own.
+    """Load the model of a Space and translate with it in another process, which runs the code in the Space's folder.
 
     Raises:
-        RuntimeError: that failed; the message ends with the process's own.
+        RuntimeError: the process failed. The message ends with the error output of the process.
     """
     process = subprocess.run(
         [sys.executable, "-B", "-c", USE_SPACE, hub_model or MODEL],

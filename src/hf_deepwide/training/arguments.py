@@ -75,14 +75,14 @@ def _default(name: str, value: Any) -> Any:
 
 
 class WithoutSecrets:
-    """Training arguments whose tokens, passwords and keys are written nowhere; the first of the base classes."""
+    """Training arguments whose tokens, passwords and keys are never written. It must be the first base class."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled, into `training_args.bin` of every checkpoint: all fields, without secrets."""
+        """Return what is pickled into `training_args.bin` of every checkpoint: all fields, without secrets."""
         return without_secrets(vars(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """What reporters write down; the parent leaves secrets within dictionaries in."""
+        """Return the fields for reporters, without secrets. The parent keeps secrets that are inside dictionaries."""
         return without_secrets(super().to_dict())  # type: ignore[misc]
 
 
@@ -91,7 +91,7 @@ class OneDevice:
 
     @property
     def n_gpu(self) -> int:
-        """At most 1. Transformers would give one process all GPUs, in the threads of `DataParallel`."""
+        """The number of GPUs, at most 1. Transformers would use all GPUs, in the threads of `DataParallel`."""
         return min(super().n_gpu, 1)  # type: ignore[misc]
 
     def tell_of_idle_gpus(self) -> None:
@@ -109,11 +109,11 @@ class TranslationTrainingArguments(
 ):
     """`Seq2SeqTrainingArguments` with batches by tokens, and with the defaults of translation training.
 
-    Defaults are the papers' (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight decay);
-    evaluation and checkpoints come once an epoch, and the best checkpoint is kept.
+    The defaults are those of the papers (inverse square root, Adam betas 0.9 and 0.98, label smoothing 0.1, no weight
+    decay). The model is evaluated and saved once an epoch, and the best checkpoint is kept.
 
     Raises:
-        ValueError: a value out of range, or fields that contradict each other.
+        ValueError: a value is out of range, or fields contradict each other.
     """
 
     max_tokens: int = field(
@@ -180,24 +180,24 @@ class TranslationTrainingArguments(
 
     @property
     def device(self) -> torch.device:
-        """The device of this process; processors have no number, with which Transformers 5.17 cannot resume."""
+        """The device of this process. A CPU gets no index, because Transformers 5.17 cannot resume with an index."""
         device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
 
     @property
     def order_seed(self) -> int:
-        """The seed of the order of batches, and of what is drawn for them: masks, pieces of BPE-dropout."""
+        """The seed of the order of batches, and of random choices within them: masks, pieces of BPE-dropout."""
         return self.seed if self.data_seed is None else self.data_seed
 
     def __post_init__(self) -> None:
-        """Check numbers, fill in what is left to us, leave the rest to the parent, and see that all of it agrees."""
-        check_numbers(self, RANGES)  # first, as the parent computes with them, and opens the files
+        """Check the numbers, replace `auto` and None by values, call the parent, and check that the fields agree."""
+        check_numbers(self, RANGES)  # first, because the parent computes with the numbers and opens the files
         check_files(self)
-        cpu_switch = os.environ.get("ACCELERATE_USE_CPU", "")  # by `accelerate launch --cpu`
+        cpu_switch = os.environ.get("ACCELERATE_USE_CPU", "")  # set by `accelerate launch --cpu`
         on_cpu: bool = (
             self.use_cpu or cpu_switch.lower() in ("1", "true", "yes") or not torch.accelerator.is_available()
         )
-        self.use_cpu: bool = on_cpu  # the parent refuses bf16 on a CPU unless it is told that a CPU is meant
+        self.use_cpu: bool = on_cpu  # the parent refuses bf16 on a CPU unless `use_cpu` is set
         if self.bf16 == "auto":
             self.bf16 = not self.fp16 and (cpu_is_faster_in_bf16() if on_cpu else torch.cuda.is_bf16_supported(False))
         if not isinstance(self.bf16, bool):
@@ -211,7 +211,7 @@ class TranslationTrainingArguments(
         if self.attn_implementation == "auto":
             self.attn_implementation = "eager" if on_cpu and self.bf16 else "sdpa"
         if self.save_total_limit is None:
-            # the newest (to resume from, or all that are averaged) and the best
+            # the newest checkpoint (to resume from), or all checkpoints that are averaged; and the best checkpoint
             self.save_total_limit = max(self.average_last, 1) + 1
         check_steps(self)
         self._check_saving()
@@ -219,7 +219,7 @@ class TranslationTrainingArguments(
         self._check()
 
     def _check_saving(self) -> None:
-        """Before the parent does, whose message calls the keys by names that are none here."""
+        """Check that each evaluation is saved. The parent checks it later, but its message uses other key names."""
         evaluated, saved = (getattr(each, "value", each) for each in (self.eval_strategy, self.save_strategy))
         if not self.load_best_model_at_end or not {evaluated, saved} <= {"no", "steps", "epoch"}:
             return
@@ -248,7 +248,7 @@ class TranslationTrainingArguments(
                 f"{self.average_last} needs; set it to {self.average_last + 1} or more, or leave it out"
             )
         if self.save_total_limit == 1 and self.metric_for_best_model:
-            # the parent deletes at the end all but the best, and the run's history and optimizer with them
+            # at the end the parent deletes all checkpoints but the best, and with them the history and optimizer
             raise ValueError(
                 "save_total_limit 1 would keep the best checkpoint alone, and a run goes on from its newest; set it "
                 "to 2 or more, or leave it out"
@@ -274,10 +274,10 @@ class TranslationTrainingArguments(
             )
 
     def _check_evaluations(self) -> None:
-        """Refuse settings that need evaluations where there are none."""
+        """Refuse settings that need evaluations if the run makes no evaluation."""
         if self.eval_on_start and self.eval_strategy == "no":
             raise ValueError("eval_on_start needs evaluations, and eval_strategy is no")
-        # of evaluations that come once an epoch, the delay is in epochs
+        # if the model is evaluated once an epoch, eval_delay is in epochs
         in_steps = self.eval_strategy == "steps" and self.max_steps > 0
         end = self.max_steps if in_steps else self.num_train_epochs
         counted = in_steps or (self.eval_strategy == "epoch" and self.max_steps <= 0)
@@ -289,13 +289,13 @@ class TranslationTrainingArguments(
 
 
 def cpu_is_faster_in_bf16() -> bool:
-    """True if training in bfloat16 is faster than in float32 on this processor.
+    """Return True if training in bfloat16 is faster than in float32 on this processor.
 
-    It is with AMX, with Arm's BF16, and with the BF16 of AVX-512 where its dot products run at full rate, as AMD's do.
-    On Intel's processors these alone do not pay for the conversions and for all that is emulated
+    It is faster with AMX, with Arm's BF16, and with AVX-512 BF16 on AMD's processors, whose dot products run at full
+    rate. On Intel's processors, AVX-512 BF16 alone does not pay for the conversions and for the emulated operations
     (benchmarks/speed/precision.py, on a processor of each x86 kind).
     """
-    described = Path("/proc/cpuinfo")  # Linux has it, but for some sandboxes
+    described = Path("/proc/cpuinfo")  # it exists on Linux only, and not in some sandboxes
     if not described.is_file():
         return False
     words = set(described.read_text(encoding="utf-8").split())

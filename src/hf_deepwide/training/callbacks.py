@@ -1,4 +1,4 @@
-"""What happens at the seams of the training loop: data order, dropout seeds, schedules, speed, the progress bar."""
+"""Callbacks of the training loop: data order, early stopping, saving, dropout seeds, speed, the progress bar."""
 
 import time
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ from .memory import peak_memory
 
 
 class EpochCallback(TrainerCallback):
-    """Tells the sampler, and a collator whose work differs by the epoch, which epoch begins.
+    """A callback that passes the new epoch to the sampler, and to a collator whose batches depend on the epoch.
 
-    Transformers does so itself, with one exception: a run of several processes that resumes within an epoch. There its
-    call does not get through the wrappers, and the epoch would be replayed in the order of epoch 0.
+    Transformers does so itself, with one exception: a run of several processes that resumes within an epoch. There the
+    call of Transformers does not reach the wrapped sampler, and the epoch would be replayed in the order of epoch 0.
     """
 
     def __init__(self, sampler: TokenBatchSampler, collator: Any = None) -> None:
@@ -36,18 +36,18 @@ class EpochCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """`state.epoch` is fractional within an epoch; the sum guards against its rounding."""
+        """Pass on the epoch. `state.epoch` is fractional within an epoch; 1e-6 guards against its rounding error."""
         for listener in self.listeners:
             listener.set_epoch(int(state.epoch + 1e-6))
 
 
 class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
-    """Ends a training whose validation no longer improves, and says so; checkpoints know it by its name."""
+    """A callback that ends training, with a message, when validation stops improving. Checkpoints hold its name."""
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict, **kwargs: Any
     ) -> None:
-        """As the parent's, of the validation in training; other splits are evaluated by other names."""
+        """Call the parent, but only for the validation in training. The metrics of other splits have other names."""
         name = args.metric_for_best_model.removeprefix("eval_")
         if f"eval_{name}" not in metrics:
             return
@@ -61,10 +61,10 @@ class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
 
 
 class SaveAfterEvaluation(TrainerCallback):
-    """Puts a save that is due in the last step of an epoch behind the evaluation with which the epoch ends.
+    """A callback that postpones a save in the last step of an epoch until after the evaluation of the epoch.
 
-    The checkpoint then knows of this evaluation. A run that goes on from it does not miss one, and what is read from
-    the last checkpoint has all.
+    The checkpoint then contains this evaluation. A run that resumes from it misses no evaluation, and the last
+    checkpoint contains all evaluations.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class SaveAfterEvaluation(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The epoch ends with its last step, or with the last step of all."""
+        """Postpone the save if this step is the last one of an epoch or of the training."""
         ends = control.should_training_stop or float(state.epoch).is_integer()
         if control.should_save and ends and args.eval_strategy == IntervalStrategy.EPOCH:
             self._due, control.should_save = True, False
@@ -81,16 +81,16 @@ class SaveAfterEvaluation(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The trainer evaluates, and then saves."""
+        """Request the postponed save. The trainer evaluates, and then saves."""
         if self._due:
             self._due, control.should_save = False, True
 
 
 class SeedByRank(TrainerCallback):
-    """Gives each process its own random numbers once all have the same weights.
+    """A callback that gives each process its own random numbers, once all processes have the same weights.
 
-    The Trainer seeds all processes alike, so without this all of them would draw the same dropout masks and drop
-    the same branches. On resume the states of all ranks' generators are restored later than this.
+    The Trainer seeds all processes alike. Without this callback, all processes would draw the same dropout masks and
+    drop the same branches. On resume, the generator states of all ranks are restored after this callback.
     """
 
     def on_train_begin(
@@ -101,10 +101,10 @@ class SeedByRank(TrainerCallback):
 
 
 class Throughput(TrainerCallback, ExportableState):
-    """Counts target tokens (`</s>` included, padding not) and the time of training steps and of waiting for data.
+    """A counter of target tokens (`</s>` included, padding not), and of the time for training steps and for data.
 
-    It also keeps the most memory that a process has held, and its processor time over all threads. Evaluation and
-    saving do not count as steps. Totals survive an interruption, as they are part of checkpoints.
+    It also keeps the peak memory of the process, and its processor time over all threads. Evaluation and saving do not
+    count as steps. The totals are part of checkpoints, so they survive an interruption.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class Throughput(TrainerCallback, ExportableState):
         processor_minutes: float = 0.0,
     ) -> None:
         self.target_tokens = target_tokens
-        self.seconds = seconds  # in training steps
-        self.data_seconds = data_seconds  # of them, waiting for the next batch
-        self.minutes = minutes  # in all, evaluation and saving included, in earlier sessions
+        self.seconds = seconds  # time of training steps
+        self.data_seconds = data_seconds  # the part of `seconds` that was spent waiting for the next batch
+        self.minutes = minutes  # total time of earlier sessions, evaluation and saving included
         self.peak_memory_bytes = peak_memory_bytes  # of this process, in earlier sessions
         self.processor_minutes = processor_minutes  # of all threads of this process, in earlier sessions
         self._new_tokens: torch.Tensor | int = 0
@@ -128,11 +128,11 @@ class Throughput(TrainerCallback, ExportableState):
         self._processor_start = time.process_time()
 
     def count(self, tokens: torch.Tensor | int) -> None:
-        """Add the tokens of one optimizer step, over all processes; not read yet, lest a GPU be waited for."""
+        """Add the tokens of one optimizer step, over all processes. Read the number later, not to wait for a GPU."""
         self._new_tokens = self._new_tokens + tokens
 
     def timed(self, batches: Iterator) -> Iterator:
-        """The same batches, with the time that each is waited for counted: reading, padding, moving to the device."""
+        """Yield the same batches, and count the time of waiting for each: reading, padding, moving to the device."""
         while True:
             start = time.perf_counter()
             batch = next(batches, None)
@@ -161,7 +161,7 @@ class Throughput(TrainerCallback, ExportableState):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The time since the mark was the step's, data loading included."""
+        """Add the time since the mark: the time of this step, data loading included."""
         now = time.perf_counter()
         self.seconds += now - self._mark
         self._mark = now
@@ -169,15 +169,15 @@ class Throughput(TrainerCallback, ExportableState):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the evaluation out."""
+        """Leave out the time of the evaluation."""
         self._mark = time.perf_counter()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Leave the saving out."""
+        """Leave out the time of saving."""
         self._mark = time.perf_counter()
 
     def state(self) -> dict:
-        """What a checkpoint keeps, for the Trainer to restore."""
+        """Return the totals that a checkpoint stores and the Trainer restores."""
         self._settle()
         minutes = self.minutes + (time.perf_counter() - self._start) / 60
         totals = {
@@ -196,7 +196,7 @@ class Throughput(TrainerCallback, ExportableState):
 
 
 class TranslationProgress(ProgressCallback):
-    """The Trainer's bar (steps, time left) with loss and speed beside it, and one line per evaluation.
+    """The Trainer's progress bar (steps, time left) with loss and speed beside it, and one line per evaluation.
 
     Args:
         counted: what the speed counts, such as "target tokens".
@@ -226,7 +226,7 @@ class TranslationProgress(ProgressCallback):
 
 
 class PlainProgress(TrainerCallback):
-    """One line on stderr per `logging_steps`, and one per evaluation, where a bar could not be seen.
+    """Progress without a bar: one line on stderr per `logging_steps`, and one line per evaluation.
 
     Args:
         counted: what the speed counts, such as "target tokens".
@@ -238,7 +238,7 @@ class PlainProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock by which the time left is estimated."""
+        """Start the clock for the estimate of the time left."""
         self._start, self._first = time.perf_counter(), state.global_step
 
     def on_log(
@@ -265,6 +265,6 @@ class PlainProgress(TrainerCallback):
 
 
 def evaluation_line(state: TrainerState, logs: dict[str, Any]) -> str:
-    """An evaluation in one line."""
+    """Return the results of an evaluation in one line."""
     bleu = f", BLEU {logs['eval_bleu']:.2f}" if "eval_bleu" in logs else ""
     return f"step {state.global_step}, epoch {state.epoch:.1f}: validation loss {logs['eval_loss']:.4f}{bleu}"

@@ -1,4 +1,4 @@
-"""Checkpoints of a run on disk: which are whole, and which to go on from."""
+"""Checkpoints of a run on disk: which checkpoints are whole, and which one to resume from."""
 
 import errno
 import logging
@@ -24,22 +24,22 @@ from .checksums import UNREAD, first_difference, other_run, read_checksums
 logger = logging.getLogger(__name__)
 
 REQUIRED = (TRAINER_STATE_NAME, WEIGHTS, "config.json", "tokenizer_config.json", "scheduler.pt")
-OPTIMIZER, SHARDED_OPTIMIZER = "optimizer.pt", "optimizer_0/.metadata"  # the latter is written after the shards
-# The kinds of checkpoint: those that a recipe asks for, and the one that a run leaves where a signal ends it, which
-# is no part of what is averaged or chosen from, and is deleted when the next one is saved.
+OPTIMIZER, SHARDED_OPTIMIZER = "optimizer.pt", "optimizer_0/.metadata"  # .metadata is written after the shards
+# The kinds of checkpoint. The recipe requests the regular ones. A run that is ended by a signal leaves an interrupted
+# one: it is never averaged or chosen as the best, and it is deleted when the next checkpoint is saved.
 REGULAR, INTERRUPTED = "checkpoint", "interrupted"
 
 
 def checkpoints(run: Path, *kinds: str) -> list[Path]:
-    """The checkpoint folders of a run, oldest step first, whole or not; without `kinds`, the regular ones.
+    """Return the checkpoint folders of a run, oldest step first, whole or not. Without `kinds`: the regular ones.
 
-    A link is none: what it points to is not the run's to delete.
+    Links are left out: the run must not delete the folder that a link points to.
     """
     return [path for _, path in _named(run, *kinds) if _is_folder(path)]
 
 
 def _named(run: Path, *kinds: str) -> list[tuple[int, Path]]:
-    """Step and path of whatever has the name of a checkpoint, oldest step first; a name is as we would write it."""
+    """Return step and path of everything named exactly like a checkpoint (no leading zeros), oldest step first."""
     pattern = re.compile(rf"({'|'.join(kinds or [REGULAR])})-(0|[1-9][0-9]*)")
     found = [(match, path) for path in run.glob("*-*") if (match := pattern.fullmatch(path.name))]
     return sorted((int(match[2]), path) for match, path in found)
@@ -50,10 +50,10 @@ def _is_folder(path: Path) -> bool:
 
 
 def problem(checkpoint: Path, run_id: str | None = None) -> str | None:
-    """Why a run cannot go on from a checkpoint, or None if it can; without `run_id`, any run.
+    """Return why a run cannot resume from a checkpoint, or None if it can. Without `run_id`, any run may resume.
 
-    Each file has to be as it was saved (`checksums.json`). Of a checkpoint of an older version, which has no
-    checksums, files are read as far as their kinds tell whether they are whole. The state has to be of this step.
+    Each file has to be as it was saved (`checksums.json`). A checkpoint of an older version has no checksums. Its
+    files are checked as far as their formats allow. The trainer state has to be of the checkpoint's step.
     """
     if not _is_folder(checkpoint):
         return "it is a link or a file, and a checkpoint is a folder of the run"
@@ -72,7 +72,7 @@ def problem(checkpoint: Path, run_id: str | None = None) -> str | None:
         else:
             damage = other_run(saved, run_id) or first_difference(checkpoint, saved["sha256"])
         return damage or _wrong_state(checkpoint)
-    except ValueError as error:  # of the checksums, or of the state
+    except ValueError as error:  # from reading the checksums or the state
         return str(error)
     except OSError as error:
         if error.errno != errno.EIO:
@@ -81,7 +81,7 @@ def problem(checkpoint: Path, run_id: str | None = None) -> str | None:
 
 
 def _wrong_generators(checkpoint: Path) -> str | None:
-    """One process saves the state of its generators under another name than each of several."""
+    """Return what is wrong with the generator states, or None. One process uses another file name than several."""
     present = {path.name for path in checkpoint.glob("rng_state*.pth")}
     if not present:
         return "the state of the random generators is missing"
@@ -97,7 +97,7 @@ def _wrong_state(checkpoint: Path) -> str | None:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a file, judged by its kind."""
+    """Return what is wrong with a file, checked by its format, or None."""
     if path.suffix == ".json":
         try:
             read_json(path)
@@ -115,24 +115,24 @@ def _damage(path: Path) -> str | None:
 
 
 def _is_whole_archive(path: Path) -> bool:
-    """What `torch.save` writes is a zip archive, with a checksum of each part, which PyTorch does not read."""
+    """Check a file of `torch.save`: a zip archive with a checksum for each part, which PyTorch does not check."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
-    # what flipped bits can make of an archive: a broken directory, a password, another compression
+    # flipped bits in an archive can look like a broken directory, a password or another compression
     except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, zlib.error, lzma.LZMAError):
         return False
     except OSError as error:
-        if error.errno not in (errno.EINVAL, None):  # a place before the file begins, or no bzip2
+        if error.errno not in (errno.EINVAL, None):  # an offset before the start of the file, or invalid bzip2 data
             raise
         return False
 
 
 def check_weights(checkpoint: Path, run_id: str | None = None) -> None:
-    """See that weights of which the final model is made are as this run saved them.
+    """Check that the weights for the final model are as this run saved them.
 
     Raises:
-        UserError: they are missing, damaged or another run's; it is not for us to take worse ones in their place.
+        UserError: the weights are missing, damaged or from another run. Only the user may decide to use worse weights.
     """
     path = checkpoint / WEIGHTS
     try:
@@ -153,31 +153,31 @@ def check_weights(checkpoint: Path, run_id: str | None = None) -> None:
 
 
 def best_checkpoint(run: Path, state: TrainerState) -> Path | None:
-    """The best checkpoint, if it is still there. Only names count: where the run was before, nothing is ours."""
+    """Return the best checkpoint, if it still exists. Only its name counts: an old path of the run is not used."""
     known = {path.name: path for path in checkpoints(run)}
     names = (f"{REGULAR}-{state.best_global_step}", Path(state.best_model_checkpoint or "").name)
     return next((known[name] for name in names if name in known), None)
 
 
 def find_best(run: Path, state: TrainerState) -> Path | None:
-    """As `best_checkpoint`; the state then knows where it is, as the run's folder may have moved."""
+    """Return `best_checkpoint`, and write its path to the state, because the run's folder may have moved."""
     best = best_checkpoint(run, state)
     state.best_model_checkpoint = str(best) if best else None
     return best
 
 
 def newest_whole(run: Path, run_id: str | None = None) -> Path | None:
-    """The newest checkpoint from which training can be resumed exactly, or None; nothing is set aside."""
+    """Return the newest checkpoint from which training can resume exactly, or None. Nothing is renamed."""
     newest_first = reversed(checkpoints(run, REGULAR, INTERRUPTED))
     return next((path for path in newest_first if problem(path, run_id) is None), None)
 
 
 def last_checkpoint(run: Path, run_id: str | None = None) -> Path | None:
-    """As `newest_whole`, and the folder is tidied.
+    """Return the same checkpoint as `newest_whole`, and tidy the folder.
 
-    A newer checkpoint that is damaged, or another run's, is set aside as `damaged-checkpoint-…`. A warning says what
-    is wrong. So it takes no part in the rotation of old checkpoints. Anything else with a checkpoint's name, such as
-    a link, is set aside, too. What an interrupted save has left is removed, with a warning as well.
+    A newer checkpoint that is damaged, or from another run, is renamed to `damaged-checkpoint-…`. A warning reports
+    the reason. So `rotate` does not count this checkpoint. Anything else with a checkpoint's name, such as a link, is
+    renamed, too. The remains of an interrupted save are deleted, also with a warning.
     """
     for draft in checkpoints(run / STAGING, REGULAR, INTERRUPTED):
         logger.warning("%s was being saved when the run was interrupted; what there is of it is removed", draft.name)
@@ -196,14 +196,14 @@ def last_checkpoint(run: Path, run_id: str | None = None) -> Path | None:
 def _set_aside(checkpoint: Path, reason: str | None) -> None:
     aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
     logger.warning("%s is not usable: %s. It is set aside as %s", checkpoint, reason, aside.name)
-    discard(aside)  # of an earlier time
+    discard(aside)  # left by an earlier call
     checkpoint.rename(aside)
 
 
 def rotate(run: Path, limit: int | None, best: str | None) -> None:
     """Delete the oldest regular checkpoints beyond `limit`, but never the newest or the best.
 
-    As Transformers does, only that a checkpoint on its way out is never seen in part.
+    Transformers does the same, but here no partly deleted checkpoint is ever visible under its name.
     """
     present = checkpoints(run)
     kept = {present[-1], *({Path(best)} & set(present) if best else ())}
@@ -213,17 +213,17 @@ def rotate(run: Path, limit: int | None, best: str | None) -> None:
 
 
 def forget_interrupted(run: Path, newest: Path | None = None) -> None:
-    """Delete what interruptions have left, as the run is past them, except `newest`."""
+    """Delete all interrupted checkpoints except `newest`, because the run has passed them."""
     for checkpoint in checkpoints(run, INTERRUPTED):
         if checkpoint != newest:
             remove(checkpoint)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
-    """The trainer's state at a checkpoint.
+    """Return the trainer state of a checkpoint.
 
     Raises:
-        UserError: what is there is not one.
+        UserError: the file does not hold a trainer state.
     """
     path = checkpoint / TRAINER_STATE_NAME
     try:
@@ -242,11 +242,11 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_callback(value: Any) -> bool:
-    """The state of a callback, or of several of one class."""
+    """Return True if a value can be the state of one callback."""
     return isinstance(value, dict) and all(isinstance(value.get(key, {}), dict) for key in ("args", "attributes"))
 
 
-# What the fields of a state can hold.
+# A test for each field of a trainer state: which values it can hold.
 _STATE: dict[str, Callable[[Any], bool]] = {
     "global_step": _is_count,
     "max_steps": _is_count,
@@ -265,6 +265,6 @@ _STATE: dict[str, Callable[[Any], bool]] = {
 
 
 def is_last(state: TrainerState) -> bool:
-    """True if training ended at this checkpoint: all steps made, or stopped early."""
+    """Return True if training ended at this checkpoint: all steps were made, or training stopped early."""
     stopped = state.stateful_callbacks.get("TrainerControl", {}).get("args", {}).get("should_training_stop", False)
     return stopped or state.global_step >= state.max_steps

@@ -1,6 +1,7 @@
-"""What a checkpoint says of itself: its run, and the digests of its files and of the data that training was on.
+"""The file `checksums.json` of a checkpoint: its run, and the digests of its files and of the run's data.
 
-The file is written last into a checkpoint, and read when a run goes on. `sha256sum` of a file gives the same number.
+It is the last file that is written to a checkpoint, and it is read when a run resumes. `sha256sum` gives the same
+digest of a file.
 """
 
 import hashlib
@@ -14,13 +15,13 @@ from ..errors import UserError
 from ..reading import read_json
 
 CHECKSUMS = "checksums.json"
-UNREAD = "training_args.bin"  # the Trainer leaves it for people to look at
-# What a resume would read if it were there.
+UNREAD = "training_args.bin"  # the Trainer writes it for people to look at
+# Endings of the files that a resume would read if they existed.
 READ = (".pt", ".pth", ".safetensors", ".distcp", ".index.json", ".metadata")
 
 
 def write_checksums(checkpoint: Path, data: dict[str, str], run_id: str | None = None) -> None:
-    """Write the digests of all files of a checkpoint, and of the `data`, by split; and the id of the run, if any."""
+    """Write the digests of a checkpoint's files, the digests of the `data` by split, and the id of the run, if any."""
     files = {name: sha256_of(path) for name, path in _files(checkpoint).items()}
     known = {} if run_id is None else {"run": run_id}
     content = {**known, "data": data, "sha256": files, "check": _check(data, files, run_id)}
@@ -28,7 +29,7 @@ def write_checksums(checkpoint: Path, data: dict[str, str], run_id: str | None =
 
 
 def read_checksums(checkpoint: Path) -> dict[str, Any] | None:
-    """`data`, `sha256` and perhaps `run`, or None of a checkpoint that an older version of this library saved.
+    """Return `data`, `sha256` and perhaps `run`, or None if an older version of this library saved the checkpoint.
 
     Raises:
         ValueError: the file is damaged.
@@ -48,13 +49,13 @@ def read_checksums(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def _check(data: dict[str, str], files: dict[str, str], run_id: str | None) -> str:
-    """A digest of the digests, as the file that holds them can be damaged, too."""
-    checked = [data, files] if run_id is None else [data, files, run_id]  # older versions knew no runs
+    """Return a digest of the digests, because the file that holds the digests can be damaged, too."""
+    checked = [data, files] if run_id is None else [data, files, run_id]  # older versions wrote no run id
     return hashlib.sha256(json.dumps(checked, sort_keys=True).encode()).hexdigest()
 
 
 def other_run(saved: dict[str, Any] | None, run_id: str | None) -> str | None:
-    """Say that another run saved a checkpoint with these checksums; None where one of the two has no id."""
+    """Return a message if another run saved these checksums; None if the ids are equal or one of them is missing."""
     theirs = None if saved is None else saved.get("run")
     if None in (theirs, run_id) or theirs == run_id:
         return None
@@ -62,7 +63,7 @@ def other_run(saved: dict[str, Any] | None, run_id: str | None) -> str | None:
 
 
 def first_difference(checkpoint: Path, saved: dict[str, str], names: list[str] | None = None) -> str | None:
-    """What of a checkpoint's files is not as it was saved, or None; of some `names`, or of all."""
+    """Describe the first file that is not as it was saved, or return None. Check the files `names`, or all files."""
     present = _files(checkpoint)
     for name in sorted(saved) if names is None else names:
         if name not in present:
@@ -76,10 +77,10 @@ def first_difference(checkpoint: Path, saved: dict[str, str], names: list[str] |
 
 
 def check_data(checkpoint: Path, data: dict[str, str]) -> None:
-    """See that a run goes on with the data that it began with.
+    """Check that a run resumes with the data that it began with.
 
     Raises:
-        UserError: they are others.
+        UserError: the data differ.
     """
     saved = read_checksums(checkpoint)
     earlier = data if saved is None else saved["data"]
@@ -87,15 +88,15 @@ def check_data(checkpoint: Path, data: dict[str, str]) -> None:
 
 
 def refuse_other_data(place: Path, earlier: Mapping[str, str], data: Mapping[str, str]) -> None:
-    """Refuse to go on from a place with other data than those that the run began with.
+    """Refuse to resume a run with other data than the run began with.
 
     Args:
         place: a checkpoint, or the folder of a run.
-        earlier: split to digest, as the run began.
-        data: the same of the data that are there now.
+        earlier: the digest of each split when the run began.
+        data: the digest of each split now.
 
     Raises:
-        UserError: a split that both name differs.
+        UserError: a split that is in both mappings has different digests.
     """
     if changed := [split for split in data.keys() & earlier.keys() if data[split] != earlier[split]]:
         raise UserError(
@@ -106,6 +107,6 @@ def refuse_other_data(place: Path, earlier: Mapping[str, str], data: Mapping[str
 
 
 def _files(checkpoint: Path) -> dict[str, Path]:
-    """The regular files in a checkpoint by their names, those in folders included."""
+    """Return the files that have digests by their relative paths, files in subfolders included."""
     found = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
     return {name: path for name, path in found.items() if name not in (CHECKSUMS, UNREAD)}

@@ -1,4 +1,4 @@
-"""The trainer of classifiers: Transformers' own, which obeys signals and stops at numbers that are not finite."""
+"""The trainer of classifiers: the Trainer of Transformers, but it obeys signals and stops at non-finite numbers."""
 
 import math
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ REMEDY = "Lower training.learning_rate or raise training.warmup_steps, and start
 
 @dataclass
 class ClassificationTrainingArguments(WithoutSecrets, OneDevice, TrainingArguments):
-    """Transformers' arguments; `seeds` in the place of `seed`.
+    """The arguments of Transformers, with `seeds` in place of `seed`.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value is out of range.
     """
 
     seeds: list[int] = field(default_factory=lambda: [1], metadata={"help": "One training each."})
@@ -45,7 +45,7 @@ class ClassificationTrainingArguments(WithoutSecrets, OneDevice, TrainingArgumen
     report_to: str = field(default="none", metadata={"help": "Where to log."})
 
     def __post_init__(self) -> None:
-        """Check what `Trainer` would not."""
+        """Check what `Trainer` would not check."""
         sizes = dict.fromkeys(SIZES, Range(1, COUNT))
         check_numbers(self, {name: RANGES[name] for name in RANGES if name in vars(self)} | sizes)
         if self.max_steps == 0:
@@ -69,11 +69,11 @@ class ClassificationTrainingArguments(WithoutSecrets, OneDevice, TrainingArgumen
 
 
 class ClassificationTrainer(Trainer):
-    """Trains a classifier. Arguments are `Trainer`'s."""
+    """The trainer of a classifier. Its arguments are those of `Trainer`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # A classifier's loss is the mean of its batch, also where its `forward` takes any keyword.
+        # A classifier returns the mean loss of its batch, even if its `forward` accepts any keyword.
         self.model_accepts_loss_kwargs = False
         self.preemption = Preemption()
         self.add_callback(self.preemption)
@@ -83,7 +83,7 @@ class ClassificationTrainer(Trainer):
 
         Raises:
             NonFiniteError: the loss or a prediction is not finite.
-            Interrupted: a signal ended training. The run has been saved, and goes on from there.
+            Interrupted: a signal ended training. The run has been saved, and can be resumed.
         """
         with self.preemption.listening():
             output = super().train(*args, **kwargs)
@@ -92,19 +92,19 @@ class ClassificationTrainer(Trainer):
         return output
 
     def read_back(self, last: Path) -> None:
-        """Load what a training that ended at its last checkpoint came to: the state and the chosen weights."""
+        """Load the result of a training that ended at checkpoint `last`: the state and the chosen weights."""
         self.state = load_state(last)
         best = find_best(Path(self.args.output_dir), self.state) if self.args.load_best_model_at_end else None
         self._load_from_checkpoint(str(best or last))
 
     def _load_callback_state(self) -> None:
-        """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
+        """Look for the best checkpoint in the run's present folder, then load the state of the callbacks."""
         find_best(Path(self.args.output_dir), self.state)
         super()._load_callback_state()
-        self.args.eval_on_start = False  # this is no start
+        self.args.eval_on_start = False  # a resume is not a start
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Load the best weights and delete checkpoints, unless a signal ended training: the run needs its newest."""
+        """Load the best weights and delete checkpoints, unless a signal ended training: resuming needs the newest."""
         self.preemption.leave(self.args, self.state)
         return super()._finalize_training(*args, **kwargs)
 
@@ -112,7 +112,7 @@ class ClassificationTrainer(Trainer):
         """Compute the loss of one batch and add its gradients.
 
         Raises:
-            NonFiniteError: the loss is not finite; the optimizer has not seen its gradients.
+            NonFiniteError: the loss is not finite. The optimizer has not used its gradients.
             UserError: memory ran out.
         """
         with self._telling_of_memory("train", " and double training.gradient_accumulation_steps"):
@@ -123,7 +123,7 @@ class ClassificationTrainer(Trainer):
         return loss
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
-        """Loss, logits and labels of a batch; an encoder-decoder model gives more than its logits."""
+        """Return loss, logits and labels of a batch. Drop the further outputs of an encoder-decoder model."""
         with self._telling_of_memory("eval"):
             loss, logits, labels = super().prediction_step(*args, **kwargs)
         return loss, logits[0] if isinstance(logits, tuple) else logits, labels
@@ -132,7 +132,7 @@ class ClassificationTrainer(Trainer):
         """Compute the metrics of a dataset.
 
         Raises:
-            NonFiniteError: a weight, a prediction or the loss is not finite. The class with the largest number would
+            NonFiniteError: a weight, a prediction or the loss is not finite. The class with the largest logit would
                 then mean nothing.
         """
         if not all(is_finite(weights) for weights in self.model.parameters()):
@@ -145,11 +145,11 @@ class ClassificationTrainer(Trainer):
 
     @contextmanager
     def _telling_of_memory(self, kind: str, and_more: str = "") -> Iterator[None]:
-        """Say what to do where memory runs out, unless Transformers looks for a size of batches that fits.
+        """Report what to do if memory runs out, unless Transformers searches for a batch size that fits.
 
         Args:
-            kind: of the batch: train or eval.
-            and_more: what else to do than to halve such batches.
+            kind: kind of batch: train or eval.
+            and_more: further advice, beside halving the batch size.
         """
         size = f"per_device_{kind}_batch_size"
         try:

@@ -1,4 +1,4 @@
-"""What a trainer needs to train deep and latent layers.
+"""The part of a trainer that trains deep and latent layers.
 
 The weights and the posteriors over layers are optimised on two levels (Li et al. 2020, Algorithm 1):
 
@@ -6,8 +6,8 @@ The weights and the posteriors over layers are optimised on two levels (Li et al
         for i = 1 ... I:    sample a batch and z, compute the loss, update the weights
         update the posteriors by their gradient of the last of these losses
 
-Each optimizer step is an inner step. Every I-th step (`inner_steps`) updates the posteriors, too. The log gets what
-the papers plot.
+Each optimizer step is an inner step. Every I-th step (`inner_steps`) updates the posteriors, too. The log contains the
+numbers that the papers plot.
 """
 
 import logging
@@ -66,12 +66,12 @@ def posterior_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 class AnnealingFits(TrainerCallback):
-    """Warns of a temperature that has not fallen to its last value when training ends."""
+    """A callback that warns if the temperature will not reach its final value before training ends."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The number of steps is known now."""
+        """Check the temperature. The number of steps is known only now."""
         config = kwargs["model"].config
         if config.temperature_anneal_steps > state.max_steps:
             logger.warning(
@@ -85,10 +85,10 @@ class AnnealingFits(TrainerCallback):
 
 
 class DepthTraining:
-    """What a trainer does for deep and latent layers. Its arguments are `DepthArguments`.
+    """The part of a trainer for deep and latent layers. Its arguments are `DepthArguments`.
 
-    It optimises the posteriors as a group of their own. It logs what the model reports, how much each layer is used,
-    and, if asked, how large each layer's gradient is.
+    It optimises the posteriors as a separate parameter group. It logs the values that the model reports, how much each
+    layer is used, and, with `gradient_norms`, the gradient norm of each layer.
 
     Args:
         trainer: the trainer, whose model, arguments and state it looks at.
@@ -110,7 +110,7 @@ class DepthTraining:
 
     @property
     def callbacks(self) -> Iterator[TrainerCallback]:
-        """Callbacks that tell the model its step, and that amend the log."""
+        """Callbacks that set the model's step, and that add to the log."""
         yield TrainingStep()
         if self.gradient_norms is not None:
             yield self.gradient_norms
@@ -119,11 +119,11 @@ class DepthTraining:
             yield AnnealingFits()
 
     def find_posteriors(self) -> None:
-        """Look the posteriors up in the trainer's model."""
+        """Find the posteriors in the trainer's model."""
         self.posterior_parameters = posterior_parameters(self.trainer.model)
 
     def add_group(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        """Make the posteriors a group of their own, the last, without weight decay."""
+        """Move the posteriors to a separate parameter group, the last one, without weight decay."""
         parameters = posterior_parameters(model)
         if not parameters:
             return
@@ -134,7 +134,7 @@ class DepthTraining:
         optimizer.add_param_group({"params": parameters, "lr": rate, "weight_decay": 0.0})
 
     def after_backward(self) -> None:
-        """Drop the posteriors' gradients in steps that are not theirs, before clipping; measure the others."""
+        """Before clipping: drop the posteriors' gradients if the step does not update them; measure gradient norms."""
         trainer = self.trainer
         if (trainer.state.global_step + 1) % trainer.args.inner_steps:
             for parameter in self.posterior_parameters:
@@ -145,7 +145,7 @@ class DepthTraining:
             self.gradient_norms.measure(trainer.model, trainer.args, trainer.state, scale)
 
     def logs(self) -> dict[str, float]:
-        """What the model reports beside the loss, over all processes."""
+        """Return the values that the model reports beside the loss, over all processes."""
         model = self.trainer.model
         if isinstance(model, LatentDepthLoss):
             model.means.reduce(lambda sums: self.trainer.accelerator.reduce(sums, "sum"))

@@ -1,17 +1,17 @@
-"""Numbers that go wrong: a loss or gradient that is not finite is caught in its step, before the optimizer sees it.
+"""Non-finite numbers: a loss or gradient that is not finite is caught in its step, before the optimizer uses it.
 
 Each optimizer step adds the losses of its batches and the norm of its gradient to one number, over all processes. If
-this number is not finite, all processes know it in the same step. The evidence is then written to the folder
-`faults/step-<number>` of the run, and the run stops, or leaves the step out:
+this number is not finite, all processes detect it in the same step. The evidence is then written to the folder
+`faults/step-<number>` of the run, and the run either stops or leaves the step out:
 
     fault.json              what was wrong: step, losses, parameters; the sentences of every batch as text
     rank-<r>.safetensors    the batches of each process, and the random generators before each of them
     model.safetensors, …    model and tokenizer as they were before the step, for `from_pretrained`
 
-`replay.py` computes the step again from these.
+`replay.py` computes the step again from these files.
 
-Under fp16 an overflow of scaled gradients is no fault: the scaler leaves the step out and halves the scale. It is one
-once there is nothing left to halve: the loss scale has collapsed.
+Under fp16, an overflow of scaled gradients is not a fault: the scaler leaves the step out and halves the scale. An
+overflow is a fault if the loss scale is already below 1: the scale has collapsed.
 """
 
 import json
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FAULTS, FAULT = "faults", "fault.json"
-KEPT = 5  # faults that a run saves; later ones are only logged
-NAMED = 3  # parameters in a message
-LOWEST_SCALE = 1.0  # the loss is no longer scaled up, and its gradients still overflow
+KEPT = 5  # faults that a run saves; later faults are only logged, except a fault that stops the run
+NAMED = 3  # parameters that a message names
+LOWEST_SCALE = 1.0  # below it the loss is scaled down, and if its gradients still overflow, the scale has collapsed
 REPLAYED = ("label_smoothing_factor", "bf16", "fp16", "attn_implementation")  # arguments that a replay needs
 
 
 class NonFiniteError(UserError):
     """Training stopped at a loss or gradient that is not finite, or at a collapsed loss scale."""
 
-    status = 3  # a script that trains can tell divergence from a mistake by it
+    status = 3  # the exit status, which distinguishes divergence from a user's mistake
 
 
 @dataclass
 class FaultArguments:
-    """The fields that `FaultGuard` reads of a trainer's arguments.
+    """The training arguments that `FaultGuard` reads.
 
     Raises:
-        ValueError: a value out of range (by `check_faults`).
+        ValueError: a value is out of range (raised by `check_faults`).
     """
 
     on_nonfinite: str = field(
@@ -72,14 +72,14 @@ class FaultArguments:
     )
 
     def check_faults(self) -> None:
-        """The action is one of two."""
+        """Check that `on_nonfinite` is one of the two accepted values."""
         if self.on_nonfinite not in ("stop", "skip"):
             raise ValueError(f"on_nonfinite is {quote(self.on_nonfinite)}; accepted: stop, skip")
 
 
 @dataclass
 class Batch:
-    """One batch of a step: what the model was given, the random generators before it, and the loss that came out.
+    """One batch of a step: the model's inputs, the states of the random generators before it, and its loss.
 
     A batch of more than `largest` tokens was computed in parts.
     """
@@ -91,9 +91,9 @@ class Batch:
 
 
 class FaultGuard:
-    """What decides whether an optimizer step is made. Its arguments are `FaultArguments`.
+    """The check that decides whether an optimizer step is made. Its arguments are `FaultArguments`.
 
-    A step that is left out changes neither weights nor optimizer, and the schedule goes on. The log then shows the
+    A step that is left out changes neither weights nor optimizer, but the schedule goes on. The log then shows the
     mean loss of the other steps, and the number of `skipped_steps`.
 
     Args:
@@ -102,23 +102,24 @@ class FaultGuard:
 
     def __init__(self, trainer: "TokenBatchTrainer") -> None:
         self.trainer = trainer
-        self._batches: list[Batch] = []  # of the step under way
+        self._batches: list[Batch] = []  # of the current step
         self._steps = self._skipped = 0  # since the last log
-        self._all_steps = self._all_skipped = 0  # since the training began, or went on
+        self._all_steps = self._all_skipped = 0  # since training began or was resumed
         self._in_a_row = 0
 
     def begin(self, inputs: Mapping[str, torch.Tensor]) -> Batch:
-        """Note a batch before anything is computed from it; its `loss` is to be set."""
+        """Record a batch before anything is computed from it. The caller sets its `loss` later."""
         return Batch(inputs, generator_states(self.trainer.args.device))
 
     def judge(self, batch: Batch, tokens: torch.Tensor | int | None) -> torch.Tensor:
-        """Decide after the last batch of an optimizer step whether the step is to be made.
+        """Decide after the last batch of an optimizer step whether the step is made.
 
         Returns:
-            The loss to count in the log, whose sum could not be mended later.
+            The loss that the Trainer adds to its sum for the log. It is always finite, and 0 in sum over the batches
+            of a step that is left out, because the sum cannot be corrected later.
 
         Raises:
-            NonFiniteError: the step is not to be made, and the run is to stop.
+            NonFiniteError: the step must not be made, and the run must stop.
         """
         self._batches.append(batch)
         counted = batch.loss.nan_to_num(0.0, 0.0, 0.0)
@@ -135,7 +136,7 @@ class FaultGuard:
         return counted
 
     def amend(self, logs: dict[str, float]) -> None:
-        """Make the losses means over the steps that were made, since the last log and since the training began."""
+        """Turn `loss` (since the last log) and `train_loss` (whole training) into means over the steps made."""
         if "train_loss" in logs and self._all_skipped:
             made = self._all_steps - self._all_skipped
             logs["train_loss"] = logs["train_loss"] * self._all_steps / made if made else math.nan
@@ -148,16 +149,16 @@ class FaultGuard:
         self._steps = self._skipped = 0
 
     def _is_finite(self, batches: Sequence[Batch]) -> bool:
-        """Whether all losses and gradients of this step are, on all processes; waits for the device once."""
+        """Return True if this step's losses and gradients are finite on all processes. Wait for the device once."""
         trainer = self.trainer
         norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients(trainer.model)])
         total = sum((batch.loss.float() for batch in batches), norm.to(trainer.args.device)).reshape(1)
         return math.isfinite(trainer.accelerator.reduce(total, "sum").item())
 
     def _is_fault(self, batches: Sequence[Batch], tokens: torch.Tensor | int | None) -> bool:
-        """False where fp16's scaler takes care of it; else the step is reported, saved, and to be left out.
+        """Return False if the scaler of fp16 handles the step. Otherwise report and save the step, and return True.
 
-        All processes come here together, and to the same answer.
+        All processes call this together, and get the same answer.
         """
         trainer, state, args = self.trainer, self.trainer.state, self.trainer.args
         scaler = trainer.accelerator.scaler
@@ -194,7 +195,7 @@ class FaultGuard:
         raise NonFiniteError(f"{message} {remedy(collapsed, args.on_nonfinite)}")
 
     def _leave_out(self) -> None:
-        """Without gradients the optimizer does nothing. A scaler needs some, and skips what is not finite."""
+        """Remove the gradients, so that the optimizer does nothing. A scaler needs some: set them to NaN."""
         self._skipped += 1
         self._all_skipped += 1
         for parameter in self.trainer.model.parameters():
@@ -204,7 +205,7 @@ class FaultGuard:
                 parameter.grad.fill_(math.nan)
 
     def _save_fault(self, report: dict[str, Any], batches: Sequence[Batch], always: bool) -> str:
-        """Write the fault to the run's folder; says where, or why not. All processes take part."""
+        """Write the fault to the run's folder, and return where, or why not, in words. All processes call this."""
         trainer, args, accelerator = self.trainer, self.trainer.args, self.trainer.accelerator
         folder = Path(args.output_dir, FAULTS, f"step-{report['step']}")
         own = [
@@ -226,7 +227,7 @@ class FaultGuard:
         if trainer.lora.begun:
             weights = trainer.lora.merged_weights()
         else:
-            weights = accelerator.get_state_dict(trainer.model_wrapped)  # of a sharded model each process has a part
+            weights = accelerator.get_state_dict(trainer.model_wrapped)  # if sharded, a process has only a part
         with Writing(folder) as writing:
             if args.should_save:
                 discard(folder)
@@ -239,7 +240,7 @@ class FaultGuard:
                 trainer.processing_class.save_pretrained(folder)
                 text = json.dumps(report, indent=2, ensure_ascii=False)
                 write_whole(folder / FAULT, text + "\n")  # last: a fault is whole if it has this file
-        if writing.why is not None:  # of the two things that went wrong, the fault is the one to tell
+        if writing.why is not None:  # no error is raised: the fault is more important than the failed saving
             return f"The batches ({pairs}) could not be saved to {folder} ({writing.why})."
         return f"The batches ({pairs}) are in {folder}; `hf-deepwide replay {folder}` shows where it begins."
 
@@ -253,14 +254,14 @@ def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore(generators: Mapping[str, torch.Tensor], device: str) -> None:
-    """Put the random generators where they were."""
+    """Set the random generators to the given states."""
     torch.set_rng_state(generators["cpu"])
     if device == "cuda" and "cuda" in generators:
         torch.cuda.set_rng_state(generators["cuda"])
 
 
 def gradients(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Name and gradient of every parameter that has one; of sharded ones the part that this process holds."""
+    """Return name and gradient of each parameter with a gradient. Of a sharded gradient: the part of this process."""
     return [
         (name, parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad)
         for name, parameter in model.named_parameters()
@@ -269,9 +270,9 @@ def gradients(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def nonfinite_gradients(model: nn.Module) -> list[str]:
-    """The parameters whose gradient is not finite, on any process, in the order of the model.
+    """Return the parameters whose gradient is not finite on at least one process, in the order of the model.
 
-    Where all numbers are finite and yet too large for a norm, those whose norm is not finite.
+    A process whose gradients are all finite, but too large for a norm, adds the parameters with a non-finite norm.
     """
     named = gradients(model)
     own = [name for name, gradient in named if not gradient.isfinite().all()]
@@ -281,7 +282,7 @@ def nonfinite_gradients(model: nn.Module) -> list[str]:
 
 
 def describe(losses: Sequence[Sequence[float]], names: Sequence[str], parameters: int) -> str:
-    """What is not finite: the losses of which batches (by process), and which of so many parameters' gradients."""
+    """Describe what is not finite: losses of batches (by process), and gradients, out of so many `parameters`."""
     parts = []
     for rank, own in enumerate(losses):
         process = f" of process {rank}" if len(losses) > 1 else ""
@@ -296,7 +297,7 @@ def describe(losses: Sequence[Sequence[float]], names: Sequence[str], parameters
 
 
 def remedy(collapsed: bool, on_nonfinite: str) -> str:
-    """What to do about a fault."""
+    """Return advice on what to do about a fault."""
     if collapsed:
         return (
             "Set training.bf16: true in place of fp16, lower training.learning_rate, or train the pre-norm model "
@@ -309,10 +310,10 @@ def remedy(collapsed: bool, on_nonfinite: str) -> str:
 
 
 def texts(inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
-    """The sentences of a batch."""
+    """The sentences of a batch, as text."""
     labels = inputs["labels"].masked_fill(inputs["labels"] < 0, tokenizer.pad_token_id)
     targets = tokenizer.batch_decode(labels, skip_special_tokens=True)
-    if isinstance(tokenizer, WordTokenizer):  # whose other methods decode targets
+    if isinstance(tokenizer, WordTokenizer):  # its other methods decode targets
         sources = [tokenizer.decode_source(ids) for ids in inputs["input_ids"].tolist()]
     else:
         sources = tokenizer.batch_decode(inputs["input_ids"], skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""The log of a run, read from its checkpoints for a figure, and checked: nothing else knows who wrote it."""
+"""The log of a run, read from a checkpoint to draw a figure. It is checked, because anybody may have written it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,15 @@ from ..analysis.learning_curves import is_drawn
 from ..errors import UserError, quote
 from .checkpoints import INTERRUPTED, REGULAR, checkpoints, load_state
 
-# What a log has of each stack, and how deep its lists are: numbers by layer, or by posterior and layer.
+# The log entries that hold lists for each stack, and the depth of the lists: by layer, or by posterior and layer.
 TABLES = {gradient_norms.KEY: 1, layer_utilization.KEY: 2}
 
 
 def load_history(folder: Path) -> list[dict]:
-    """What was logged in a run, up to its newest checkpoint, or up to the checkpoint given.
+    """Return the log of a run up to its newest checkpoint, or up to the given checkpoint.
 
     Raises:
-        UserError: the folder is neither.
+        UserError: the folder is neither a run nor a checkpoint, or its log is damaged.
     """
     for checkpoint in (folder, *reversed(checkpoints(folder, REGULAR, INTERRUPTED))):
         if (path := checkpoint / TRAINER_STATE_NAME).is_file():
@@ -31,7 +31,7 @@ def load_history(folder: Path) -> list[dict]:
 
 
 def _history_problem(history: list[dict]) -> str | None:
-    """What is wrong with the entries of a log, or None: each needs a step, and numbers that can be drawn."""
+    """Return what is wrong with the entries of a log, or None. Each needs a step, and numbers that can be drawn."""
     for number, entry in enumerate(history, start=1):
         if "step" not in entry:
             return f"entry {number} of log_history has no step"
@@ -47,12 +47,12 @@ def _history_problem(history: list[dict]) -> str | None:
 
 
 def _are_tables(stacks: Any, depth: int) -> bool:
-    """True for numbers of each stack, so many lists deep."""
+    """Return True if each stack has numbers, in lists nested `depth` deep."""
     return isinstance(stacks, dict) and bool(stacks) and all(len(_shape(s) or ()) == depth for s in stacks.values())
 
 
 def _shape(value: Any, deepest: int = 2) -> tuple[int, ...] | None:
-    """The shape of a list of numbers, or of a list of such lists, and `()` of a number; None of anything else."""
+    """Return the shape of a list of numbers or of a list of such lists; `()` for a number; None for anything else."""
     if isinstance(value, list) and deepest:
         shapes = {_shape(row, deepest - 1) for row in value}
         shape = shapes.pop() if len(shapes) == 1 else None

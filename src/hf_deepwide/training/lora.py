@@ -1,14 +1,14 @@
-"""Low-rank adaptation (Hu et al. 2021, arXiv 2106.09685): small matrices beside the projections learn, the base stays.
+"""Low-rank adaptation (Hu et al. 2021, arXiv 2106.09685): train small matrices beside the frozen projections.
 
     y = W x + b + (alpha / r) B A x        A: [r, inputs], B: [outputs, r]; B begins at zero
 
-PEFT computes it. Each checkpoint holds the whole model, A and B merged into W, as any other checkpoint does. So it
-translates, and is averaged and shared, without PEFT. The folder `adapter` in it holds what was trained:
+PEFT computes y. Each checkpoint holds the whole model, with A and B merged into W, like any other checkpoint. So the
+checkpoint can translate, be averaged and be shared without PEFT. Its folder `adapter` holds the trained parameters:
 
     adapter_model.safetensors, adapter_config.json    A and B, as PEFT loads them
     new_rows.safetensors                              embeddings of tokens that the base did not have, if there are any
 
-Training goes on from the base and this folder.
+Training resumes from the base and this folder.
 """
 
 import json
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLDER, ROWS = "adapter", "new_rows.safetensors"
-PEFT_PREFIX = "base_model.model."  # of the names in PEFT's files
-NAME = "default"  # of the adapter
+PEFT_PREFIX = "base_model.model."  # prefix of the names in PEFT's files
+NAME = "default"  # name of the adapter
 
 
 @dataclass
@@ -52,10 +52,10 @@ class LoraArguments:
     )
 
     def check_lora(self) -> None:
-        """Refuse fields that act with LoRA alone where it is off.
+        """Refuse fields that only LoRA uses, if LoRA is off.
 
         Raises:
-            ValueError: names one, and what is accepted.
+            ValueError: the message names a field, and what is accepted.
         """
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules") if not self.lora_r else ():
             value, default = getattr(self, name), getattr(LoraArguments, name)
@@ -67,18 +67,18 @@ class LoraArguments:
 
 
 class Lora:
-    """What a trainer does where LoRA is on, and nothing where it is not. Its arguments are `LoraArguments`.
+    """The part of a trainer for LoRA. It does nothing if LoRA is off. Its arguments are `LoraArguments`.
 
     Args:
         trainer: the trainer, whose model and arguments it looks at.
 
     Raises:
-        UserError: LoRA is asked for where weights are sharded, or where layers would get no gradient.
+        UserError: LoRA is on, and the weights are sharded or the layers would get no gradient.
     """
 
     def __init__(self, trainer: "TokenBatchTrainer") -> None:
         self.trainer = trainer
-        self.new_rows: Sequence[int] = ()  # tokens that the base did not have; whoever makes the model says so
+        self.new_rows: Sequence[int] = ()  # tokens that the base did not have; set by the code that makes the model
         self.begun = False
         if trainer.args.lora_r and trainer.is_fsdp_enabled:
             raise UserError("training.lora_r: adapters are not sharded; train without FSDP (MULTI_GPU)")
@@ -90,11 +90,11 @@ class Lora:
             )
 
     def begin(self) -> None:
-        """Put A and B beside the projections, and let nothing else learn but new rows of embeddings.
+        """Put A and B beside the projections, and freeze everything else except new rows of embeddings.
 
         Raises:
-            UserError: PEFT is not installed; no module is meant by `lora_target_modules`, or one that is not linear,
-                or one whose weight is an embedding's.
+            UserError: PEFT is not installed; or `lora_target_modules` selects no module, a module that is not linear,
+                or a module whose weight is also that of an embedding.
         """
         args, model = self.trainer.args, self.trainer.model
         if not args.lora_r or self.begun:
@@ -110,7 +110,7 @@ class Lora:
             lora_dropout=args.lora_dropout,
             target_modules=args.lora_target_modules,
         )
-        with torch.random.fork_rng():  # A is drawn; what training draws stays as it is
+        with torch.random.fork_rng():  # A is random; training's random numbers stay the same
             torch.manual_seed(args.seed)
             try:
                 inject_adapter_in_model(config, model, NAME)
@@ -129,18 +129,18 @@ class Lora:
             is_new = torch.zeros(len(table), *(1 for _ in table.shape[1:]), dtype=torch.bool, device=table.device)
             is_new[list(self.new_rows)] = True
             table.requires_grad_()
-            # `is_new` is bound now, as the loop goes on. `where`, since 0 times an infinite gradient is NaN.
+            # Bind `is_new` now, because the loop changes it. Use `where`, because 0 times an infinite gradient is NaN.
             table.register_hook(lambda gradient, is_new=is_new: gradient.where(is_new, 0.0))
         self.begun = True
         learns = sum(weight.numel() for name, weight in model.named_parameters() if ".lora_" in name)
         learns += sum(len(self.new_rows) * table[0].numel() for table in self._tables().values())
         logger.info("LoRA trains %s of %s parameters", f"{learns:,}", f"{model.num_parameters():,}")
-        names = getattr(model, "no_weight_decay", ())  # of what joins, weighs or selects layers and paths
+        names = getattr(model, "no_weight_decay", ())  # those that join, weigh or select layers and paths
         if kept := [name for name, _ in model.named_parameters() if name.rpartition(".")[2] in names]:
             logger.warning("LoRA leaves %s as in the base; to train what joins layers, train without LoRA", some(kept))
 
     def _check_tying(self) -> None:
-        """Refuse to adapt an embedding's weight: A and B would be merged into one of the two, and untie them."""
+        """Refuse to adapt a weight that is tied to an embedding: merging A and B into one of them would untie them."""
         model = self.trainer.model
         parts = (model.get_encoder(), model.get_decoder())
         embeddings = {id(part.get_input_embeddings().weight) for part in parts}
@@ -153,20 +153,20 @@ class Lora:
                 )
 
     def frozen_tables(self) -> set[str]:
-        """Names of the embeddings, whose rows must not decay where LoRA is on."""
+        """Return the names of the embeddings: with LoRA, weight decay must not change their rows."""
         return set(self._tables()) if self.begun else set()
 
     def merged_weights(self) -> dict[str, torch.Tensor]:
-        """The weights of the whole model, A and B merged into the projections; training's own stay as they are."""
+        """Return the weights of the whole model, with A and B merged into copies of the projections."""
         weights = self._base_weights()
         with torch.no_grad():
             for name, layer in self._layers():
-                # one after the other: a GPU may have no room for all of them twice
+                # one after the other: a GPU may not have enough memory for a copy of all projections
                 weights[f"{name}.weight"] = (layer.get_base_layer().weight + layer.get_delta_weight(NAME)).cpu()
         return weights
 
     def _base_weights(self) -> dict[str, torch.Tensor]:
-        """The weights beside A and B, by their names in the plain model."""
+        """Return all weights except A and B, by their names in the model without LoRA."""
         model: PreTrainedModel = self.trainer.model
         return {
             name.replace(".base_layer.", "."): tensor
@@ -190,10 +190,11 @@ class Lora:
             save_file(rows, folder / ROWS)
 
     def load(self, checkpoint: Path) -> None:
-        """Go on from the folder `adapter` of a checkpoint, if the base is the one that the checkpoint was trained on.
+        """Load the folder `adapter` of a checkpoint, if the checkpoint was trained on the same base.
 
         Raises:
-            UserError: the base or the rank is another one, or a file is missing.
+            UserError: the base differs, a file is missing, or its weights do not belong to the adapter.
+            RuntimeError: the rank differs.
         """
         from peft import set_peft_model_state_dict
 
@@ -214,7 +215,7 @@ class Lora:
             raise UserError(f"{folder} has weights that do not belong to this model's adapter: {some(odd)}")
 
     def _check_base(self, checkpoint: Path) -> None:
-        """Compare all weights that LoRA leaves alone with those that the checkpoint holds."""
+        """Compare all weights except the adapted projections with the weights in the checkpoint."""
         adapted = {f"{name}.weight" for name, _ in self._layers()}
         mine = self._base_weights()
         with safe_open(checkpoint / WEIGHTS, "pt") as file:
@@ -226,13 +227,13 @@ class Lora:
                     )
 
     def _layers(self) -> Iterator[tuple[str, Any]]:
-        """The projections that have A and B, by their names in the plain model."""
+        """Return the projections that have A and B, by their names in the model without LoRA."""
         from peft.tuners.lora import LoraLayer
 
         return ((name, module) for name, module in self.trainer.model.named_modules() if isinstance(module, LoraLayer))
 
     def _tables(self) -> dict[str, nn.Parameter]:
-        """Embeddings and output projection by name, tied ones once."""
+        """Return the embeddings and the output projection with its bias, by name; tied weights once."""
         model = self.trainer.model
         head = model.get_output_embeddings()
         modules = (model.get_encoder().get_input_embeddings(), model.get_decoder().get_input_embeddings(), head)

@@ -17,16 +17,16 @@ from .trainer import TokenBatchTrainer
 
 @dataclass
 class MaskedLMTrainingArguments(TranslationTrainingArguments):
-    """As for translation; the loss is the plain cross-entropy, of which perplexity is the exponential."""
+    """The arguments of translation training, but the loss is the plain cross-entropy, as perplexity requires."""
 
     label_smoothing_factor: float = field(default=0.0, metadata={"help": "0; other values are refused."})
 
 
 class MaskedLMTrainer(TokenBatchTrainer):
-    """Trains a masked language model on sequences in several languages; its target tokens are the masked tokens.
+    """The trainer of a masked language model on sequences in several languages. Target tokens are the masked tokens.
 
     Args:
-        model, args, tokenizer, train_dataset, eval_dataset: as in translation; the datasets are `encode_texts`'.
+        model, args, tokenizer, train_dataset, eval_dataset: as in translation; `encode_texts` makes the datasets.
         data: the languages, and how they are sampled and masked.
     """
 
@@ -46,7 +46,7 @@ class MaskedLMTrainer(TokenBatchTrainer):
         super().__init__(model, args, tokenizer, train_dataset, eval_dataset, data=data, data_collator=collator)
 
     def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
-        """Loss per masked token and its exponential, perplexity: of all sequences, and of each language's."""
+        """Return loss per masked token and perplexity (its exponential) in total, and perplexity by language."""
         metrics, sums = {}, []
         for language, language_loader in self.loaders_by_language(dataloader.dataset, prefix):
             sums.append(self.summed_loss(language_loader))
@@ -55,10 +55,10 @@ class MaskedLMTrainer(TokenBatchTrainer):
         return metrics | {f"{prefix}_loss": loss / tokens, f"{prefix}_perplexity": _perplexity(loss, tokens)}
 
     def loaders_by_language(self, rows: Dataset, split: str) -> Iterator[tuple[str, DataLoader]]:
-        """Each language of a split that has sentences there, and these.
+        """Yield each language that has sentences in a split, and a loader of these sentences.
 
         Raises:
-            UserError: there are too few for all processes to have a batch.
+            UserError: a language has too few sentences to give each process a batch.
         """
         languages = np.asarray(rows["pair"][:])
         for index, language in enumerate(self.data.languages):
@@ -71,6 +71,6 @@ class MaskedLMTrainer(TokenBatchTrainer):
 
 
 def _perplexity(loss: float, tokens: float) -> float:
-    """exp(loss / tokens), infinite where a model has diverged."""
+    """Return exp(loss / tokens), or infinity if the model has diverged."""
     mean = loss / tokens
     return math.exp(mean) if not mean > 700 else math.inf

@@ -1,11 +1,11 @@
-"""Memory that runs out in a training step: the batch is halved, computed in parts, and training goes on.
+"""Out of memory in a training step: the batch is halved, computed in parts, and training goes on.
 
-Sentences do not see each other, and the loss is divided by the target tokens of the whole optimizer step. The gradient
-of a batch is therefore the sum of the gradients of its parts, and the update is that of the whole batch. Only dropout
-draws other numbers. The new largest batch is kept in checkpoints, so a resumed run computes the same parts.
+The sentences of a batch are independent, and the loss is divided by the target tokens of the whole optimizer step.
+The gradient of a batch is therefore the sum of the gradients of its parts, and the update is that of the whole batch.
+Only dropout draws other numbers. Checkpoints store the new largest batch, so a resumed run computes the same parts.
 
-A process splits its batch alone. Under DistributedDataParallel (DDP) the other processes wait for its gradients and
-for nothing else, so each process has to synchronize them once a step, however many parts it computes:
+Each process splits its batch alone. Under DistributedDataParallel (DDP) the other processes wait only for its
+gradients. So each process must synchronize its gradients exactly once a step, however many parts it computes:
 
     memory runs out                          what follows
     before any gradient has been added       the parts; all but the last bypass DDP
@@ -41,14 +41,14 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 class LargestBatch(TrainerCallback, ExportableState):
-    """Keeps in checkpoints how many tokens the largest batch has that is computed at once; None: any number.
+    """A callback that stores in checkpoints the most tokens of a batch that is computed at once. None: no limit.
 
     Args:
-        tokens: that of this process; or a list of those of all processes. Of another number of processes, each takes
-            the smallest one.
+        tokens: the limit of this process, or a list of the limits of all processes. If the number of processes has
+            changed, each process takes the smallest limit of the list.
 
     Raises:
-        ValueError: one is no number of tokens.
+        ValueError: a limit is not a number of tokens.
     """
 
     def __init__(self, tokens: int | list[int | None] | None = None) -> None:
@@ -60,20 +60,20 @@ class LargestBatch(TrainerCallback, ExportableState):
             self.tokens = every[process.process_index]
         else:
             self.tokens = min((one for one in every if one is not None), default=None)
-        self.tokens_by_process = every  # as far as the processes have told each other
+        self.tokens_by_process = every  # as of the last `gather`
 
     def gather(self) -> None:
-        """Learn of the other processes' largest batches; all processes take part."""
+        """Collect the limits of all processes. All processes must call this."""
         self.tokens_by_process = gather_object([self.tokens])
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, for the Trainer to restore."""
+        """Return the limits that a checkpoint stores and the Trainer restores."""
         tokens = self.tokens_by_process if PartialState().num_processes > 1 else self.tokens
         return {"args": {"tokens": tokens}, "attributes": {}}
 
 
 class BatchSplitter:
-    """Computes the batches of a trainer, in parts where a batch does not fit in memory.
+    """The part of a trainer that computes its batches, in parts if a batch does not fit in memory.
 
     Args:
         trainer: the trainer, whose model, arguments and state it looks at.
@@ -84,7 +84,7 @@ class BatchSplitter:
 
     @property
     def largest(self) -> LargestBatch:
-        """The largest batch; resuming puts a new callback in its place, so it is looked up."""
+        """The callback with the limit. It is looked up each time, because resuming replaces the callback."""
         callbacks = self.trainer.callback_handler.callbacks
         return next(callback for callback in callbacks if isinstance(callback, LargestBatch))
 
@@ -95,17 +95,17 @@ class BatchSplitter:
         inputs: Inputs,
         tokens: torch.Tensor | int | None,
     ) -> torch.Tensor:
-        """Compute the loss of a batch and add its gradients, in as many parts as memory asks for.
+        """Compute the loss of a batch and add its gradients, in as many parts as memory requires.
 
         Args:
-            compute: does so at once for a model, a part, and `tokens`.
+            compute: a function that does this in one pass, given a model, a part of the batch, and `tokens`.
             model: the model as the Trainer has wrapped it.
             inputs: the batch.
-            tokens: the target tokens of the optimizer step, by which the loss is divided. Without them a part
-                cannot know its share, and nothing is split.
+            tokens: the target tokens of the optimizer step, by which the loss is divided. None: the share of a part
+                is unknown, and nothing is split.
 
         Raises:
-            UserError: one row alone does not fit, or the processes would have to split together.
+            UserError: one row alone does not fit, the weights are sharded, or the backward pass cannot be repeated.
         """
         if tokens is None:
             return compute(model, inputs, tokens)
@@ -133,10 +133,10 @@ class BatchSplitter:
     def _add_missing(
         self, model: nn.Module, inputs: Inputs, tokens: torch.Tensor | int, missing: list[nn.Parameter]
     ) -> torch.Tensor:
-        """Add the gradients that an interrupted backward pass has not added; the loss of the batch.
+        """Add the gradients that an interrupted backward pass has not added, and return the loss of the batch.
 
-        A backward pass adds the gradient of a parameter once, when the gradient is complete. So what it has added
-        stays. DDP hears of a gradient where it is added, and therefore once.
+        A backward pass adds the gradient of a parameter once, when the gradient is complete. So the added gradients
+        stay. DDP is notified when a gradient is added, and therefore exactly once.
         """
         trainer, losses, parts = self.trainer, [], [inputs]
         sums: list[torch.Tensor | None] = [None] * len(missing)
@@ -163,25 +163,25 @@ class BatchSplitter:
         return torch.stack(losses).sum()
 
     def _take(self, parts: list[Inputs]) -> Inputs:
-        """Remove the next part, not larger than the largest batch is by now."""
+        """Remove the next part, which is at most as large as the present limit, and return it."""
         part, *rest = split(parts[0], self.largest.tokens)
         parts[:1] = rest
         return part
 
     def _tried(self, compute: Callable[[], Any], part: Inputs) -> Any:
-        """What `compute` returns, or None where memory ran out; then the largest batch is smaller than `part`."""
+        """Return the result of `compute`. If memory runs out, set a limit smaller than `part`, and return None."""
         try:
             return compute()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self._halve(part, error)
-        # only here, behind the error and its traceback, nothing holds the activations any more
+        # only here, after the error and its traceback are gone, nothing holds the activations any more
         clear_device_cache(garbage_collection=True)
         return None
 
     def _halve(self, part: Inputs, error: RuntimeError) -> None:
-        """Halve the largest batch until it is smaller than a part that did not fit, and say so in the log."""
+        """Halve the limit until it is smaller than the part that did not fit, and log the new limit."""
         trainer = self.trainer
         rows, width = shape(part)
         what = f"step {trainer.state.global_step + 1}: memory ran out on a batch of {rows} × {width} tokens"
@@ -221,13 +221,13 @@ class BatchSplitter:
 
 
 class Progress:
-    """How far a forward and backward pass of a model has come, while it is open and afterwards.
+    """The progress of the forward and backward pass in a `with` block, readable in the block and afterwards.
 
     Args:
-        model: the model that computes: as DDP has wrapped it, or bare.
+        model: the model that computes, with or without the wrapper of DDP.
 
     Attributes:
-        forward_has_begun: whether DDP has let the model compute.
+        forward_has_begun: whether the forward pass of the model in the DDP wrapper has begun.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -246,11 +246,11 @@ class Progress:
             hook.remove()
 
     def _before_forward(self, *_: Any) -> None:
-        """DDP has synchronized the buffers of all processes by now."""
+        """Note that the forward pass has begun: by now DDP has synchronized the buffers of all processes."""
         self.forward_has_begun = True
 
     def _after_forward(self, model: DistributedDataParallel, *_: Any) -> None:
-        """From here on DDP waits for the gradient of each parameter."""
+        """Note whether DDP waits for the gradient of each parameter from here on."""
         self._reducing = model.require_backward_grad_sync
 
     def missing(self) -> list[nn.Parameter]:
@@ -259,30 +259,30 @@ class Progress:
 
     @property
     def backward_has_begun(self) -> bool:
-        """True if the pass cannot simply be made again."""
+        """True if the pass cannot simply be repeated: gradients were added, or DDP waits for them."""
         return self._reducing or len(self.missing()) < len(self._before)
 
 
 def _version(parameter: nn.Parameter) -> int | None:
-    """A number that changes when a gradient is added."""
+    """Return a number that changes when a gradient is added."""
     return None if parameter.grad is None else parameter.grad._version
 
 
 def _sum(total: torch.Tensor | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """The sum of two gradients, of which a parameter may have none."""
+    """Return the sum of two gradients. None stands for a missing gradient."""
     if total is None or gradient is None:
         return gradient if total is None else total
     return total + gradient
 
 
 def shape(inputs: Inputs) -> tuple[int, int]:
-    """Rows of a batch, and the tokens of a row, padding included: of the longer side."""
+    """Return the rows of a batch, and the tokens of a row on the longer side, padding included."""
     width = max(value.shape[1] for value in inputs.values() if isinstance(value, torch.Tensor) and value.ndim == 2)
     return len(inputs["labels"]), width
 
 
 def split(inputs: Inputs, largest: int | None) -> list[Inputs]:
-    """A batch in parts of at most `largest` tokens, each of at least one row; None: the batch as it is."""
+    """Split a batch into parts of at most `largest` tokens, each of at least one row. None: do not split."""
     rows, width = shape(inputs)
     if largest is None or rows * width <= largest:
         return [inputs]

@@ -1,8 +1,8 @@
-"""Ending in good order when a scheduler takes the machine away: SIGTERM, or SIGINT (Ctrl-C), saves and exits.
+"""Preemption, for example by a scheduler: on SIGTERM or SIGINT (Ctrl-C), the run saves a checkpoint and exits.
 
 Transformers has `enable_jit_checkpoint` for this. It is not used, for three reasons. Each process waits three seconds
-by a timer of its own, so the processes of one run stop at different steps and hang. It may save between the batches of
-a step. Its checkpoint says that training had ended.
+by its own timer, so the processes of one run stop at different steps and hang. It may save between the batches of
+an optimizer step. Its checkpoint states that training has ended.
 """
 
 import logging
@@ -24,33 +24,33 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(SystemExit):
-    """A signal ended training, after a checkpoint was saved; the exit status is that of the signal, 128 + number."""
+    """Exit after a signal ended training and a checkpoint was saved. The exit status is 128 + the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
 
 
 class Preemption(TrainerCallback):
-    """Asks the Trainer to save and stop at the end of the optimizer step in which any process got a signal.
+    """A callback that saves and stops at the end of the optimizer step in which any process got a signal.
 
-    An evaluation that is due at that step is made first, as the checkpoint needs to know how good it is. All
-    processes agree, once a step, by one number over the CPU's network, for which no GPU is waited.
+    An evaluation that is due at that step is made first, because the checkpoint stores its result. Once a step, all
+    processes exchange one number over the CPU's network, to agree without waiting for a GPU.
     """
 
     def __init__(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
-        self.extra = False  # the next save is not one that the recipe asks for
-        self.agreed = 0  # the number of the signal that any process got, as far as they have told each other
-        self._received = 0  # by this process
+        self.extra = False  # whether the next save is one that the recipe does not request
+        self.agreed = 0  # the number of the signal that any process got, as of the last exchange; 0: none
+        self._received = 0  # the number of the signal that this process got; 0: none
         self._saved_at: int | None = None
         self._group: dist.ProcessGroup | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of signals rather than die of them, here; only the main thread of a process can."""
-        self._forget()  # what an earlier training was asked
+        """Record signals in the block, instead of being ended by them. Only the main thread of a process can do so."""
+        self._forget()  # signals of an earlier training
         before = {}
         if threading.current_thread() is threading.main_thread():
             # A signal that is ignored (`nohup`, a job in the background) stays so.
@@ -71,7 +71,7 @@ class Preemption(TrainerCallback):
         self._received = number
 
     def asked(self, args: TrainingArguments) -> int:
-        """The number of the signal that any process got, or 0; all processes must call this."""
+        """Return the number of the signal that any process got, or 0. All processes must call this."""
         if args.world_size > 1:
             received = torch.tensor(self._received)
             dist.all_reduce(received, dist.ReduceOp.MAX, group=self._group)
@@ -81,10 +81,10 @@ class Preemption(TrainerCallback):
         return self.agreed
 
     def leave(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Leave if a signal ended training.
+        """Exit if a signal ended training.
 
         Raises:
-            Interrupted: it did. The run has been saved, and goes on from there.
+            Interrupted: a signal ended training. The run has been saved, and can be resumed.
         """
         if not self.agreed:
             return
@@ -101,21 +101,21 @@ class Preemption(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Open the way by which processes agree."""
+        """Create the process group in which the processes agree."""
         if args.world_size > 1 and self._group is None:
             self._group = dist.new_group(backend="gloo")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Have the step saved; at the last step of an epoch `on_epoch_end` follows, and at the last of all a save."""
+        """Request a save, except at the last step of an epoch (see `on_epoch_end`) or of training (saved anyway)."""
         if self.asked(args) and not control.should_training_stop and not float(state.epoch).is_integer():
             self._save(control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Have the epoch saved if it is complete; if it was left, it is not: nothing is due."""
+        """Request a save if the epoch is complete. If it was left early, the run is already saved: do nothing."""
         if not self.agreed:
             return
         if self._saved_at == state.global_step:
@@ -124,7 +124,7 @@ class Preemption(TrainerCallback):
             self._save(control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop once all is saved, and not before: a checkpoint should not say that training has ended."""
+        """Stop training after the save, not before it: the checkpoint must not state that training has ended."""
         self._saved_at = state.global_step
         if self.asked(args):
             control.should_training_stop = True
@@ -135,9 +135,9 @@ class Preemption(TrainerCallback):
 
 
 def outlive_signals(worker: int) -> None:
-    """Let a worker of a DataLoader end when its parent says so, not when a signal is sent to all processes of a job.
+    """Let a DataLoader worker end only at a signal from its parent, not at a signal to all processes of a job.
 
-    Without its workers the parent could not end the step that it is in.
+    Without its workers, the parent could not finish the current step.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS

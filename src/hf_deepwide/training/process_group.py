@@ -1,4 +1,4 @@
-"""Leaving the group of processes when a script's work is done."""
+"""Leaving the process group when a script's work is done."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from .preemption import Interrupted
 
 @contextmanager
 def leaving_process_group() -> Iterator[None]:
-    """Leave the group that several processes have formed, if any, when all of them are done or told to stop.
+    """Leave the process group, if there is one, when all processes are done or stopped by a signal.
 
     A process that ends without leaving may be aborted by Gloo's threads after its work is done, and its launcher then
-    reports a failure. After an error this process does not leave. The others may be waiting for it in a collective,
-    and the launcher ends them only once this process has ended.
+    reports a failure. After an error this process does not leave. The other processes may be waiting for it in a
+    collective, and the launcher ends them only after this process has ended.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Values of training arguments that Transformers takes as they come, and which fail late or train nonsense."""
+"""Checks of training arguments that Transformers does not check, and that would fail late or spoil the training."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,13 +20,13 @@ from ..reading import what_is
 
 BATCH_BY = get_args(BatchBy)
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
-# Beginnings of optimizers' names that cannot be made without a model, and the packages that have them.
+# Optimizers that need a model to be made: the prefixes of their names, and the packages that contain them.
 WANTS_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
 FOLLOWS_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules
-SEEDS = 2**32  # how many there are for NumPy
+SEEDS = 2**32  # the number of seeds that NumPy accepts
 
 
-COUNT, STEPS, RATE = 1_000_000, 10**12, 1_000_000  # limits that no training comes near
+COUNT, STEPS, RATE = 1_000_000, 10**12, 1_000_000  # limits far beyond any real training
 
 # Every argument that is a number and that a recipe may set.
 RANGES = {
@@ -71,10 +71,10 @@ RANGES = {
 
 
 def check_files(args: Seq2SeqTrainingArguments) -> None:
-    """Refuse to open what is no file, such as a named pipe, in place of a JSON file.
+    """Refuse a path that is not a regular file, such as a named pipe, as a JSON file.
 
     Raises:
-        ValueError: names the argument and the path.
+        ValueError: the message names the argument and the path.
     """
     for name in ("accelerator_config", "fsdp_config", "deepspeed"):
         path = getattr(args, name)
@@ -83,10 +83,10 @@ def check_files(args: Seq2SeqTrainingArguments) -> None:
 
 
 def check_steps(args: TrainingArguments) -> None:
-    """Refuse numbers of steps beside a strategy that counts epochs; before the parent fills in what is not given.
+    """Refuse `eval_steps` or `save_steps` if the strategy is epoch. Call this before the parent fills in defaults.
 
     Raises:
-        ValueError: names the argument, its value, and what to set.
+        ValueError: the message names the argument, its value, and what to set.
     """
     for kind in ("eval", "save"):
         strategy, steps = getattr(args, f"{kind}_strategy"), getattr(args, f"{kind}_steps")
@@ -100,10 +100,10 @@ def check_steps(args: TrainingArguments) -> None:
 
 
 def check_batches(args: Seq2SeqTrainingArguments) -> None:
-    """Refuse what the trainers of batches by tokens do not take.
+    """Refuse values that the trainers with batches by tokens do not accept.
 
     Raises:
-        ValueError: names the argument, its value, and what is accepted.
+        ValueError: the message names the argument, its value, and what is accepted.
     """
     if args.max_steps == 0:
         raise ValueError(f"max_steps is {args.max_steps}; accepted: 1 or more, or -1 for num_train_epochs epochs")
@@ -131,10 +131,10 @@ def check_batches(args: Seq2SeqTrainingArguments) -> None:
 
 
 def check_choices(args: TrainingArguments) -> None:
-    """Refuse options that do not exist or are not installed, and settings that no optimizer or schedule can have.
+    """Refuse options that do not exist or are not installed, and settings that the optimizer or schedule refuses.
 
     Raises:
-        ValueError: names the argument, its value, and what is accepted.
+        ValueError: the message names the argument, its value, and what is accepted.
     """
     if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:
         raise ValueError("fsdp spreads weights over several processes, and there is one; start more, or leave it out")
@@ -171,10 +171,10 @@ def check_choices(args: TrainingArguments) -> None:
 
 
 def follow_metric(args: TrainingArguments) -> None:
-    """Tell a scheduler that follows the metric which way is better; by default less is better to Transformers.
+    """Set the `mode` of a scheduler that follows the metric. By default Transformers assumes that less is better.
 
     Raises:
-        ValueError: the recipe says that the worse way is better.
+        ValueError: the recipe sets the opposite mode.
     """
     if args.lr_scheduler_type not in FOLLOWS_METRIC or args.greater_is_better is None:
         return
@@ -188,12 +188,12 @@ def follow_metric(args: TrainingArguments) -> None:
 
 
 def _try_checkpointing(args: TrainingArguments) -> None:
-    """Checkpoint a function of one number, so that options that do not exist show before anything is read."""
+    """Try gradient checkpointing on one number, so that wrong options are reported before any data are read."""
     renamed = hasattr(args, "activation_checkpointing_kwargs")  # by Transformers 5.23
     name = "activation_checkpointing_kwargs" if renamed else "gradient_checkpointing_kwargs"
     options = {"use_reentrant": False, **(getattr(args, name) or {})}
     prefix = f"{name}{' (once gradient_checkpointing_kwargs)' * renamed} {quote(options)}"
-    if renamed:  # its Trainer takes two options out
+    if renamed:  # the Trainer of this version removes two options
         every, offload = options.pop("every_n_layers", 1), options.pop("offload", False)
         if not isinstance(every, int) or not Range(1, COUNT).holds(every):
             raise ValueError(f"{prefix}: every_n_layers is {quote(every)}; accepted: {Range(1, COUNT)}")
@@ -206,7 +206,7 @@ def _try_checkpointing(args: TrainingArguments) -> None:
 
 
 def _try_optimizer(args: TrainingArguments) -> None:
-    """Make the optimizer and the scheduler for one parameter, so that what is wrong shows before anything is read."""
+    """Try the optimizer and the scheduler on one parameter, so that errors are reported before any data are read."""
     try:
         cls, options = Trainer.get_optimizer_cls_and_kwargs(args)
         optimizer = cls([torch.nn.Parameter(torch.zeros(1))], **options)

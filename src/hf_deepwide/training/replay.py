@@ -1,4 +1,4 @@
-"""A step in which numbers went wrong, computed again from what `faults.py` saved."""
+"""The replay of a step with non-finite numbers, from the files that `faults.py` saved."""
 
 import math
 import re
@@ -29,13 +29,13 @@ from .trainer import TokenBatchTrainer
 
 @dataclass
 class Replay:
-    """What came out.
+    """The result of a replay.
 
     Args:
-        losses: of each batch, as the trainer summed them.
-        parameters: those whose gradient is not finite after the last batch.
+        losses: the loss of each batch, as the trainer summed them.
+        parameters: the parameters whose gradient is not finite after the last batch.
         module: the first module of the model whose output is not finite, or None.
-        sentences: number of the batch and the row in it of each pair whose own loss, without dropout, is not finite.
+        sentences: (batch, row), both from 0, of each pair whose own loss, without dropout, is not finite.
     """
 
     losses: list[float]
@@ -50,18 +50,18 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     With `lora_dropout`, and in a step in which memory ran out twice, dropout draws other numbers than in the run.
 
     Raises:
-        UserError: the folder holds no fault, or nothing of that process.
+        UserError: the folder holds no fault or no batches of that process, or its files do not fit together.
     """
     folder = Path(folder)
     report = read_fault(folder)
     batches = read_batches(folder, rank, report)
-    # a run that has computed no batch in parts, or is older, says nothing of parts
+    # None if the run computed no batch in parts, or if an older version saved the fault
     largest_batches = [batch.get("largest_batch") for batch in report["batches"] if batch["rank"] == rank]
     arguments = report["arguments"]
     args = TranslationTrainingArguments(
         output_dir=str(folder),
         use_cpu=device == "cpu",
-        bf16=False,  # autocast is entered below, as a CPU can compute in fp16, too
+        bf16=False,  # autocast is entered below, because a CPU can compute in fp16, too
         eval_strategy="no",
         load_best_model_at_end=False,
         label_smoothing_factor=arguments["label_smoothing_factor"],
@@ -76,7 +76,7 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     trainer = TokenBatchTrainer(model, args, load_tokenizer(folder), data=None, data_collator=list)
     dtype = torch.float16 if arguments["fp16"] else torch.bfloat16
     autocast = torch.autocast(device, dtype, enabled=arguments["fp16"] or arguments["bf16"])
-    tokens = report["num_items_in_batch"]  # of all processes, whose gradients are averaged: hence the factor below
+    tokens = report["num_items_in_batch"]  # of all processes; their gradients are averaged, hence the factor below
 
     losses, alone = [], []
     with torch.random.fork_rng([device] if device == "cuda" else []), first_nonfinite(model) as found:
@@ -103,10 +103,10 @@ def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
 
 
 def read_fault(folder: Path) -> dict[str, Any]:
-    """`fault.json`.
+    """Return the content of `fault.json`.
 
     Raises:
-        UserError: there is none, or it is not what a run writes.
+        UserError: the file is missing, or it is not what a run writes.
     """
     path = folder / FAULT
     if not path.is_file():
@@ -121,7 +121,7 @@ def read_fault(folder: Path) -> dict[str, Any]:
 
 
 def _problem(report: Any) -> str | None:
-    """What is wrong with a report of a fault, or None."""
+    """Return what is wrong with the report of a fault, or None."""
     if not isinstance(report, dict):
         return f"it holds {quote(report)}, not an object with fields"
     arguments = report.get("arguments")
@@ -149,10 +149,10 @@ def _is_count(value: Any, smallest: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # NaN is not
+    return type(value) in (int, float) and abs(value) < 1e300  # False for NaN
 
 
-# The fields of a report, and of its `arguments`, that a replay uses: a test, and what is accepted.
+# The fields of a report and of its `arguments` that a replay uses. Each has a test, and the accepted values in words.
 FIELDS = {
     "step": (lambda value: _is_count(value, 1), "a whole number from 1"),
     "what": (lambda value: isinstance(value, str), "text"),
@@ -171,10 +171,10 @@ FIELDS = {
 def read_batches(
     folder: Path, rank: int, report: dict[str, Any]
 ) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-    """Inputs of each batch of a process, and the generators before it, in order.
+    """Return, in order, the inputs of each batch of a process and the generator states before the batch.
 
     Raises:
-        UserError: there are none of that process, the file is damaged, or of another fault than the report.
+        UserError: there are no batches of that process, or the file is damaged or does not belong to the report.
     """
     path = folder / f"rank-{rank}.safetensors"
     if not path.is_file():
@@ -201,7 +201,7 @@ def read_batches(
 
 
 def _batch_problem(inputs: dict[str, torch.Tensor], generators: dict[str, torch.Tensor], rows: int) -> str | None:
-    """What is wrong with the tensors of a batch of so many rows, or None."""
+    """Return what is wrong with the tensors of a batch that should have `rows` rows, or None."""
     for name in ("input_ids", "attention_mask", "labels"):
         if name not in inputs:
             return f"there is no {name}"
@@ -219,15 +219,15 @@ def _batch_problem(inputs: dict[str, torch.Tensor], generators: dict[str, torch.
 
 
 def check_indices(folder: Path, batches: Sequence[tuple[dict, dict]], config: PreTrainedConfig) -> None:
-    """See that the model beside the batches knows their tokens, and reads sentences as long.
+    """Check that the saved model has the tokens of the batches, and accepts sentences of their lengths.
 
     Raises:
-        UserError: it does not.
+        UserError: the batches do not fit the model.
     """
     decoder_size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-    ranges = {  # the lowest index, and the number of them
+    ranges = {  # the lowest index, and the first index that is too large
         "input_ids": (0, config.vocab_size),
-        "labels": (-100, decoder_size),  # what the loss leaves out is -100
+        "labels": (-100, decoder_size),  # the loss ignores labels of -100
         "decoder_input_ids": (0, decoder_size),
         "posteriors": (0, count_posteriors(config)),
     }
@@ -250,9 +250,9 @@ def check_indices(folder: Path, batches: Sequence[tuple[dict, dict]], config: Pr
 
 @contextmanager
 def first_nonfinite(model: nn.Module) -> Iterator[list[str]]:
-    """While it is open, collects the modules whose output is not finite, in the order in which they end.
+    """Collect in the block the modules whose output is not finite, in the order in which they finish.
 
-    The hook is of no module: with one of their own, projections would be called one by one, and round otherwise.
+    The hook is global. With a hook on each module, projections would be called one by one, and round differently.
     """
     found: list[str] = []
     names = {module: name for name, module in model.named_modules() if name}

@@ -1,4 +1,4 @@
-"""Saving checkpoints so that each is on disk in full or not at all, whatever happens, and going on from them."""
+"""Saving checkpoints so that each is on disk in full or not at all, whatever happens, and resuming from them."""
 
 import errno
 import logging
@@ -38,38 +38,38 @@ logger = logging.getLogger(__name__)
 
 
 class Saving:
-    """How a trainer saves, and how it goes on from what was saved.
+    """The part of a trainer that saves checkpoints and resumes from them.
 
     Args:
         trainer: the trainer, whose arguments and state it looks at.
-        preemption: knows whether a checkpoint is one that the recipe asks for.
+        preemption: the callback that records whether the recipe requests a checkpoint.
     """
 
     def __init__(self, trainer: "TokenBatchTrainer", preemption: Preemption) -> None:
         self.trainer, self.preemption = trainer, preemption
-        self.draft_folder: str | None = None  # where a checkpoint is being written, and None else
-        self.run_id: str | None = None  # of the run that the checkpoints belong to, if any; whoever runs it says so
+        self.draft_folder: str | None = None  # the folder in which a checkpoint is being written, else None
+        self.run_id: str | None = None  # id of the run that the checkpoints belong to, if any; set by the run's code
         self._digests: dict[str, str] = {}
 
     def take_digests(self, train_dataset: Any, eval_dataset: Any, data: Places) -> None:
-        """Note what training's data are; each checkpoint keeps it."""
+        """Compute the digests of the data for training and validation. Each checkpoint stores them."""
         splits = {"training": train_dataset, "validation": eval_dataset}
         kinds = (Dataset, IterableDataset)
         self._digests = {name: data_digest(rows, data) for name, rows in splits.items() if isinstance(rows, kinds)}
 
     def check_data(self, checkpoint: str) -> None:
-        """Compare the data with the checkpoint's.
+        """Compare the data with the data of a checkpoint.
 
         Raises:
-            UserError: they differ.
+            UserError: the data differ.
         """
         check_data(Path(checkpoint), self._digests)
 
     def check_sharding(self, checkpoint: str) -> None:
-        """See that a run goes on sharded if it was sharded, and only then.
+        """Check that a run resumes with sharding if its checkpoint is sharded, and only then.
 
         Raises:
-            UserError: it does not.
+            UserError: only one of the two is sharded.
         """
         was, now = (Path(checkpoint) / SHARDED_OPTIMIZER).is_file(), self.trainer.sharding.enabled
         if was != now:
@@ -81,12 +81,12 @@ class Saving:
             )
 
     def reseeds(self, checkpoint: str | None) -> bool:
-        """Set new seeds if another number of processes saved the checkpoint; whether it was so."""
+        """Set new seeds if another number of processes saved the checkpoint. Return whether it set them."""
         args, step = self.trainer.args, self.trainer.state.global_step
         saved = len(list(Path(checkpoint).glob("rng_state*.pth"))) if checkpoint else 0
         if not checkpoint or saved == args.world_size:
             return False
-        # Not as at the start of the run, or its first random numbers would come again.
+        # The seed differs from that of the start, or the first random numbers of the run would be repeated.
         set_seed((args.seed + step * 1_000_003 + args.process_index) % 2**32)
         if args.process_index == 0:
             logger.warning(
@@ -98,23 +98,23 @@ class Saving:
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """A draft that the checkpoint is written to within, and that gets its name afterwards.
+        """Let the block write a checkpoint to a draft folder, and rename the draft when it is complete.
 
         Raises:
-            UserError: on all processes, if any cannot write; what it has written is removed.
+            UserError: one process cannot write. All processes raise it, and the draft is deleted.
         """
         args, state = self.trainer.args, self.trainer.state
         run, main = Path(args.output_dir), args.should_save
-        draft = run / STAGING / f"{REGULAR}-{state.global_step}"  # the parent's name for it
+        draft = run / STAGING / f"{REGULAR}-{state.global_step}"  # the name that the parent uses
         final = run / f"{INTERRUPTED if self.preemption.extra else REGULAR}-{state.global_step}"
-        # 1. An empty draft.
+        # 1. Make an empty draft.
         with self._together(final):
             if main:
-                if self.run_id is not None and not (run / MARK).is_file():  # nothing could go on from it
+                if self.run_id is not None and not (run / MARK).is_file():  # no run could resume from it
                     raise FileNotFoundError(errno.ENOENT, "the run's folder was removed, or moved away")
                 discard(run / STAGING)
                 draft.mkdir(parents=True)
-        # 2. The parent writes; it would look for the best checkpoint in the draft.
+        # 2. The parent writes. The best step is hidden: the parent would look for its checkpoint in the draft folder.
         best, state.best_global_step = state.best_global_step, None
         self.draft_folder = str(run / STAGING)
         try:
@@ -122,7 +122,7 @@ class Saving:
                 yield
         finally:
             self.draft_folder, state.best_global_step = None, best
-        # 3. State and checksums; then the name, and only then older checkpoints go.
+        # 3. Write state and checksums, then rename the draft, and only then delete older checkpoints.
         with self._together(final):
             folder = run / f"{REGULAR}-{best}"
             if best and (folder == final or folder.is_dir()):
@@ -130,7 +130,7 @@ class Saving:
             if main:
                 state.save_to_json(str(draft / TRAINER_STATE_NAME))
                 write_checksums(draft, self._digests, self.run_id)
-                if final.is_dir():  # of an earlier attempt
+                if final.is_dir():  # left by an earlier attempt
                     remove(final)
                 publish(draft, final)
                 (run / STAGING).rmdir()
@@ -160,7 +160,7 @@ class Saving:
 
 @contextmanager
 def fitting(checkpoint: str | None) -> Iterator[None]:
-    """Say in words that what a checkpoint holds can be read, but is nothing for this model, optimizer or schedule."""
+    """Raise a clear `UserError` if a checkpoint can be read, but does not fit this model, optimizer or schedule."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):
@@ -174,10 +174,10 @@ def fitting(checkpoint: str | None) -> Iterator[None]:
 
 
 def check_loaded(model: PreTrainedModel, load_result: Any) -> None:
-    """See that a checkpoint held the weights that the model has; `load_result` is what `load_state_dict` returned.
+    """Check that a checkpoint held exactly the model's weights. `load_result` was returned by `load_state_dict`.
 
     Raises:
-        UserError: it did not.
+        UserError: the checkpoint lacks a weight, or has one that the model does not have.
     """
     # Tied weights and constant tables are not in a checkpoint.
     expected = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}

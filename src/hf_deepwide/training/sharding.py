@@ -1,11 +1,11 @@
 """Weights, gradients and optimizer states spread over the processes (FSDP2), by accelerate and `torch.fully_shard`.
 
-Each layer is a unit whose weights are gathered where it computes. Embeddings, final norms, output projection and
-whatever layers share are one more unit. Weights are kept, gathered and summed in float32, and cast by autocast. So a
-sharded run computes what a run under DistributedDataParallel computes.
+Each layer is a unit whose weights are gathered when the layer computes. Embeddings, final norms, output projection and
+all modules that layers share are one more unit. Weights are kept, gathered and summed in float32, and cast by
+autocast. So a sharded run computes the same as a run under DistributedDataParallel.
 
-A checkpoint holds the shards that training is resumed from (`pytorch_model_fsdp_0`, `optimizer_0`) and beside them the
-whole model in `model.safetensors`, as every other checkpoint does.
+A checkpoint holds the shards from which training resumes (`pytorch_model_fsdp_0`, `optimizer_0`). Beside them it holds
+the whole model in `model.safetensors`, as every other checkpoint does.
 """
 
 import os
@@ -22,17 +22,17 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from .trainer import TokenBatchTrainer
 
-LAYER_DROP = ("layer_drop", "encoder_layerdrop", "decoder_layerdrop")  # ours, and as Marian and its like call it
+LAYER_DROP = ("layer_drop", "encoder_layerdrop", "decoder_layerdrop")  # our name, and those of Marian and others
 
 
 class Sharding:
-    """What a trainer does where weights are sharded (`enabled`), and nothing where they are not.
+    """The part of a trainer for sharded weights (`enabled`). It does nothing if the weights are not sharded.
 
     Args:
         trainer: the trainer, whose accelerator and model it looks at.
 
     Raises:
-        UserError: a kind of sharding, or a model, with which this does not work.
+        UserError: the kind of sharding, or the model, is not supported.
     """
 
     def __init__(self, trainer: "TokenBatchTrainer") -> None:
@@ -61,27 +61,27 @@ class Sharding:
                     "of every layer; set it to 0, or train without FSDP (distributed_type: MULTI_GPU)"
                 )
         plugin.transformer_cls_names_to_wrap = sorted(trainer.model._no_split_modules)
-        plugin.mixed_precision_policy = None  # accelerate's would round the loss and the sums of gradients to bfloat16
+        plugin.mixed_precision_policy = None  # accelerate's would round loss and summed gradients to bfloat16
 
     def preparing(self) -> AbstractContextManager:
-        """Where accelerate makes the units: it finds no embeddings."""
+        """Return the context in which accelerate makes the units: accelerate finds no embeddings in it."""
         return embeddings_in_root(self.trainer.model) if self.enabled else nullcontext()
 
     def autocast(self) -> AbstractContextManager:
-        """Autocast, which accelerate leaves out where weights are sharded."""
+        """Return autocast if weights are sharded, because accelerate then leaves it out; else an empty context."""
         return self.trainer.accelerator.autocast() if self.enabled else nullcontext()
 
     def gathered_weights(self) -> dict[str, torch.Tensor]:
-        """All weights on the first process, tied ones once; all processes take part, and the others get nothing."""
+        """Return all weights (tied ones once) on the first process, nothing on the others. All processes call this."""
         weights = self.trainer.accelerator.get_state_dict(self.trainer.model)
         tied = self.trainer.model.all_tied_weights_keys  # gathered, they no longer share their storage
         return {name: weight for name, weight in weights.items() if name not in tied}
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Gather all weights on every process for a while.
+        """Gather all weights on every process for the duration of the block.
 
-        Within, processes need not keep step: each may translate as many sentences as it has, and leave out layers.
+        In the block, processes need not run in step: each may translate any number of sentences, and skip layers.
         """
         units = [module for module in self.trainer.model.modules() if isinstance(module, FSDPModule)]
         reshards = bool(units) and self.trainer.accelerator.state.fsdp_plugin.reshard_after_forward
@@ -93,15 +93,15 @@ class Sharding:
         finally:
             for unit in units:
                 unit.reshard()
-                if unit is not self.trainer.model:  # with which the backward pass begins
+                if unit is not self.trainer.model:  # the root, with which the backward pass begins
                     unit.set_reshard_after_forward(reshards, recurse=False)
 
 
 @contextmanager
 def embeddings_in_root(model: nn.Module) -> Iterator[None]:
-    """Hide the embeddings from accelerate, which makes units of them that ours cannot be.
+    """Hide the embeddings from accelerate, which would make units of them. These units do not work for our models.
 
-    Accelerate's units hold the input and the output embedding. Our source embedding may be the decoder's, too, and the
+    The units would hold the input and the output embedding. But our decoder may share the source embedding, and the
     loss uses the weight of the output projection without calling the projection.
     """
     model.get_input_embeddings = model.get_output_embeddings = lambda: None

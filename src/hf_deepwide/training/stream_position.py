@@ -1,4 +1,4 @@
-"""Where in a stream a run was when a checkpoint was saved, so that resuming does not read it all again."""
+"""The position of a run in a stream, kept in checkpoints, so that resuming does not read the whole stream again."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from ..data.streaming import EndlessStream
 
 
 class StreamPosition(TrainerCallback, ExportableState):
-    """Keeps the position of an `EndlessStream` in checkpoints, and takes it up again.
+    """A callback that stores the position of an `EndlessStream` in checkpoints, and restores it.
 
-    It is the beginning of a buffer (`StreamBatches`), whose batches are made anew: at most one buffer is read twice.
-    All processes are in the same place, so that the main process's position is everybody's.
+    The position is the start of a buffer (`StreamBatches`), whose batches are made again: at most one buffer is read
+    twice. All processes are at the same position, so only that of the main process is stored.
     """
 
     def __init__(self, position: dict[str, Any] | None = None) -> None:
@@ -28,27 +28,27 @@ class StreamPosition(TrainerCallback, ExportableState):
         train_dataloader: DataLoader | None = None,
         **kwargs: Any,
     ) -> None:
-        """The Trainer has by now put what the checkpoint said in our place."""
+        """Set the start of the stream. By now the Trainer has restored `position` from the checkpoint, if any."""
         self._stream = train_dataloader.dataset
         self._stream.start = self.position
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count passes over the stream as epochs: to the Trainer, the whole training is one."""
+        """Count passes over the stream as epochs. The Trainer counts the whole training as one epoch."""
         if self._stream is not None:
             state.epoch = self._stream.epochs
 
     def state(self) -> dict:
-        """What a checkpoint keeps, for the Trainer to restore."""
+        """Return the position, which a checkpoint stores and the Trainer restores."""
         position = self._stream.position if self._stream else self.position
         return {"args": {"position": position}, "attributes": {}}
 
 
 def collate_stream(collator: Any, stream: EndlessStream) -> Any:
-    """`collator` for the batches of `stream`: nothing is made of those that stand for what was seen.
+    """Return `collator` for the batches of `stream`. Batches from before a resume are empty, and stay empty.
 
-    A collator that makes other batches in each pass is told the pass. No worker reads ahead of it.
+    A collator whose batches depend on the pass gets the number of the pass. No worker reads ahead, so it is current.
     """
     tell = getattr(collator, "set_epoch", None)
 

@@ -1,6 +1,6 @@
-"""The trainer of every task: batches by tokens, an honest loss per token, and what else happens in a step.
+"""The trainer of every task: batches by tokens, an exact loss per token, and everything else in a step.
 
-`TokenBatchTrainer` is the Trainer of Transformers with eight helpers, each of which knows one thing:
+`TokenBatchTrainer` is the Trainer of Transformers with eight helpers, each for one concern:
 
     splitter     memory that runs out                    out_of_memory.py
     faults       numbers that are not finite             faults.py
@@ -11,9 +11,9 @@
     preemption   signals                                 preemption.py
     throughput   tokens and seconds                      callbacks.py
 
-A helper overrides nothing. Every method of the Trainer that is overridden is overridden once, in `TokenBatchTrainer`,
-and calls the helpers in the order in which it is read. A task's trainer (translation.py, masked_lm.py) adds only how
-it validates.
+A helper overrides nothing. `TokenBatchTrainer` holds all overrides of the Trainer's methods, each once. An override
+calls the helpers in the order of its lines. The trainer of a task (translation.py, masked_lm.py) adds only its
+collator and its validation, and for translation the copies of rows.
 """
 
 import logging
@@ -59,19 +59,19 @@ from .stream_position import StreamPosition, collate_stream
 
 logger = logging.getLogger(__name__)
 
-# Speeds that Transformers computes from a batch size in sentences, and operations that nothing counts here.
+# Speeds that Transformers computes from a batch size in sentences, and operations, which are not counted here.
 MISCOUNTED = ("eval_steps_per_second", "test_steps_per_second", "train_samples_per_second", "total_flos")
 
 
 class TokenBatchTrainer(Trainer):
-    """Trains any model on encoded rows, in batches of a number of tokens.
+    """The trainer of any model on encoded rows, in batches of a number of tokens.
 
     The loss is the label-smoothed cross-entropy per target token of the whole optimizer step, over all devices and
-    accumulation steps alike. N processes thus compute what one process with N accumulation steps computes.
-    A model that computes this loss itself (`supports_label_smoothing`) is asked to, and to keep no logits. Of every
-    other model only the logits are used, as several models (Marian, BART) average each batch on its own.
+    accumulation steps. So N processes compute the same as one process with N accumulation steps. A model that can
+    compute this loss itself (`supports_label_smoothing`) does so, and keeps no logits. From every other model only the
+    logits are used, because several models (Marian, BART) average each batch on its own.
 
-    Evaluation draws no random numbers of training's, so how often one evaluates does not change what is learnt.
+    Evaluation leaves training's random generators as they were, so the number of evaluations does not affect training.
 
     Args:
         model: the model; its `generation_config` is used as it is.
@@ -97,7 +97,7 @@ class TokenBatchTrainer(Trainer):
         data_collator: Any,
     ) -> None:
         if args.ddp_find_unused_parameters is None and isinstance(model, DeepWidePreTrainedModel):
-            args.ddp_find_unused_parameters = False  # there are none: what is skipped has gradients of zero
+            args.ddp_find_unused_parameters = False  # there are none: skipped layers have gradients of zero
         self.fuses_loss = getattr(model, "supports_label_smoothing", False)
         super().__init__(
             model=model,
@@ -109,9 +109,9 @@ class TokenBatchTrainer(Trainer):
             compute_loss_func=None if self.fuses_loss else self._loss_from_logits,
         )
         self.label_smoothing = args.label_smoothing_factor
-        self.label_smoother = None  # the parent's would take the labels away from models that compute the loss
+        self.label_smoother = None  # the parent's would remove the labels that a model needs to compute the loss
         self.data = data
-        self.train_collator: Any = None  # makes the batches of training, where they differ from those of validation
+        self.train_collator: Any = None  # the collator of training, if it differs from that of validation
         self.latent = DepthTraining(self)
         self.splitter = BatchSplitter(self)
         self.faults = FaultGuard(self)
@@ -125,11 +125,11 @@ class TokenBatchTrainer(Trainer):
             self.add_callback(callback)
 
     def _callbacks(self) -> Iterator[TrainerCallback]:
-        """What happens between the hooks below, in this order at each event."""
-        yield from self.latent.callbacks  # the model learns its step; layers' use and gradients go into the log
+        """Yield the callbacks that act between the hooks below, in this order at each event."""
+        yield from self.latent.callbacks  # set the model's step; log the use and the gradients of layers
         yield SaveAfterEvaluation()  # at the end of an epoch
         yield self.preemption  # saves and stops when a signal came
-        yield Throughput()  # counts
+        yield Throughput()  # counts tokens and time
         yield LargestBatch()  # remembers that memory ran out
         yield SeedByRank()  # gives each process its own random numbers
         if self.args.early_stopping_patience:
@@ -140,7 +140,7 @@ class TokenBatchTrainer(Trainer):
 
     @property
     def throughput(self) -> Throughput:
-        """The counter of tokens; resuming puts a new one in its place, so it is looked up."""
+        """The counter of tokens. It is looked up each time, because resuming replaces the counter."""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, Throughput))
 
     # Training: before the first step
@@ -149,13 +149,13 @@ class TokenBatchTrainer(Trainer):
         """Train from the start or from a checkpoint.
 
         Raises:
-            UserError: training would go on with other data, or the checkpoint is not one of this run.
-            NonFiniteError: a loss or gradient is not finite, and the run is to stop.
-            Interrupted: a signal ended training. The run has been saved, and goes on from there.
+            UserError: training would resume with other data, or the checkpoint does not belong to this run.
+            NonFiniteError: a loss or gradient is not finite, and the run must stop.
+            Interrupted: a signal ended training. The run has been saved, and can be resumed.
         """
-        # 1. What the data are: each checkpoint keeps it, and one that is resumed from is compared with it.
+        # 1. Digests of the data: each checkpoint stores them, and on resume they are compared with the checkpoint's.
         self.saving.take_digests(self.train_dataset, self.eval_dataset, self.data)
-        # 2. LoRA's matrices stand beside the weights before the optimizer is made.
+        # 2. LoRA's matrices are added before the optimizer is made.
         self.lora.begin()
         # 3. Signals are noted from here on, and obeyed at the end of a step.
         with self.preemption.listening():
@@ -170,18 +170,18 @@ class TokenBatchTrainer(Trainer):
         # 1. accelerate shards the model; the embeddings stay in the root unit.
         with self.sharding.preparing():
             prepared = super()._prepare_for_training(*args, **kwargs)
-        # 2. Posteriors are looked up again: as shards they are other objects.
+        # 2. Posteriors are looked up again: sharded parameters are new objects.
         self.latent.find_posteriors()
         return prepared
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """All that the parent decays but the parameters that the model exempts (`no_weight_decay`)."""
+        """Return the parent's names without those that the model exempts (`no_weight_decay`) or LoRA freezes."""
         exempt, frozen = getattr(self.model, "no_weight_decay", ()), self.lora.frozen_tables()
         names = super().get_decay_parameter_names(model)
         return [name for name in names if name.rpartition(".")[2] not in exempt and name not in frozen]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the parent's optimizer, and posteriors a group of their own."""
+        """Make the parent's optimizer, and move the posteriors to a separate group."""
         made_before = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         if not made_before:
@@ -194,9 +194,9 @@ class TokenBatchTrainer(Trainer):
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor | int | None]:
         """Take the batches of one optimizer step, and the number of their target tokens over all processes."""
-        # 1. The time of waiting for data is counted.
+        # 1. Count the time of waiting for data.
         batches, tokens = super().get_batch_samples(self.throughput.timed(epoch_iterator), num_batches, device)
-        # 2. So are the tokens.
+        # 2. Count the tokens.
         if tokens is not None:
             self.throughput.count(tokens)
         return batches, tokens
@@ -210,17 +210,17 @@ class TokenBatchTrainer(Trainer):
         """Compute the loss of one batch and add its gradients; called once a batch, before the optimizer's step.
 
         Raises:
-            NonFiniteError: the loss or gradient of the optimizer step is not finite, and the run is to stop.
-            UserError: one row alone does not fit in memory.
+            NonFiniteError: the loss or gradient of the optimizer step is not finite, and the run must stop.
+            UserError: a batch does not fit in memory, and cannot be computed in parts.
         """
-        # 1. The batch and the random generators are remembered: a fault is replayed from them.
+        # 1. Record the batch and the states of the random generators: a fault is replayed from them.
         batch = self.faults.begin(inputs)
         # 2. Forward and backward, in parts where memory has run out.
         batch.loss = self.splitter.step(super().training_step, model, inputs, num_items_in_batch)
         batch.largest = self.splitter.largest.tokens
-        # 3. Posteriors that are not to move in this step lose their gradients; gradient norms of layers are measured.
+        # 3. Drop the gradients of posteriors that this step does not update. Measure the gradient norms of layers.
         self.latent.after_backward()
-        # 4. After the last batch of an optimizer step: is what the optimizer is to be given finite?
+        # 4. After the last batch of an optimizer step: check that losses and gradients are finite.
         return self.faults.judge(batch, num_items_in_batch)
 
     def compute_loss(
@@ -245,7 +245,7 @@ class TokenBatchTrainer(Trainer):
         return cross_entropy(outputs["logits"], labels, self.label_smoothing, num_items_in_batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the mean loss since the last log and what belongs to it, or metrics of an evaluation or of the end."""
+        """Log the mean loss since the last log and related values, or the metrics of an evaluation or a training."""
         if "loss" not in logs:
             # The parent counts as if each batch had the same number of sentences.
             for name in [name for name in logs if name.endswith(MISCOUNTED)]:
@@ -255,13 +255,13 @@ class TokenBatchTrainer(Trainer):
             return
         # 1. The speed since the last log.
         logs |= self.throughput.since_last()
-        # 2. What is logged of the model is looked up in whole weights.
+        # 2. Sharded weights are gathered: the log's values of the model are computed from whole weights.
         with self.sharding.whole_weights():
             # 3. The loss becomes the mean over the steps that were made.
             self.faults.amend(logs)
-            # 4. Beside it stands what the model reports.
+            # 4. The values that the model reports are added.
             logs |= self.latent.logs()
-            # 5. The parent keeps the entry, and callbacks amend it (layers' use, gradient norms).
+            # 5. The parent stores the entry, and callbacks add to it (layers' use, gradient norms).
             super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -271,12 +271,12 @@ class TokenBatchTrainer(Trainer):
     # Evaluation
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate; training's random generators are left as they were, and sharded weights are whole meanwhile."""
+        """Evaluate with gathered weights. The random generators of training stay as they were."""
         with self._evaluating():
             return super().evaluate(*args, **kwargs)
 
     def validation_losses(self) -> dict[str, float]:
-        """Validation loss of the model as it is, in nats a token.
+        """Return the validation losses of the model in its present state, in nats per token.
 
         Returns:
             `loss`, which is smoothed as in training, and `nll`, which is not smoothed.
@@ -314,15 +314,15 @@ class TokenBatchTrainer(Trainer):
         return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))
 
     def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
-        """The loss per token over all tokens (the parent averages the batches' means); tasks add their metrics."""
+        """Return the loss per token over all tokens (the parent averages the batches' means). Tasks add metrics."""
         loss, tokens = self.summed_loss(dataloader)
         return {f"{prefix}_loss": loss / tokens}
 
     def summed_loss(self, dataloader: DataLoader) -> tuple[float, float]:
-        """The loss summed over all tokens, and their number, over all processes."""
+        """Return the loss summed over all tokens, and the number of tokens, over all processes."""
         self.model.eval()
         device = self.args.device
-        # in float32, numbers above 2**24 tokens would be rounded; Apple's GPUs have nothing wider
+        # float32 would round token counts above 2**24; Apple's GPUs support no wider type
         totals = torch.zeros(2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         for inputs in dataloader:
             inputs = self._prepare_inputs(inputs)
@@ -339,18 +339,18 @@ class TokenBatchTrainer(Trainer):
         """Save a checkpoint under another name and rename it once it is whole.
 
         Raises:
-            UserError: on all processes, if any cannot write; what it has written is removed.
+            UserError: one process cannot write. All processes raise it, and the unfinished checkpoint is deleted.
         """
         self.splitter.largest.gather()
         with self.saving.checkpoint():
             super()._save_checkpoint(model, trial)
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Where the parent saves a checkpoint: the draft's folder while one is written."""
+        """Return the folder for the parent's checkpoint: the draft's folder while a checkpoint is being written."""
         return self.saving.draft_folder or super()._get_output_dir(trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; of a sharded model the parent writes only shards, so the whole is written beside them."""
+        """Save the model. The parent writes only shards of a sharded model, so write the whole model beside them."""
         if not self.sharding.enabled:
             super().save_model(output_dir, _internal_call)
             return
@@ -359,7 +359,7 @@ class TokenBatchTrainer(Trainer):
             self._save(output_dir, state_dict=weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        # Training runs with `use_cache=False`, but that is no property of the model that is saved.
+        # Training runs with `use_cache=False`, but the saved config must not contain this setting.
         self.model.config.use_cache = True
         with_lora = self.lora.begun and self.args.should_save  # one process writes
         if with_lora:
@@ -371,10 +371,10 @@ class TokenBatchTrainer(Trainer):
         if with_lora:
             self.lora.save(Path(output_dir or self.args.output_dir))
 
-    # Checkpoints: going on from one, in the order in which the parent loads its parts
+    # Checkpoints: resuming from one
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Weights, if data and sharding are those that the checkpoint was trained with."""
+        """Load the weights, if data and sharding are the same as when the checkpoint was saved."""
         self.saving.check_sharding(resume_from_checkpoint)
         self.saving.check_data(resume_from_checkpoint)
         with fitting(resume_from_checkpoint):
@@ -384,39 +384,39 @@ class TokenBatchTrainer(Trainer):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse what the parent would warn of."""
+        """Refuse missing and unexpected weights, of which the parent would only warn."""
         check_loaded(self.model, load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Moments and the learning rate."""
+        """Load the optimizer's moments and the state of the learning rate schedule."""
         with fitting(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """The loss scale, under fp16."""
+        """Load the loss scale, under fp16."""
         with fitting(checkpoint):
             super()._load_scaler(checkpoint)
 
     def _load_callback_state(self) -> None:
-        """What callbacks counted, after the best checkpoint was looked for where the run's folder is now."""
+        """Look for the best checkpoint in the run's present folder, then load the state of the callbacks."""
         find_best(Path(self.args.output_dir), self.state)
         with fitting(f"{REGULAR}-{self.state.global_step}"):
             super()._load_callback_state()
-        for callback in self.callback_handler.callbacks:  # one that is newer than the checkpoint starts afresh
+        for callback in self.callback_handler.callbacks:  # a callback that is not in the checkpoint starts afresh
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
-        self.args.eval_on_start = False  # this is no start: another evaluation would count in early stopping
+        self.args.eval_on_start = False  # a resume is not a start: this evaluation would count in early stopping
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The random generators; new seeds where another number of processes goes on."""
+        """Load the states of the random generators, or set new seeds if the number of processes has changed."""
         if self.saving.reseeds(checkpoint):
             return
         with fitting(checkpoint):
             super()._load_rng_state(checkpoint)
 
     def _load_best_model(self) -> None:
-        """The best weights at the end of training, if it is the end."""
-        if self.preemption.agreed:  # the run goes on later, and there may be little time
+        """Load the best weights at the end of training, unless a signal ended it."""
+        if self.preemption.agreed:  # the run is resumed later, and there may be little time
             return
         best = Path(self.state.best_model_checkpoint)
         check_weights(best, self.saving.run_id)
@@ -428,7 +428,7 @@ class TokenBatchTrainer(Trainer):
     # Data
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches by tokens; accelerate deals them out to the processes."""
+        """Return batches by tokens. accelerate deals them out to the processes; for a stream, `StreamBatches` does."""
         args, multiple = self.args, self.data_collator.pad_to_multiple_of
         collator = self.train_collator or self.data_collator
         logger.info("lengths in a batch are padded to multiples of %d (training.pad_to_multiple_of)", multiple)
@@ -464,21 +464,21 @@ class TokenBatchTrainer(Trainer):
         return self.accelerator.prepare(self._loader(self.train_dataset, sampler, collator, persistent))
 
     def copies(self) -> Any:
-        """How often each training row is seen in an epoch; None: once."""
+        """Return how often each training row is seen in an epoch. None: once."""
         if self.data.sampling_temperature == 1:
             return None
         pairs = self.train_dataset["pair"][:]
         return copies_by_temperature(pairs, self.data.sampling_temperature, self.data.pairs)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
-        """The same for validation, each pair once, longest first."""
+        """Return batches by tokens for validation, each pair once, longest first."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         longest = max(max(dataset["source_length"][:]), max(dataset["target_length"][:]))
         multiple = self.data_collator.pad_to_multiple_of
         max_tokens = max(self.args.max_tokens, round_up(longest, multiple))  # no pair may be left out
         sampler = self._sampler(dataset, max_tokens, shuffle=False, batch_multiple=self.args.world_size)
-        # Each evaluation makes a loader of its own, of which nothing may stay behind: neither workers that persist,
-        # nor, as `accelerator.prepare` keeps it, the loader.
+        # Each evaluation makes a new loader, of which nothing may stay in memory. So there are no persistent workers,
+        # and `accelerator.prepare`, which keeps each loader, is not used.
         return prepare_data_loader(
             self._loader(dataset, sampler, self.data_collator, persistent_workers=False),
             self.args.device,

@@ -24,19 +24,19 @@ from .trainer import TokenBatchTrainer
 
 
 class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
-    """Trains any encoder-decoder model on encoded pairs; validation is the loss and, where asked for, BLEU.
+    """The trainer of any encoder-decoder model on encoded pairs. It validates by the loss and, if requested, by BLEU.
 
-    It is a `Seq2SeqTrainer`, so code that asks for one accepts it, and `generation_config` of the arguments holds.
-    `translate` translates and `evaluate` scores: both take texts in batches of a number of tokens.
+    It is a `Seq2SeqTrainer`, so code that requires one accepts it, and `generation_config` of the arguments is used.
+    `translate` translates texts and `evaluate` validates, both in batches of a number of tokens.
 
     Args:
         model: the model; its `generation_config` is used as it is.
         args: the arguments.
         tokenizer: its tokenizer.
-        train_dataset: what `data.encoding.encode` returns: a dataset, or a stream (which needs `max_steps`).
+        train_dataset: the result of `data.encoding.encode`: a dataset, or a stream (which needs `max_steps`).
         eval_dataset: the encoded validation set.
-        eval_texts: the same with the columns `source` and `target`, for `predict_with_generate`.
-        evaluation: how validation is translated and scored; beams are `args.generation_num_beams`.
+        eval_texts: the validation set with the columns `source` and `target`, for `predict_with_generate`.
+        evaluation: how validation is translated; the beam size is `args.generation_num_beams`, the metric is BLEU.
         data: the languages, and how often the sentences of each pair are seen.
         bpe_dropout: the probability with which training leaves out each merge of the tokenizer.
         unigram_alpha: the power of the probabilities by which training draws pieces of a Unigram tokenizer.
@@ -79,13 +79,13 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         )
 
     def copies(self) -> Any:
-        """As sampling by temperature asks for, or the rate of synthetic pairs."""
+        """Return the copies of each row, by `synthetic_rate` if it is set, else by the sampling temperature."""
         if self.data.synthetic_rate is None:
             return super().copies()
         return copies_by_rate(self.train_dataset["synthetic"][:], self.data.synthetic_rate)
 
     def validate(self, dataloader: DataLoader, prefix: str) -> dict[str, float]:
-        """The loss, and at every `generation_every`-th evaluation of training BLEU."""
+        """Return the loss and, at every `generation_every`-th evaluation during training, BLEU."""
         metrics = super().validate(dataloader, prefix)
         if self.args.predict_with_generate and self.eval_texts is not None and prefix == "eval":
             number = 1 + sum("eval_loss" in entry for entry in self.state.log_history)
@@ -100,7 +100,7 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> list[str]:
-        """Translate on all processes, each a share; each gets all translations, in order."""
+        """Translate a share of the sources on each process. Return all translations, in order, on every process."""
         rank, world = self.args.process_index, self.args.world_size
         mine = sources[rank::world]
         share = translate(self.model, self.processing_class, mine, evaluation, source_lang, target_lang)
@@ -113,7 +113,7 @@ class TranslationTrainer(TokenBatchTrainer, Seq2SeqTrainer):
         return translations
 
     def _bleu(self) -> dict[str, float]:
-        """BLEU on the validation set; of several language pairs, the mean and that of each."""
+        """Return BLEU on the validation set; for several language pairs, the mean and the BLEU of each pair."""
         scores, _ = translate_and_score(self.translate, self.eval_texts, self.data, self.evaluation)
         if "pairs" not in scores:
             return {"eval_bleu": scores["bleu"]}

@@ -1,6 +1,6 @@
 """SacreBLEU, chrF and tokenised BLEU as one metric of the `evaluate` library.
 
-`evaluate` copies this file away and runs the copy, so it imports the installed package and nothing beside it.
+`evaluate` copies this file to another place and runs the copy, so the file imports only the installed package.
 """
 
 import datasets
@@ -25,7 +25,7 @@ Returns its dictionary: bleu, chrf, multi_bleu, sentences, signature.
 
 
 class TranslationMetric(evaluate.Metric):
-    """`evaluate.load(hf_deepwide.evaluation.metric_path()).compute(predictions=…, references=…)`."""
+    """The metric of `evaluate.load(hf_deepwide.evaluation.metric_path()).compute(predictions=…, references=…)`."""
 
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")
