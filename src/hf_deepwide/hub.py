@@ -1,7 +1,8 @@
-"""One check whether the Hub can be reached, before its client asks for each file several times.
+"""Whether a name can be on the Hub, and whether the Hub can be reached.
 
-Without the internet, huggingface_hub asks for a missing file six times, with 23 seconds of pauses. Transformers looks
-for eight files of a model. A mistyped name thus took three minutes.
+The Hub is tried once, before its client asks for each file several times. Without the internet, huggingface_hub asks
+for a missing file six times, with 23 seconds of pauses. Transformers looks for eight files of a model. So a mistyped
+name would take three minutes.
 """
 
 import time
@@ -9,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 from huggingface_hub import constants
-from huggingface_hub.errors import HTTPError
-from huggingface_hub.utils import get_session
+from huggingface_hub.errors import HFValidationError, HTTPError
+from huggingface_hub.utils import get_session, validate_repo_id
 
 TRIES, PAUSE = 2, 1.0  # a name server may fail once; seconds between two tries
 _http = import_module(HTTPError.__module__.partition(".")[0])  # huggingface_hub's library: httpx, or httpx2 since 2.0
@@ -61,3 +63,13 @@ def _reach(endpoint: str) -> None:
         raise
     except HTTPError:
         return  # the answer was late or broken: huggingface_hub itself tries again
+
+
+def is_on_hub(name: str) -> bool:
+    """Return True if a name can be a repository on the Hub: neither the name nor its first part is a local path."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    namespace = name.rpartition("/")[0]
+    return not Path(name).exists() and not (namespace and Path(namespace).exists())

@@ -12,7 +12,7 @@ A file of translations, one in each line:
 
 Other systems against this system, by paired bootstrap resampling and approximate randomisation. If the two tests
 disagree, believe the randomisation: the bootstrap is too lenient. Each system is a file of translations, or a
-checkpoint folder, which needs --source:
+checkpoint, which needs --source:
 
     hf-deepwide evaluate --hypotheses vanilla.de.txt --reference test_2016_flickr.de.gz \
         --compare mat.de.txt runs/multi30k-deep --source test_2016_flickr.en.gz --metrics bleu chrf
@@ -45,7 +45,6 @@ Files are UTF-8 text, or compressed if their names end in .gz. Existing files ar
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 
@@ -57,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--model", help="checkpoint to score: a folder, an exported one too, or a Hub id")
     option("--hypotheses", help="file of translations to score")
     option("--source", help="file of source sentences, for checkpoints")
-    option("--compare", nargs="+", help="systems to test against the scored one: files or checkpoint folders")
+    option("--compare", nargs="+", help="systems to test against the scored one: files or checkpoints")
     option("--output", help="JSON file for the results")
     option("--translations", help="file for the model's translations")
     option("--overwrite", action="store_true", help="replace existing output files")
@@ -106,11 +105,12 @@ def refuse_unused(given: dict[str, Any]) -> None:
     from hf_deepwide.data.arguments import fill_in
     from hf_deepwide.errors import UserError
     from hf_deepwide.evaluation.arguments import SEARCH
+    from hf_deepwide.evaluation.evaluate import is_checkpoint
 
     systems, pairs = given.get("compare", ()), given.get("pairs", ())
     if pairs:
         systems = [str(fill_in(name, pair, "--compare")) for name in systems for pair in pairs]
-    translates = "model" in given or any(Path(name).is_dir() for name in systems)
+    translates = "model" in given or any(map(is_checkpoint, systems))
     unused = [name for name in (*SEARCH, "max_tokens", "precision") if name in given]
     if unused and not translates:
         raise UserError(f"--{unused[0]} is about translating, and --hypotheses is translated already; leave it out")

@@ -657,6 +657,22 @@ def test_mistakes_end_in_one_line(words, said, tmp_path, hub, monkeypatch, capsy
     assert (contents(tmp_path), sorted(tmp_path.iterdir())) == before, "no empty folder is left"
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"de": "a"}, "row 2: no text in en; there is de"),
+        ({"de": "a", "en": 3}, "row 2: en is 3; accepted: text"),
+        ({"translation": {"de": "a", "en": ["b"]}}, r"row 2: en is \['b'\]; accepted: text"),
+    ],
+)
+def test_a_row_that_is_no_text_is_named(row, said):
+    part = sources.Part("owner/name", "train")
+    rows = sources.rows_of([{"de": "x", "en": None}, row], part, ("de", "en"), {})
+    assert next(rows) == ("x", "")
+    with pytest.raises(UserError, match=said):
+        next(rows)
+
+
 def test_a_hub_out_of_reach_ends_in_one_line(tmp_path, hub, monkeypatch, capsys):
     def unreachable(*_, **__):
         raise ConnectionError("Couldn't reach the Hub")

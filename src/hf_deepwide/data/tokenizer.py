@@ -207,7 +207,7 @@ def train_tokenizer(texts: Iterable[str], args: TokenizerArguments, tag: str | N
     if size > args.vocab_size:
         raise UserError(
             f"tokenizer.vocab_size is {args.vocab_size}, but the text alone has {size - len(SPECIAL_TOKENS)} "
-            f"distinct characters; ask for more than {size}"
+            f"distinct characters; accepted: {size} or more"
         )
     if size < args.vocab_size:
         logger.info("the text fills only %d of the %d entries asked for", size, args.vocab_size)

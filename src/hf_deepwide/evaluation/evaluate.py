@@ -18,6 +18,7 @@ from ..data.arguments import fill_in, split_pair
 from ..data.text_files import read_lines
 from ..durable import check_output_file, is_same, write_whole
 from ..errors import UserError, number_of, prefixed, quote
+from ..hub import is_on_hub
 from ..limits import Range, check_numbers
 from ..loading import TOKENIZERS, check_checkpoint
 from ..models.language_pairs import Languages
@@ -45,7 +46,8 @@ class Request:
         model: checkpoint to score, a folder or a Hub id.
         hypotheses: file of translations to score.
         source: file of source sentences, for checkpoints.
-        compare: systems to compare with the scored system: files of translations, or folders of checkpoints.
+        compare: systems to compare with the scored system: files of translations, or checkpoints (folders, or
+            Hub ids).
         output: JSON file for the results.
         translations: file for the model's translations.
         overwrite: replace existing output files.
@@ -172,7 +174,7 @@ def check_texts(one_by_one: Mapping[str, Request]) -> None:
     for pair, one in one_by_one.items():
         systems = [("--hypotheses", one.hypotheses), *(("--compare", system) for system in one.compare)]
         for option, file in systems:
-            if file and not Path(file).is_dir() and (other := translated.setdefault(file, pair)) != pair:
+            if file and not is_checkpoint(file) and (other := translated.setdefault(file, pair)) != pair:
                 raise UserError(
                     f"{option}: {file} would be the translations of several language pairs ({other}, {pair}); put "
                     "{pair} into its name"
@@ -226,7 +228,7 @@ def read_texts(request: Request) -> Texts:
     references, sources = lines_of(request.reference), []
     translations: dict[str, list[str]] = {}
     for file in [*([request.hypotheses] if request.hypotheses else []), *request.compare]:
-        if not Path(file).is_dir():
+        if not is_checkpoint(file):
             translations[file] = lines_of(file)
             check_parallel(translations[file], references, (file, request.reference))
     if request.source:
@@ -320,7 +322,7 @@ def check_arguments(request: Request, evaluation: EvaluationArguments) -> None:
     check_numbers(request, RANGES, "--")
     if request.translations and not request.model:
         raise UserError("--translations is for what --model translates; --hypotheses is such a file already")
-    checkpoints = [name for name in (request.model, *request.compare) if name and Path(name).is_dir()]
+    checkpoints = [name for name in (request.model, *request.compare) if name and is_checkpoint(name)]
     if (request.model or checkpoints) and not request.source:
         raise UserError(f"{request.model or checkpoints[0]} is a checkpoint: give its input with --source FILE")
     systems = [request.system, *request.compare]
@@ -358,6 +360,11 @@ def check_outputs(request: Request, one_by_one: Sequence[Request]) -> None:
                 raise UserError(f"{other} and {path}, which are to be written, are the same file; give two names")
         with prefixed(f"{option}: "):
             check_output_file(path, inputs=inputs, overwrite=request.overwrite, option="--overwrite")
+
+
+def is_checkpoint(system: str) -> bool:
+    """Return True for a folder, and for a name of the form OWNER/NAME that can be on the Hub; else it is a file."""
+    return Path(system).is_dir() or ("/" in system and is_on_hub(system))
 
 
 def lines_of(name: str) -> list[str]:

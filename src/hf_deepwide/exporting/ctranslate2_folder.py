@@ -1,9 +1,9 @@
-"""Export to CTranslate2, an engine for translation on processors and GPUs, with weights of eight bits if need be.
+"""Export to CTranslate2, an engine for translation on CPUs and GPUs, with weights of eight bits on request.
 
     export_ctranslate2("runs/mat", "exported")                          # float32
     export_ctranslate2("runs/mat", "exported-int8", quantization="int8")
 
-The folder holds the model, its tokenizer, and a README with code that translates. The code needs ctranslate2 and
+The folder holds the model, its tokenizer, and a README with code that translates. This code needs ctranslate2 and
 transformers, but not this package.
 """
 
@@ -39,8 +39,8 @@ UNKNOWN_RULES = (
 QUANTIZATIONS = (
     "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", EXACT,
 )  # fmt: skip
-SHORT = 120  # characters of options that stand on one line of a README
-TOLERANCE = 1e-3  # of a log-probability, relative to the largest or to 1, in float32
+SHORT = 120  # options with fewer characters stand on one line of the README
+TOLERANCE = 1e-3  # largest error of log-probabilities in float32, relative to the largest of them or to 1
 
 
 def export_ctranslate2(
@@ -51,27 +51,27 @@ def export_ctranslate2(
     tokenizer: PreTrainedTokenizerBase | None = None,
     language: int | str | None = None,
 ) -> str:
-    """Write a folder that CTranslate2's `Translator` loads and that computes what the model computes.
+    """Write a folder that CTranslate2's `Translator` loads and that computes the model's function.
 
-    Branches and paths become one wide attention and one wide feed-forward network. Before the folder gets its name,
-    the engine scores random sentences with the weights in float32, and the scores are compared with the model's.
+    Branches and paths become one wide attention and one wide feed-forward network. Before the folder gets its final
+    name, the engine scores random sentences with the weights in float32. These scores are compared with the model's.
 
     Args:
-        model: a folder, a Hub id, or a loaded model of one of our families. It is not changed.
+        model: a folder, a Hub id, or a loaded model, as `open_model` accepts it. It is not changed.
         folder: where to write; new or empty.
-        quantization: CTranslate2's name of the type of the weights. float32 computes exactly the same. float16 and
-            bfloat16 halve the folder. int8 makes the folder a quarter as large. In int8_float16 and similar names the
-            second part is the type of the other numbers.
-        tokenizer: None: the one beside the model; required for a loaded model.
+        quantization: CTranslate2's name for the type of the weights. With float32 the function stays exactly the
+            same. float16 and bfloat16 halve the folder's size, and int8 makes it a quarter. In int8_float16 and
+            similar names the second part is the type of the other numbers.
+        tokenizer: the model's tokenizer, required for a loaded model; None: the tokenizer saved with the model.
         language: name or index of the posterior, if a latent-depth model has several. Export each to its own folder.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: ctranslate2 is not installed; the engine cannot compute what the model computes; the folder is in
-            use; `quantization` is unknown; and what loading a model can raise.
-        RuntimeError: the engine computes something else; nothing is left in `folder` then.
+        UserError: ctranslate2 is not installed; the engine cannot compute the model's function; the folder is in
+            use; `quantization` is unknown; or the model cannot be loaded or exported (see `open_model`).
+        RuntimeError: the scores of the engine differ from the model's; `folder` is not written then.
     """
     if quantization not in QUANTIZATIONS:
         raise UserError(f"quantization is {quote(quantization)}; accepted: {', '.join(QUANTIZATIONS)}")
@@ -93,7 +93,7 @@ def export_ctranslate2(
                 difference = _check_scores(Path(exact), opened.model, opened.tokenizer)
             _write_engine(opened.model, opened.tokenizer, draft, quantization)
         opened.save_tokenizer(draft)
-        search = copy.deepcopy(opened.model.generation_config)  # for `hf-deepwide translate`
+        search = copy.deepcopy(opened.model.generation_config)  # `hf-deepwide translate` reads this config
         for name in FIELDS:
             setattr(search, name, getattr(opened.model.config, name, None))
         (draft / GENERATION_CONFIG_NAME).write_text(search.to_json_string(), encoding="utf-8")
@@ -113,7 +113,7 @@ def _write_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fo
 
 
 def readme(opened: Opened) -> str:
-    """The folder's README: lines of Python that translate as the model's generation config says.
+    """Return the folder's README: lines of Python that translate with the settings of the generation config.
 
     The engine's beam search ends as `generate` with `early_stopping=True` does.
     """
@@ -165,9 +165,10 @@ for result in translator.translate_batch(sources, **options):
 
 
 def other_ranking(settings: GenerationConfig) -> str:
-    """What to know where the engine's beams rank translations in another way than `generate`; "" where they do not.
+    """Return a note if the engine's beam search ranks translations in another way than `generate`; else "".
 
-    The engine applies rules on tokens before it normalises scores to log-probabilities, and `generate` after it.
+    The engine applies rules on tokens before it normalises scores to log-probabilities. `generate` applies them after
+    the normalisation.
     """
     rules = ["no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"]
     found = [] if settings.renormalize_logits else [name for name in rules if getattr(settings, name)]
@@ -180,13 +181,13 @@ def other_ranking(settings: GenerationConfig) -> str:
 
 
 def engine_options(settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase, longest: int) -> dict[str, Any]:
-    """What a generation config says beside beams and languages, as arguments of `translate_batch`.
+    """Return the settings of a generation config as arguments of `translate_batch`, except beams and languages.
 
     Args:
         settings: the generation config.
-        tokenizer: the model's.
-        longest: most tokens that `generate` would make. Where an end is forced, it is the last of these tokens. The
-            engine forces none, so its limit is one token less, but never 0, which it refuses.
+        tokenizer: the model's tokenizer.
+        longest: the most tokens that `generate` would make. With `forced_eos_token_id`, the last of them is the forced
+            end. The engine forces no end, so its limit is one token less, but at least 1, as it refuses 0.
     """
     ends = settings.eos_token_id
     most = longest if settings.forced_eos_token_id is None else max(longest - 1, 1)
@@ -204,13 +205,17 @@ def engine_options(settings: GenerationConfig, tokenizer: PreTrainedTokenizerBas
 
 
 def _python(value: Any) -> str:
-    """A value as Python writes it."""
+    """Return a value as Python code."""
     return json.dumps(value, ensure_ascii=False)
 
 
 @torch.no_grad()
 def _check_scores(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Let the engine and the model score the same random sentences; the largest difference of log-probabilities."""
+    """Score the same random sentences with engine and model; return the largest difference of log-probabilities.
+
+    Raises:
+        RuntimeError: the difference is larger than `TOLERANCE`.
+    """
     import ctranslate2
 
     from .ctranslate2_spec import start_tokens, vocabulary

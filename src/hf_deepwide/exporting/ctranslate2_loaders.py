@@ -1,7 +1,7 @@
-"""Our families for CTranslate2's own converter, `TransformersConverter`.
+"""Register our families with CTranslate2's own converter, `TransformersConverter`.
 
 The converter looks up a loader by the name of the config's class. `import hf_deepwide` must neither need nor load
-ctranslate2, so that the loaders are registered when the converter's module is imported, whichever comes first.
+ctranslate2. So the loaders are registered when the converter's module is imported, before or after this package.
 """
 
 import importlib.util
@@ -21,15 +21,15 @@ CONVERTERS = "ctranslate2.converters.transformers"
 
 
 class Loader:
-    """What the converter asks of a loader: the class that loads a model, and the model's specification."""
+    """A loader as the converter requires it: it names the class that loads a model, and returns the specification."""
 
     architecture_name = "AutoModelForSeq2SeqLM"
 
     def __call__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
-        """The specification of a model.
+        """Return the specification of a model.
 
         Raises:
-            UserError: the engine cannot compute what the model computes, or the model has several posteriors.
+            UserError: the engine cannot compute the model's function, or the model has several posteriors.
         """
         from .ctranslate2_spec import specification
 
@@ -37,12 +37,12 @@ class Loader:
 
 
 class Waiting(MetaPathFinder):
-    """Wait for the import of the converter's module; then register the loaders, once."""
+    """An import hook that waits for the import of the converter's module, and then registers the loaders once."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec, with a loader that also registers ours; None for every other module."""
+        """Return the spec of the converter's module, changed to also register our loaders; None for other modules."""
         if name != CONVERTERS:
             return None
         sys.meta_path.remove(self)
@@ -59,7 +59,7 @@ class Waiting(MetaPathFinder):
 
 
 def register_loaders() -> None:
-    """Register our loaders with CTranslate2's converter: now where it is imported, else as soon as it is."""
+    """Register our loaders with CTranslate2's converter: now if it is imported already, else when it is imported."""
     if CONVERTERS in sys.modules:
         register_with(sys.modules[CONVERTERS])
     elif not any(isinstance(finder, Waiting) for finder in sys.meta_path):
@@ -67,6 +67,6 @@ def register_loaders() -> None:
 
 
 def register_with(converters: ModuleType) -> None:
-    """Register a loader of every family under the name of its config class."""
+    """Register a loader for each family under the name of the family's config class."""
     for family in FAMILIES.values():
         converters.register_loader(family.config.__name__)(Loader)

@@ -1,9 +1,9 @@
-"""A model of ours as a CTranslate2 specification: the same function in the engine's own layers.
+"""Convert a model of ours to a CTranslate2 specification: the same function in the engine's own layers.
 
-The engine knows one wide attention and one wide feed-forward network a sub-layer. So what stands side by side here is
-joined: N branches of M heads are N * M heads, scaled as one branch's heads are, the weight of each branch goes into
-its output projection, and the branches' biases are summed. This module imports ctranslate2; `ctranslate2_folder` does
-so only when it is asked to export.
+In the engine each sub-layer has one wide attention or one wide feed-forward network. So branches are joined. N
+branches of M heads become N * M heads, with the scale of one branch's heads. The weight of each branch is multiplied
+into its output projection, and the branches' biases are summed. This module imports ctranslate2, so
+`ctranslate2_folder` imports it only during an export.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,10 +47,10 @@ INSTEAD = "use `generate`, or export it to ONNX (--to onnx), which takes nearly 
 
 
 def check_expressible(model: PreTrainedModel) -> None:
-    """See that the engine has every part of a model.
+    """Check that the engine has every part of a model.
 
     Raises:
-        UserError: it lacks one; the message says which, and what to do instead.
+        UserError: the engine lacks a part; the message names the part and a remedy.
     """
     if reasons := list(_inexpressible(model)) or list(_replaced(model)):
         instead = "use `generate`" if model.config.slots_per_layer > 1 else INSTEAD
@@ -58,7 +58,7 @@ def check_expressible(model: PreTrainedModel) -> None:
 
 
 def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
-    """Reasons why the engine cannot compute what a model computes."""
+    """Yield the reasons why the engine cannot compute a model's function."""
     config = model.config
     if isinstance(config, DepthwiseLSTMConfig):
         yield "its layers are joined by an LSTM, and the engine only adds a sub-layer to its input"
@@ -89,7 +89,7 @@ def _inexpressible(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _replaced(model: PreTrainedModel) -> Iterator[str]:
-    """The first of the modules with the weights of an expressible model that an adapter or quantisation replaced."""
+    """Yield a reason for the first module with weights that an adapter or quantisation replaced, if there is one."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if last in PROJECTIONS and type(module) not in (nn.Linear, BranchSum):
@@ -111,7 +111,7 @@ def _inexpressible_paths(model: PreTrainedModel, config: MultiPathConfig) -> Ite
 
 
 def _path_sums(model: PreTrainedModel) -> Iterator[PathSum]:
-    """The sums of paths in the encoder, in the order in which they are computed."""
+    """Yield the encoder's sums of paths, in the order in which they are computed."""
     for layer in model.model.encoder.layers:
         yield layer.self_attn_paths
         yield layer.feed_forward_paths
@@ -119,15 +119,14 @@ def _path_sums(model: PreTrainedModel) -> Iterator[PathSum]:
 
 @torch.no_grad()
 def specification(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TransformerSpec:
-    """The engine's specification of a model: weights in float32, vocabularies, special tokens.
+    """Return the engine's specification of a model: weights in float32, vocabularies, special tokens.
 
     Args:
-        model: of ours, but not of latent depth, which is pruned before; it shares memory with the result.
-        tokenizer: the model's.
+        model: a model of ours. A latent-depth model must be pruned before. The result shares memory with the model.
+        tokenizer: the model's tokenizer.
 
     Raises:
-        UserError: the engine cannot compute what the model computes, or source and target have vocabularies of their
-            own.
+        UserError: the engine cannot compute the model's function, or source and target have separate vocabularies.
     """
     check_expressible(model)
     if getattr(tokenizer, "separate_vocabs", False):
@@ -161,17 +160,17 @@ def specification(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     spec.config.unk_token = tokenizer.unk_token or target[config.pad_token_id]
-    spec.config.eos_token = tokenizer.eos_token  # the tokenizer writes it behind the source; the engine need not
+    spec.config.eos_token = tokenizer.eos_token  # the tokenizer appends it to the source, so the engine need not
     spec.config.bos_token = tokenizer.bos_token or tokenizer.eos_token
     starts = start_tokens(config, tokenizer)
-    # Of several, the caller writes one as the first token of the target's prefix.
+    # With several start tokens, the caller passes one of them as the first token of the target's prefix.
     spec.config.decoder_start_token = target[starts.pop()] if len(starts) == 1 else None
-    spec.config.layer_norm_epsilon = 1e-5  # of every norm in the models
+    spec.config.layer_norm_epsilon = 1e-5  # the epsilon of every norm in the models
     return spec
 
 
 def start_tokens(config: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The ids with which a decoder begins: one, or one for each target language."""
+    """Return the possible ids of the decoder's first token: one, or one for each target language."""
     default = config.decoder_start_token_id
     pairs = (getattr(config, "translation_pairs", None) or {}).values()
     if pairs:
@@ -179,17 +178,17 @@ def start_tokens(config: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     codes = language_ids(tokenizer)
     if not codes:
         return {default}
-    with speaking(tokenizer, *[next(iter(codes))] * 2):  # M2M100's may not know its target yet
+    with speaking(tokenizer, *[next(iter(codes))] * 2):  # M2M100's tokenizer may have no target yet
         by_code = "decoder_start_token_id" in target_settings(tokenizer)  # as in mBART
     return set(codes.values()) if by_code else {default}
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
-    """The tokens of the ids 0 to `size` - 1, each once.
+    """Return the tokens of the ids 0 to `size` - 1. No token occurs twice.
 
-    An id that no text becomes has a name of its own: the model may have more embeddings than the tokenizer entries.
+    The model may have more embeddings than the tokenizer has entries. An id without an entry gets a new name.
     """
-    codes = language_ids(tokenizer).values()  # M2M100's may be none of its entries
+    codes = language_ids(tokenizer).values()  # M2M100's codes may be missing in `get_vocab()`
     entries = {**tokenizer.get_vocab(), **{tokenizer.convert_ids_to_tokens(i): i for i in codes}}
     tokens: list[str | None] = [None] * size
     for token, token_id in entries.items():
@@ -200,11 +199,11 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
 
 
 def _set_encoder(spec: LayerSpec, encoder: Any) -> None:
-    """Set the encoder.
+    """Set the encoder's weights.
 
-    A weight of a sub-layer's input (Multi-Path's beta, DeepNorm's alpha) is a scale of the residual stream, which the
-    next norm undoes, but for its epsilon. So the stream is kept without the scale, and what is added to it is divided
-    by it.
+    A weight on a sub-layer's input (Multi-Path's beta, DeepNorm's alpha) scales the residual stream. The next norm
+    undoes this scale, except for the norm's epsilon. So the engine's stream is not scaled, and the sub-layer's output,
+    which is added to the stream, is divided by the scale.
     """
     _set_embeddings(spec, spec.embeddings[0], encoder)
     scale = 1.0
@@ -222,7 +221,7 @@ def _set_encoder(spec: LayerSpec, encoder: Any) -> None:
                 weights = [weight / scale for weight in _path_weights(paths)]
             else:
                 paths, weights = None, _branch_weights(sublayer, layer)
-            if paths is not None and paths.path_norms:  # of a single path: x + PathNorm(F(LN(x)))
+            if paths is not None and paths.path_norms:  # there is one path: x + PathNorm(F(LN(x)))
                 before, after = _norms_around(layer_spec, name)
                 _set_norm(before, norm)
                 _set_norm(after, paths.path_norms[0], weights[0])
@@ -238,19 +237,19 @@ def _set_encoder(spec: LayerSpec, encoder: Any) -> None:
 
 
 def _norms_around(spec: LayerSpec, sublayer: str) -> tuple[LayerSpec, LayerSpec]:
-    """The norms before and behind a sub-layer, `"attention"` or `"feedforward"`, of an engine's layer with both."""
+    """Return the norms before and after a sub-layer, `"attention"` or `"feedforward"`, of a layer with both norms."""
     before = spec.input_layer_norm if sublayer == "attention" else spec.pre_feedforward_layer_norm
     return before, getattr(spec, f"post_{sublayer}_layer_norm")
 
 
 def _branch_weights(sublayer: Any, layer: nn.Module) -> list[float]:
-    """The weight of each branch of a sub-layer of a layer, beside a residual stream of weight 1."""
+    """Return the weight of each branch of a sub-layer, relative to a residual stream of weight 1."""
     alpha = layer.alpha if isinstance(layer, DeepNorm) else 1.0
     return [sublayer.merge_scale / alpha] * sublayer.branches
 
 
 def _path_weights(paths: PathSum) -> list[float]:
-    """The weight of each path's raw feature."""
+    """Return the weight of each path's raw feature."""
     if paths.path_norms:
         return [paths.initial_weight] if paths.alpha is None else paths.alpha.tolist()
     if paths.alpha is None:
@@ -275,7 +274,7 @@ def _set_decoder(spec: LayerSpec, decoder: Any) -> None:
 
 
 def _set_embeddings(spec: LayerSpec, token_spec: LayerSpec, stack: Any) -> None:
-    """Set tokens, their scale, positions and the norm behind them; `stack` is the encoder or the decoder."""
+    """Set token embeddings, their scale, positions, and the norm after them; `stack` is the encoder or the decoder."""
     embeddings: Embeddings = stack.embeddings
     token_spec.weight = stack.embed_tokens.weight.float()
     spec.scale_embeddings = float(embeddings.scale)
@@ -288,8 +287,8 @@ def _set_embeddings(spec: LayerSpec, token_spec: LayerSpec, stack: Any) -> None:
 
 
 def _set_attention(spec: LayerSpec, attention: Any, weights: Sequence[float], fused: int) -> None:
-    """Set an attention; `fused` of its three input projections are one, the others another."""
-    # The engine's own scale is that of heads which share the model's width among them, as those of one branch do.
+    """Set an attention. The first `fused` of its three input projections are joined, and so are the others, if any."""
+    # The engine's default scale assumes that all heads share d_model. Here only the heads of one branch share it.
     spec.queries_scale = float(attention.scaling)
     inputs = []
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
@@ -313,7 +312,7 @@ def _set_feed_forward(spec: LayerSpec, network: Any, weights: Sequence[float]) -
 
 
 def _set_sum(spec: LayerSpec, projection: nn.Linear, weights: Sequence[float]) -> None:
-    """Set what computes sum_i w_i (x_i W_i + b_i) for the branches' outputs x_i side by side."""
+    """Set the linear layer that computes sum_i w_i (x_i W_i + b_i); the x_i stand side by side in its input."""
     factors = torch.tensor(weights, dtype=torch.float64, device=projection.weight.device)
     blocks = projection.weight.double().unflatten(1, (len(weights), -1))  # [out, N, in]
     bias: torch.Tensor | None = projection.bias
@@ -329,5 +328,5 @@ def _set_linear(spec: LayerSpec, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def _set_norm(spec: LayerSpec, norm: nn.LayerNorm, weight: float = 1.0) -> None:
-    """Set a norm whose output is weighed."""
+    """Set a norm whose output is multiplied by `weight`."""
     spec.gamma, spec.beta = norm.weight.float() * weight, norm.bias.float() * weight

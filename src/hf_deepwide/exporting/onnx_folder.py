@@ -1,10 +1,11 @@
-"""Export to ONNX, which onnxruntime and other engines run: encoder and decoder with cache, of all families.
+"""Export models of all families to ONNX, which onnxruntime and other engines run: encoder, and decoder with cache.
 
     export_onnx("runs/mat", "exported")
 
-`encoder.onnx` computes, of source tokens, the keys and values of every cross-attention: once a sentence.
-`decoder.onnx` takes one token of each sentence, these keys and values, and those of the tokens before it. It gives the
-logits of the next token, and the keys and values with the new token's.
+`encoder.onnx` computes the keys and values of every cross-attention from the source tokens, once for each sentence.
+`decoder.onnx` takes one target token of each sentence, the keys and values of the cross-attentions, and the keys and
+values of the earlier target tokens. It returns the logits of the next token, and the keys and values including the new
+token's.
 """
 
 import copy
@@ -38,20 +39,20 @@ UNKNOWN_RULES = (
     *("begin_suppress_tokens", "sequence_bias", "repetition_penalty", "encoder_repetition_penalty"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_eos_token_id"),
 )
-SENTENCES, SOURCE, PAST = 3, 5, 4  # sizes of the inputs that are traced; the graphs serve all sizes
+SENTENCES, SOURCE, PAST = 3, 5, 4  # sizes of the traced inputs; the graphs accept all sizes
 MOST_SENTENCES = 2**20
-TOLERANCE = 1e-3  # of a logit, relative to the largest or to 1
+TOLERANCE = 1e-3  # largest accepted error of a logit, relative to the largest logit or to 1
 
 
 class EncoderGraph(nn.Module):
-    """Source tokens `[B, S]` and their mask to the keys and values of all cross-attentions, `[B, heads, S, width]`."""
+    """The graph from source tokens `[B, S]` and mask to all cross-attention keys and values `[B, heads, S, width]`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Encode, and let the decoder fill its cache; what else the decoder computes is cut from the graph."""
+        """Encode, and let the decoder fill its cache. The exporter removes the decoder's unused operations."""
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         start = torch.full_like(input_ids[:, :1], self.model.config.decoder_start_token_id)
         self.model(input_ids, attention_mask, decoder_input_ids=start, cache=cache, use_cache=True)
@@ -59,7 +60,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """One target token of each sentence `[B, 1]` to logits `[B, V]`, and to the keys and values with the new ones."""
+    """The graph from one target token of each sentence `[B, 1]` to logits `[B, V]` and all keys and values so far."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -72,9 +73,16 @@ class DecoderGraph(nn.Module):
         past: tuple[torch.Tensor, ...],
         cross: tuple[torch.Tensor, ...],
     ) -> tuple[torch.Tensor, ...]:
-        """`past` and `cross` hold a key and a value of each layer; `attention_mask` is the source's."""
+        """Decode one token of each sentence.
+
+        Args:
+            input_ids: the target tokens.
+            attention_mask: the mask of the source.
+            past: a key and a value of each layer's self-attention.
+            cross: a key and a value of each layer's cross-attention.
+        """
         cache = EncoderDecoderCache(cache_of(past), cache_of(cross))
-        config, (sentences, source) = self.model.config, attention_mask.shape  # nothing reads the states again
+        config, (sentences, source) = self.model.config, attention_mask.shape  # no layer reads the states
         states = cross[0].new_zeros(sentences, source + config.memory_rest, config.memory_width)
         output = self.model(
             encoder_outputs=BaseModelOutput(states), attention_mask=attention_mask, decoder_input_ids=input_ids,
@@ -84,7 +92,7 @@ class DecoderGraph(nn.Module):
 
 
 def cache_of(tensors: tuple[torch.Tensor, ...]) -> DynamicCache:
-    """A cache of the key and value of each layer."""
+    """Return a cache with the key and value of each layer."""
     cache = DynamicCache()
     for layer in range(len(tensors) // 2):
         cache.update(tensors[2 * layer], tensors[2 * layer + 1], layer)
@@ -92,7 +100,7 @@ def cache_of(tensors: tuple[torch.Tensor, ...]) -> DynamicCache:
 
 
 def tensors_of(cache: DynamicCache) -> tuple[torch.Tensor, ...]:
-    """The key and value of each layer of a cache."""
+    """Return the key and value of each layer in a cache."""
     return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
 
 
@@ -105,22 +113,22 @@ def export_onnx(
 ) -> str:
     """Write a folder with a model in ONNX, in float32: its encoder, its decoder with cache, and its tokenizer.
 
-    The folder's README holds lines that translate with onnxruntime, and without this package. Before the folder gets
-    its name, onnxruntime and the model decode random sentences, and their logits are compared.
+    The folder's README holds code that translates with onnxruntime, without this package. Before the folder gets its
+    final name, onnxruntime and the model decode random sentences, and their logits are compared.
 
     Args:
-        model: a folder, a Hub id, or a loaded model of one of our families. It is not changed.
+        model: a folder, a Hub id, or a loaded model, as `open_model` accepts it. It is not changed.
         folder: where to write; new or empty.
-        tokenizer: None: the one beside the model; required for a loaded model.
-        language: name or index of the posterior of a latent-depth model that has several: each is a folder of its own.
+        tokenizer: the model's tokenizer, required for a loaded model; None: the tokenizer saved with the model.
+        language: name or index of the posterior, if a latent-depth model has several. Export each to its own folder.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: a package is not installed; the folder is in use; layers keep more than keys and values; and what
-            loading a model can raise.
-        RuntimeError: the graphs compute something else; nothing is left in `folder` then.
+        UserError: a package is not installed; the folder is in use; layers cache more than keys and values; or the
+            model cannot be loaded or exported (see `open_model`).
+        RuntimeError: the logits of the graphs differ from the model's; `folder` is not written then.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         need(package, "onnx", "an export to ONNX, on Python 3.11 or newer,")
@@ -147,10 +155,10 @@ def warn_of_lost_rules(settings: GenerationConfig) -> None:
 
 
 def check_cache(model: PreTrainedModel) -> None:
-    """Refuse a model whose layers keep more for each token than the keys and values that the graphs hand on.
+    """Refuse a model whose layers cache more for each token than the keys and values that the graphs return.
 
     Raises:
-        UserError: names the model's `layer_form`.
+        UserError: the layers do; the message names the model's `layer_form`.
     """
     if model.config.slots_per_layer > 1:
         raise UserError(
@@ -164,7 +172,7 @@ def write_graphs(model: PreTrainedModel, folder: Path) -> None:
     """Trace and write the encoder and the decoder of a model in evaluation mode."""
     config = model.config
     source = {0: Dim("batch", max=MOST_SENTENCES), 1: Dim("source", max=config.max_position_embeddings)}
-    cached = {0: source[0]} if config.memory_rest else {0: source[0], 2: source[1]}  # what is packed has one length
+    cached = {0: source[0]} if config.memory_rest else {0: source[0], 2: source[1]}  # Luna's length is fixed
     past_shape = {0: source[0], 2: Dim("past", max=config.max_position_embeddings - 1)}
     ids = torch.full((SENTENCES, SOURCE), config.decoder_start_token_id)
     mask = torch.ones_like(ids)
@@ -197,7 +205,7 @@ def write_graphs(model: PreTrainedModel, folder: Path) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the exporter's remarks on packages that it does not need to itself."""
+    """Silence the exporter's warnings, such as remarks on packages that it does not need."""
     remarks = logging.getLogger("torch.onnx")
     level = remarks.level
     remarks.setLevel(logging.ERROR)
@@ -211,7 +219,7 @@ def _quietly() -> Iterator[None]:
 
 @torch.no_grad()
 def check_logits(model: PreTrainedModel, folder: Path) -> float:
-    """Decode three tokens of random sentences by the graphs; the largest difference from the model's logits.
+    """Decode three tokens of random sentences with the graphs; return the largest difference from the model's logits.
 
     Raises:
         RuntimeError: the graphs do not compute the model's function.
@@ -243,7 +251,7 @@ def check_logits(model: PreTrainedModel, folder: Path) -> float:
 
 
 def readme(opened: Opened) -> str:
-    """The folder's README: lines of Python that translate greedily with onnxruntime."""
+    """Return the folder's README: lines of Python that translate greedily with onnxruntime."""
     model, tokenizer, model_type = opened
     config, settings = model.config, model.generation_config
     languages = Languages(config, settings, tokenizer)

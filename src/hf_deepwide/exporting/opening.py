@@ -20,18 +20,18 @@ from ..vanilla_form import FOREIGN
 
 logger = logging.getLogger(__name__)
 
-NEUTRAL: dict[str, tuple[float, ...]] = {  # rules to their values that change nothing
+NEUTRAL: dict[str, tuple[float, ...]] = {  # a rule to the values with which it has no effect
     "repetition_penalty": (1,),
     "encoder_repetition_penalty": (1,),
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
     "min_new_tokens": (0,),
-    "min_length": (0, 1),  # the decoder's first token counts
+    "min_length": (0, 1),  # the length includes the decoder's first token
 }
 
 
 class Opened(NamedTuple):
-    """A model to export, in its own dtype, its tokenizer, and the `model_type` that it had before it was plain."""
+    """A model to export in its own dtype, its tokenizer, and its `model_type` before pruning or conversion."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -39,12 +39,12 @@ class Opened(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a translation, by the generation config."""
+        """The most tokens of a translation, according to the generation config."""
         settings = self.model.generation_config
         return settings.max_new_tokens or (settings.max_length or self.model.config.max_position_embeddings) - 1
 
     def save_tokenizer(self, folder: Path) -> None:
-        """Save the tokenizer, which cuts to the model's limit: the folder holds no config to read it from."""
+        """Save the tokenizer with the model's limit of source tokens, as the folder has no config with this limit."""
         cutting = copy.deepcopy(self.tokenizer)
         cutting.model_max_length = source_limit(self.model.config, cutting)
         cutting.save_pretrained(folder)
@@ -55,21 +55,21 @@ def open_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     language: int | str | None = None,
 ) -> Opened:
-    """The model and the tokenizer to export. Latent depth is pruned. A model that is passed is not changed.
+    """Return the model and the tokenizer to export. Latent depth is pruned. A model that is passed is not changed.
 
     Args:
-        model: a folder, a Hub id, or a loaded model: of one of our families, or a Marian, BART, mBART, M2M100, NLLB,
-            which becomes a vanilla model that computes the same.
-        tokenizer: None: the one beside the model.
-        language: name or index of the posterior, of a latent-depth model that has several.
+        model: a folder, a Hub id, or a loaded model. It belongs to one of our families, or is a Marian, BART, mBART,
+            M2M100 or NLLB model. A model of these types becomes a vanilla model that computes the same function.
+        tokenizer: the model's tokenizer, required for a loaded model; None: the tokenizer saved with the model.
+        language: name or index of the posterior, if a latent-depth model has several.
 
     Raises:
-        UserError: nothing can be loaded; the model is another one; there is no tokenizer, or it does not fit; a
-            posterior is missing or unknown.
+        UserError: the model cannot be loaded, or is of another type; there is no tokenizer, or it does not fit; the
+            posterior is missing or unknown; the model has norms for each language; or its two configs disagree.
     """
     if isinstance(model, str | os.PathLike):
         prefix = f"cannot export {quote(os.fspath(model))}"
-        load_config(model, prefix)  # an adapter has none, and its model cannot be exported with it
+        load_config(model, prefix)  # refuses an adapter, which has no config: it cannot be exported with its model
         loaded = load_model(AutoModelForSeq2SeqLM, model, prefix, dtype="auto")
         tokenizer = load_tokenizer(model, prefix) if tokenizer is None else tokenizer
     else:
@@ -107,10 +107,12 @@ def open_model(
 
 
 def _check_ends(prefix: str, model: PreTrainedModel) -> None:
-    """See that `generate`, which reads the generation config, begins and ends as the config says that engines read.
+    """Check that the generation config has the same start and end tokens as the config.
+
+    `generate` reads the generation config, and engines read the config.
 
     Raises:
-        UserError: it does not.
+        UserError: a token differs.
     """
     for field in ("decoder_start_token_id", "eos_token_id"):
         searched, described = getattr(model.generation_config, field), getattr(model.config, field)
@@ -130,9 +132,9 @@ def warn_of_rules(settings: GenerationConfig, names: Sequence[str], what: str, *
 
     Args:
         settings: the generation config.
-        names: the rules that are left out.
-        what: what leaves them out.
-        parts: what is left out of other rules, by their names.
+        names: names of the rules that are left out.
+        what: name of the engine or program that leaves the rules out.
+        parts: name of another rule to the part of its value that is left out.
     """
     rules = [
         f"{name} {quote(value)}"

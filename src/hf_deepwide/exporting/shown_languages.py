@@ -1,4 +1,4 @@
-"""The language pair that the lines in the README of an exported folder translate, and what is said of the others."""
+"""The language pair that an exported folder's README translates, and the README's note on the other languages."""
 
 from typing import Any, NamedTuple
 
@@ -11,26 +11,28 @@ START = "decoder_start_token_id"
 
 
 class Shown(NamedTuple):
-    """A language pair, as lines of code ask for it without this package."""
+    """The parts of the README's code that select a language pair without this package."""
 
     settings: dict[str, str]  # the target's first token, as `decoder_start_token_id` or `forced_bos_token_id`
-    arguments: str = ""  # of `AutoTokenizer.from_pretrained`, behind the folder
-    tag: str = ""  # a token, or words, before the source
-    source_token: str = ""  # in the place of the source's first token, where `arguments` cannot name the language
-    note: str = ""  # sentences on the other languages
-    languages: tuple[str | None, str | None] = (None, None)  # as the pipeline of this package takes them
+    arguments: str = ""  # further arguments of `AutoTokenizer.from_pretrained`, after the folder
+    tag: str = ""  # a token or words to put before the source
+    source_token: str = ""  # replaces the source's first token if `arguments` cannot name the language
+    note: str = ""  # sentences about the other languages
+    languages: tuple[str | None, str | None] = (None, None)  # as this package's pipeline accepts them
 
     @property
     def first(self) -> str | None:
-        """The token by which the decoder is told the target language; None where it is not told."""
+        """The decoder token that selects the target language; None if no such token does."""
         return next(iter(self.settings.values()), None)
 
 
 def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase, *, knows_start: bool = False) -> Shown:
-    """The pair that the model was trained or saved for, else its first one.
+    """Choose the pair for which the model was trained or saved, else its first pair.
 
     Args:
-        knows_start: all pairs start alike, and the engine begins with this token by itself.
+        languages: the languages of the model and its tokenizer.
+        tokenizer: the model's tokenizer.
+        knows_start: whether all pairs have the same start token, which the engine writes itself.
     """
     if languages.pairs:
         pairs = languages.pairs
@@ -61,7 +63,7 @@ def shown_languages(languages: Languages, tokenizer: PreTrainedTokenizerBase, *,
 
 def _of_codes(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> Shown:
     added = added_codes(tokenizer)
-    stock = sorted(languages.codes.keys() - added.keys())  # those that the tokenizer's class knows without us
+    stock = sorted(languages.codes.keys() - added.keys())  # codes in the tokenizer class's own table
     trained = languages.trained_pairs
     if trained:
         source, target = trained[0]
@@ -90,7 +92,7 @@ def _of_codes(languages: Languages, tokenizer: PreTrainedTokenizerBase) -> Shown
 
 
 def _saved_target(languages: Languages, source: str) -> str:
-    """The target that a model was saved with, or the newest code: perhaps the model was made for it."""
+    """Return the target with which a model was saved, else the code with the highest id, which may have been added."""
     try:
         target = languages.choose(source).target_lang
     except ValueError:  # the model was saved without a target
@@ -100,7 +102,7 @@ def _saved_target(languages: Languages, source: str) -> str:
 
 
 def _marks(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokens by which a language pair is asked for."""
+    """Return a text that names the tokens that select a language pair."""
     tag, start = settings.get("tag"), settings.get(START)
     marks = [f"`{tag}` before the source"] if tag else []
     marks += [] if start is None else [f"`{tokenizer.convert_ids_to_tokens(start)}` as the target's prefix"]
@@ -108,6 +110,6 @@ def _marks(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def packages(engine: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the lines need, as arguments of `pip install`."""
+    """Return the packages that the README's code needs, as arguments of `pip install`."""
     pieces = any(hasattr(tokenizer, name) for name in ("sp_model", "spm_source"))
     return f"{engine} transformers{' sentencepiece' if pieces else ''}"

@@ -1,7 +1,7 @@
-"""A model of ours as one of Transformers' own classes, where it is exactly such a model.
+"""Convert a model of ours to one of Transformers' own classes, if the class can compute exactly the same function.
 
-This is the way back of `vanilla_form`, which reads these classes. The result needs neither this package nor remote
-code, and tools that know the class know the model.
+This is the reverse of `vanilla_form`, which reads models of these classes. The result needs neither this package nor
+remote code, and tools that support the class support the model.
 """
 
 import copy
@@ -28,20 +28,20 @@ RENAMED = (
 
 
 def as_stock(model: PreTrainedModel, model_type: str) -> PreTrainedModel:
-    """The model of Transformers' class that computes what a model of ours computes.
+    """Return a model of a Transformers class that computes the same function as a model of ours.
 
     Args:
-        model: of one of our families; it is not changed and shares no memory with the result. Latent depth with one
-            posterior is pruned.
+        model: a model of one of our families. It is not changed, and shares no memory with the result. A latent-depth
+            model with one posterior is pruned.
         model_type: `"m2m_100"` (pre-norm, sinusoids), `"marian"` (post-norm, Marian's sinusoids), `"bart"` (post-norm,
             learned positions) or `"mbart"` (pre-norm, learned positions).
 
     Returns:
-        The model in evaluation mode, with the dtype, device and generation config of `model`. Its weights are the
-        model's, bit by bit. Biases that a model without biases lacks are zeros.
+        The model in evaluation mode, with the dtype, device and generation config of `model`. Its weights are
+        bit by bit those of `model`. Biases that `model` lacks are zeros.
 
     Raises:
-        UserError: the model does not fit; the message names the fields, and the classes that do fit.
+        UserError: the model does not fit the class; the message names the fields, and the classes that fit.
     """
     if model_type not in FOREIGN:
         raise UserError(f"as_ is {quote(model_type)}; accepted: {', '.join(STOCK)}")
@@ -69,10 +69,10 @@ def as_stock(model: PreTrainedModel, model_type: str) -> PreTrainedModel:
 
 
 def check_fit(config: DeepWideConfig, model_type: str) -> None:
-    """See that a class of Transformers can hold models of a config.
+    """Check that a class of Transformers can hold models of a config.
 
     Raises:
-        UserError: it cannot; the message names the fields, and the classes that can.
+        UserError: the class cannot; the message names the fields, and the classes that can.
     """
     if reasons := list(_misfits(config, model_type)):
         fitting = [other for other in STOCK if not any(_misfits(config, other))]
@@ -81,7 +81,7 @@ def check_fit(config: DeepWideConfig, model_type: str) -> None:
 
 
 def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
-    """The fields in which a config differs from what a class always has."""
+    """Yield a reason for each field in which a config differs from the fixed properties of a class."""
     if not FAMILIES[config.model_type].is_base:
         yield f"it is a {config.model_type}, and the class has plain layers alone"
         return
@@ -91,7 +91,7 @@ def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
         "max_relative_position": None,
     }
     wanted |= {field: getattr(VanillaTransformerConfig, field) for field in JOINTS}
-    if model_type == "m2m_100":  # without a place for the bias; it counts positions from behind the padding's id
+    if model_type == "m2m_100":  # has no bias of the logits, and numbers positions from the padding's id + 1
         wanted |= {"lm_head_bias": False, "pad_token_id": 1}
         if config.decoder_start_token_id == config.pad_token_id:
             yield "`decoder_start_token_id` is that of padding, which has no position there"
@@ -109,7 +109,7 @@ def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
 
 
 def _renamed(tensors: Tensors, config: DeepWideConfig, model_type: str) -> Tensors:
-    """The tensors of a vanilla form under the names of a class of Transformers, and what the class has beside them."""
+    """Return a vanilla model's tensors under the names of a Transformers class, with the tensors it also needs."""
     result = {}
     for key, tensor in tensors.items():
         for ours, theirs in RENAMED:
@@ -119,19 +119,23 @@ def _renamed(tensors: Tensors, config: DeepWideConfig, model_type: str) -> Tenso
         result["final_logits_bias"] = result.pop("lm_head.bias")[None]
     for stack in ("encoder", "decoder"):
         key = f"model.{stack}.embed_positions.weight"
-        if key in result:  # fairseq's table begins with two rows that nothing looks up
+        if key in result:  # as in fairseq, the table begins with two rows that no token looks up
             result[key] = torch.cat([torch.zeros_like(result[key][:2]), result[key]])
     if not config.attention_bias:
         for key in [key for key in result if key.endswith("_proj.weight")]:
             result[key.replace(".weight", ".bias")] = torch.zeros_like(result[key][:, 0])
     if config.share_encoder_decoder_embeddings or model_type != "marian":
-        result[SHARED] = result[ENCODER]  # which is read where matrices are tied alone
+        result[SHARED] = result[ENCODER]  # the class reads this key only if matrices are tied
     return result
 
 
 @torch.no_grad()
 def _load(stock: PreTrainedModel, tensors: Tensors) -> None:
-    """Copy tensors into a model; what has no place, or is left without a tensor, is a fault of ours."""
+    """Copy tensors into a model.
+
+    Raises:
+        RuntimeError: a tensor has no place in the model, or a weight gets no tensor; this is a bug of this package.
+    """
     own = stock.state_dict().keys()
     made = {key for key in own if key.endswith("embed_positions.weight") or key == "final_logits_bias"}
     if different := (tensors.keys() - own) | (own - tensors.keys() - made):

@@ -1,6 +1,7 @@
-"""From a checkpoint of fairseq to a model and a tokenizer of ours: vanilla, MAT or latent depth.
+"""Convert a checkpoint of fairseq to a model and a tokenizer of ours: vanilla, MAT or latent depth.
 
-The papers' code is built on fairseq: the MAT fork, and `examples/latent_depth`. The model computes what theirs does.
+The papers' code is built on fairseq: the MAT fork, and `examples/latent_depth`. The converted model computes the same
+function as the checkpoint's model.
 """
 
 import logging
@@ -26,12 +27,12 @@ from .reading import read_checkpoint
 logger = logging.getLogger(__name__)
 
 UNKNOWN = list(SPECIAL_TOKENS.values()).index(SPECIAL_TOKENS["unk_token"])
-NEVER = -100.0  # added to the logits of tokens that fairseq's dictionary lacks: they never win, and add nothing
-LONGEST = 200  # fairseq's limit of a translation, in tokens
+NEVER = -100.0  # bias of tokens that the target's dictionary lacks: their probability is practically 0
+LONGEST = 200  # fairseq's maximum length of a translation, in tokens
 
 
 class Converted(NamedTuple):
-    """What a checkpoint of fairseq becomes."""
+    """The model and the tokenizer that a checkpoint of fairseq becomes."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
@@ -44,20 +45,20 @@ def from_fairseq(
 ) -> Converted:
     """Return the model in a checkpoint of fairseq, and the tokenizer of its dictionary.
 
-    The file is read without running anything in it: tensors, plain values and an `argparse.Namespace` are accepted.
-    Each weight must have its place, and each place its weight. The model has the file's dtype.
+    No code in the file is run: only tensors, plain values and an `argparse.Namespace` are accepted. Each weight in the
+    file must have a place in the model, and each place needs a weight. The model has the file's dtype.
 
-    Two dictionaries become one vocabulary: the source's symbols, then those that the target's alone has. A token that
-    one side lacks has the embedding of the unknown token there, which fairseq looks up in its place, and is never
-    generated.
+    Two dictionaries become one vocabulary: the source's symbols, followed by the symbols that only the target has. A
+    token that one side lacks gets this side's embedding of the unknown token, which fairseq would look up for it. A
+    token that the target lacks is never generated.
 
     Args:
         path: the checkpoint, such as `checkpoint_best.pt`.
-        dictionary: `dict.en.txt`, or the source's and the target's; None: make no tokenizer.
-        codes: merges of subword-nmt or fastBPE with which words were cut; None: each symbol is a word.
+        dictionary: one file, such as `dict.en.txt`, or the source's and the target's file; None: make no tokenizer.
+        codes: the merges of subword-nmt or fastBPE that split words into subwords; None: each symbol is a word.
 
     Raises:
-        UserError: the file is damaged, holds other objects, or a model that our families cannot express; the
+        UserError: the file is damaged, holds other objects, or holds a model that our families cannot express; or the
             dictionary or the codes do not fit.
     """
     arguments, weights = read_checkpoint(path)
@@ -67,7 +68,7 @@ def from_fairseq(
         settings = _select_posteriors(tensors, pairs)
         config = config_of(arguments, tensors)
         check_tying(config, tensors)
-        try:  # each weight has its place, and each place its weight
+        try:  # each weight needs a place, and each place a weight
             check_tensors(tensors, FAMILIES[config.model_type].lm, config, without=SHARED)
         except ValueError as error:
             raise UserError(f"by its arguments, {error}") from error
@@ -96,7 +97,7 @@ def from_fairseq(
             check_finite(model)
         except ValueError as error:
             raise UserError(str(error)) from error
-    model.generation_config.update(  # fairseq's own defaults; it never selects padding, nor an end alone
+    model.generation_config.update(  # fairseq's defaults; it never generates padding, nor an empty translation
         num_beams=5,
         length_penalty=1.0,
         early_stopping=True,
@@ -108,10 +109,10 @@ def from_fairseq(
 
 
 def _select_posteriors(tensors: Tensors, pairs: list[str]) -> dict[str, dict[str, Any]]:
-    """The settings of each language pair. Layer logits then have a row for each pair.
+    """Return the settings of each language pair, and give the layer logits in `tensors` one row for each pair.
 
-    In fairseq an encoder's row is that of the last pair with this source, and a decoder's that of the last pair with
-    this target. Other rows are never trained.
+    In fairseq all pairs with the same source use the encoder's row of the last such pair. All pairs with the same
+    target use the decoder's row of the last such pair. Other rows are never trained.
     """
     latent = {side: LOGITS.format(stack) for side, stack in enumerate(("encoder", "decoder"))}
     latent = {side: key for side, key in latent.items() if key in tensors}
@@ -126,13 +127,13 @@ def _select_posteriors(tensors: Tensors, pairs: list[str]) -> dict[str, dict[str
 
 
 def _languages(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The languages of a model of one pair, where the arguments name them."""
+    """Return the languages of a model with one pair; None twice if the arguments do not name both."""
     source, target = arguments.get("source_lang"), arguments.get("target_lang")
     return (source, target) if isinstance(source, str) and isinstance(target, str) else (None, None)
 
 
 def _language_tokens(arguments: dict[str, Any]) -> list[str]:
-    """The languages that have a token in the dictionaries, in the order of their ids."""
+    """Return the languages that have a token in the dictionaries, in the order of the tokens' ids."""
     if not (arguments.get("encoder_langtok") or arguments.get("decoder_langtok")):
         return []
     pairs = arguments.get("lang_pairs") or []
@@ -141,7 +142,7 @@ def _language_tokens(arguments: dict[str, Any]) -> list[str]:
 
 
 def _language_ids(arguments: dict[str, Any], size: int) -> dict[str, int]:
-    """The ids of the languages' tokens, which fairseq adds behind a dictionary that then has `size` symbols."""
+    """Return the ids of the language tokens. fairseq appends them to the dictionary, which then has `size` symbols."""
     languages = _language_tokens(arguments)
     return {language: size - len(languages) + number for number, language in enumerate(languages)}
 
@@ -152,11 +153,11 @@ def _start_from_language(
     config: DeepWideConfig,
     settings: dict[str, dict[str, Any]],
 ) -> None:
-    """Let decoders begin with the token of the target language, where the model was trained so."""
+    """Let the decoder begin with the token of the target language, if the model was trained in this way."""
     if not arguments.get("decoder_langtok"):
         return
     ids = _language_ids(arguments, config.decoder_vocab_size)
-    if tokenizer is not None:  # which may have the tokens of two dictionaries
+    if tokenizer is not None:  # its ids differ if it joins two dictionaries
         ids = {language: tokenizer.convert_tokens_to_ids(f"__{language}__") for language in ids}
     for pair, pair_settings in settings.items():
         if (start := ids.get(pair.split("-")[1])) is None:
@@ -173,7 +174,7 @@ def _add_tokenizer(
     files: list[Path],
     codes: str | os.PathLike | None,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the dictionaries; embeddings get a row for each of its tokens."""
+    """Return the tokenizer of the dictionaries, and give the embeddings in `tensors` a row for each of its tokens."""
     if not 1 <= len(files) <= 2:
         raise UserError(f"{len(files)} dictionaries are given; accepted: one, or the source's and the target's")
     if arguments.get("encoder_langtok"):

@@ -1,4 +1,4 @@
-"""The config of a checkpoint of fairseq: sizes from its tensors, and what no tensor shows from its arguments."""
+"""Make the config of a fairseq checkpoint: sizes come from its tensors, and all else from its arguments."""
 
 import logging
 from typing import Any
@@ -10,7 +10,7 @@ from ..vanilla_form import DECODER, ENCODER, HEAD, Tensors
 
 logger = logging.getLogger(__name__)
 
-ACTIVATIONS = {  # ours by theirs
+ACTIVATIONS = {  # fairseq's name to our name
     "relu": "relu",
     "gelu": "gelu",
     "gelu_accurate": "gelu_new",
@@ -19,9 +19,9 @@ ACTIVATIONS = {  # ours by theirs
     "linear": "linear",
     "swish": "swish",
 }
-# Arguments that change what a model computes, or is given, and leave its tensors as they are; the values that we have.
+# Arguments that change a model's function or input but not its tensors, with the values that our models support.
 ONLY: dict[str, tuple[Any, ...]] = {
-    # other tasks tell their models the languages in other ways, or end sentences with other tokens
+    # other tasks pass the languages to their models in other ways, or end sentences with other tokens
     "task": ("translation", "multilingual_translation", "multilingual_translation_latent_depth"),
     "no_token_positional_embeddings": (False,),
     "no_cross_attention": (False,),
@@ -38,11 +38,11 @@ def config_of(arguments: dict[str, Any], tensors: Tensors) -> DeepWideConfig:
     """Return the config of the model: vanilla, MAT or latent depth.
 
     Args:
-        arguments: fairseq's.
+        arguments: fairseq's arguments.
         tensors: the weights under our names. Layer logits of latent depth have a row for each posterior.
 
     Raises:
-        UserError: an argument is missing, or asks for something that our models do not have.
+        UserError: an argument or a tensor is missing, or an argument has a value that our models do not support.
     """
     given = Given(arguments)
     for name, accepted in ONLY.items():
@@ -64,16 +64,16 @@ def config_of(arguments: dict[str, Any], tensors: Tensors) -> DeepWideConfig:
 
 
 class Given:
-    """fairseq's arguments; one that is missing or None has the default of its base architecture."""
+    """fairseq's arguments. An argument that is missing or None has the default of fairseq's base architecture."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
 
     def __call__(self, name: str, default: Any) -> Any:
-        """The value of an argument.
+        """Return the value of an argument.
 
         Raises:
-            UserError: it has another type than its default.
+            UserError: the value has another type than `default`.
         """
         value = self.arguments.get(name)
         if value is None:
@@ -84,7 +84,11 @@ class Given:
         return value
 
     def both(self, name: str, default: Any) -> Any:
-        """An argument of both stacks, which must agree."""
+        """Return the value of an argument that each stack has.
+
+        Raises:
+            UserError: the two values differ, or have another type than `default`.
+        """
         encoder, decoder = self(f"encoder_{name}", default), self(f"decoder_{name}", default)
         if encoder != decoder:
             raise UserError(
@@ -95,7 +99,7 @@ class Given:
 
 
 def _shared(given: Given, tensors: Tensors) -> dict[str, Any]:
-    """The fields of all families."""
+    """Return the fields that the configs of all families have."""
     fields: dict[str, Any] = {}
     for stack in ("encoder", "decoder"):
         prefix = f"model.{stack}.layers."
@@ -139,7 +143,7 @@ def _shared(given: Given, tensors: Tensors) -> dict[str, Any]:
 
 
 def _longest(given: Given, tensors: Tensors, learned: bool) -> int:
-    """The longest sentence in tokens: the rows of learned positions; computed positions have no end."""
+    """Return the longest sentence in tokens: the rows of learned positions; for computed positions, an argument."""
     if not learned:
         return max(given("max_source_positions", 1024), given("max_target_positions", 1024))
     tables = [tensors.get(f"model.{stack}.embeddings.positions.weight") for stack in ("encoder", "decoder")]
@@ -153,7 +157,7 @@ def _longest(given: Given, tensors: Tensors, learned: bool) -> int:
 
 
 def _layer_drop(given: Given) -> dict[str, Any]:
-    """The rate of LayerDrop, which our models have for both stacks together."""
+    """Return the rate of LayerDrop, which our models share between both stacks; {} if fairseq's stacks differ."""
     rates = [given(f"{stack}_layerdrop", 0.0) for stack in ("encoder", "decoder")]
     if rates[0] != rates[1]:
         logger.warning("the stacks were trained with LayerDrop of %s and %s; the result drops no layers", *rates)
@@ -162,7 +166,7 @@ def _layer_drop(given: Given) -> dict[str, Any]:
 
 
 def _branches(given: Given) -> dict[str, Any]:
-    """The fields of MAT; the fork's names."""
+    """Return the fields of MAT, from the arguments of the MAT fork."""
     return {
         "attention_branches": given.both("branches", 1),
         "ffn_branches": given.both("pffn_branches", given.both("branches", 1)),
@@ -175,7 +179,7 @@ def _branches(given: Given) -> dict[str, Any]:
 
 
 def _latent(given: Given, tensors: Tensors, latent: dict[str, bool]) -> dict[str, Any]:
-    """The fields of latent depth, with the losses of the released code."""
+    """Return the fields of latent depth, with the losses of the released code."""
     prior = given("prior", "uniform")
     if prior not in PRIORS:
         raise UserError(f"its prior is {quote(prior)}; accepted: {', '.join(PRIORS)}")
@@ -205,10 +209,10 @@ def _latent(given: Given, tensors: Tensors, latent: dict[str, bool]) -> dict[str
 
 
 def check_tying(config: DeepWideConfig, tensors: Tensors) -> None:
-    """Refuse matrices that differ where the arguments share them, and fill in those that the file leaves out.
+    """Refuse matrices that the arguments share but that differ. Add a tied output matrix that the file lacks.
 
     Raises:
-        UserError: they differ, or one is missing that nothing is shared with.
+        UserError: shared matrices differ.
     """
     if config.tie_word_embeddings:
         tensors.setdefault(HEAD, tensors[DECODER])

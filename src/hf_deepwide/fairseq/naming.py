@@ -1,8 +1,8 @@
-"""Names and layouts of fairseq's weights, as ours.
+"""Convert the names and layouts of fairseq's weights to ours.
 
-fairseq has one matrix for queries, keys and values (older versions) or three. The MAT fork has a module for each
-branch. Ours have three matrices in which the branches stand side by side: projections into branches by rows,
-projections out of branches by columns, biases one behind the other. No matrix is transposed.
+fairseq has three matrices for queries, keys and values, or one matrix for all (older versions). The MAT fork has a
+module for each branch. Our models have three matrices, which hold all branches. Projections into branches are
+concatenated by rows, and projections out of branches by columns. Biases are concatenated. No matrix is transposed.
 """
 
 import re
@@ -26,14 +26,14 @@ OLD_NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
-OTHERS = (  # of a stack
+OTHERS = (  # other weights of a stack
     (re.compile(r"(encoder|decoder)\.(embed_tokens\.weight|layer_norm\.(?:weight|bias))"), r"model.\1.\2"),
     (re.compile(r"(encoder|decoder)\.embed_positions\.weight"), r"model.\1.embeddings.positions.weight"),
     (re.compile(r"(encoder|decoder)\.layernorm_embedding\.(weight|bias)"), r"model.\1.embeddings.layer_norm.\2"),
     (re.compile(r"(encoder|decoder)\.layer_select\.layer_logits"), r"model.\1.layer_selection.layer_logits"),
     (re.compile(r"decoder\.(?:embed_out|output_projection\.weight)"), HEAD),
 )
-PADDING_ROWS = 2  # of learned positions: those up to the padding id, which no token looks up
+PADDING_ROWS = 2  # rows of learned positions up to the padding id, which no token looks up
 ROWS, COLUMNS = 0, 1
 
 
@@ -41,7 +41,7 @@ def rename(weights: Tensors) -> Tensors:
     """Return fairseq's weights under our names, with all branches of a sub-layer in one tensor.
 
     Raises:
-        UserError: a weight has no place in our models, or a branch is missing.
+        UserError: a weight has no place in our models, occurs twice or has a wrong shape; or a branch is missing.
     """
     pieces: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     along: dict[str, int] = {}
@@ -65,13 +65,13 @@ def rename(weights: Tensors) -> Tensors:
 
 
 def one_of_many(weights: Tensors) -> tuple[Tensors, list[str]]:
-    """Return the weights of one language pair of a multilingual model, and the pairs.
+    """Return the weights of one language pair of a multilingual model, and the names of all pairs.
 
-    fairseq saves the whole model for each pair, as `models.en-de.…`. Where encoders and decoders are shared, all are
-    the same. Any other model has no pairs.
+    fairseq saves the whole model for each pair, as `models.en-de.…`. If encoders and decoders are shared, all these
+    models are the same. For any other model, return its weights and no pairs.
 
     Raises:
-        UserError: the pairs have weights of their own.
+        UserError: the weights of the pairs differ.
     """
     by_pair: dict[str, Tensors] = defaultdict(dict)
     for name, tensor in weights.items():
@@ -95,7 +95,7 @@ def one_of_many(weights: Tensors) -> tuple[Tensors, list[str]]:
 
 
 def _places(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, int, int, torch.Tensor]]:
-    """Where a weight goes: our name, its branch, the dimension along which branches stand, and the numbers."""
+    """Yield the places of a weight: our name, its branch, the dimension that joins branches, and the tensor."""
     if match := ATTENTION.fullmatch(name):
         stack, layer, attention, branch, projection, part = match.groups()
         prefix = f"model.{stack}.layers.{layer}.{attention}"
@@ -124,7 +124,7 @@ def _places(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, int, int, to
 
 
 def _thirds(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values of one matrix or bias."""
+    """Split one matrix or bias into those of queries, keys and values."""
     if tensor.dim() == 0 or len(tensor) % 3:
         raise UserError(f"{name} has the shape {list(tensor.shape)}, which is not three matrices")
     return tensor.chunk(3)

@@ -1,7 +1,7 @@
-"""Reading a checkpoint of fairseq without running anything that it holds.
+"""Read a checkpoint of fairseq without running any code in it.
 
-Such a file is a pickle. PyTorch reads it as tensors and plain values (`weights_only`). Beside them older versions of
-fairseq have an `argparse.Namespace` of arguments, and meters of the training. A meter is read as an empty object.
+Such a file is a pickle. PyTorch reads it as tensors and plain values (`weights_only`). Older versions of fairseq also
+save an `argparse.Namespace` of arguments, and meters of the training. A meter is read as an empty object.
 """
 
 import argparse
@@ -26,20 +26,20 @@ SAVE_AGAIN = (
 
 
 class Meter:
-    """Stands in for a meter of fairseq, at which nobody looks."""
+    """An empty stand-in for a meter of fairseq, whose values are not needed."""
 
     def __setstate__(self, state: object) -> None:
-        """Forget what the meter has measured."""
+        """Discard the values of the meter."""
 
 
 def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
     """Return the arguments and the weights in a checkpoint of fairseq.
 
-    Arguments are those of the model, from `args` or from `cfg`, under the names of fairseq's command line.
+    The arguments are read from `args` or `cfg`, and have the names of fairseq's command line.
 
     Raises:
         UserError: there is no such file; it is damaged; it holds more than tensors, plain values, a namespace and
-            meters, or it is no checkpoint of fairseq.
+            meters; it is no checkpoint of fairseq, or has no arguments.
     """
     path = Path(path)
     if not path.is_file():
@@ -47,7 +47,7 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace, *((Meter, name) for name in METERS)]):
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # whose own message recommends to read the file unsafely
+    except pickle.UnpicklingError as error:  # its own message recommends unsafe reading
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         if found is None:
             raise UserError(f"{path} cannot be read: it is damaged, or no file that PyTorch has written") from error
@@ -56,7 +56,7 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
             f"argparse.Namespace. {SAVE_AGAIN}"
         ) from error
     except OSError as error:
-        if error.errno == errno.EINVAL:  # PyTorch looks for the end of the file, and goes to before its start
+        if error.errno == errno.EINVAL:  # PyTorch seeks to a place before the start of a short file
             raise UserError(f"{path} cannot be read: it is damaged, or was cut off; copy it again") from error
         raise UserError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     except UNREADABLE as error:
@@ -71,7 +71,7 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
 
 
 def _arguments(path: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the model and, of those in `cfg`, also of the task: language pairs and tokens."""
+    """Return the arguments in `args`, or those of model and task in `cfg`; the task has language pairs and tokens."""
     if state.get("args") is not None:
         arguments = _plain(state["args"])
     else:
@@ -89,13 +89,13 @@ def _arguments(path: Path, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(arguments: Any) -> dict[str, Any]:
-    """A namespace or a dict as a dict; anything else as an empty dict."""
+    """Return a namespace or a dict as a dict, and an empty dict for any other object."""
     fields = vars(arguments) if isinstance(arguments, argparse.Namespace) else arguments
     return {str(name): value for name, value in fields.items()} if isinstance(fields, dict) else {}
 
 
 def _flat(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the two stacks, which newer configs nest, under their names on the command line."""
+    """Give the arguments of the two stacks, which newer configs nest, their names on the command line."""
     flat = dict(arguments)
     for stack in ("encoder", "decoder"):
         flat |= {f"{stack}_{name}": value for name, value in _plain(flat.pop(stack, None)).items()}
@@ -103,7 +103,7 @@ def _flat(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(path: Path, weights: dict[Any, Any]) -> Tensors:
-    """The weights, each with a name, and none larger than the numbers that are in the file."""
+    """Return the weights; check that each is a tensor with a name, and not larger than its storage in the file."""
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise UserError(f"{path}: 'model' holds {quote(name)}, which is not a plain tensor")

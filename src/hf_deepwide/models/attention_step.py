@@ -91,11 +91,15 @@ class SelfAttentionStep:
         """Take the weights of a `MultiBranchAttention`; `make` makes a product of a matrix and a bias."""
         self.head_dim = attention.head_dim
         self.project = joint_product(attention, self.projections, make)
-        self.merge = output_product(attention, make)
+        self.merge = self.merge_of(attention, make)
         relative = attention.relative_keys
         self.relative = None if relative is None else relative.table().contiguous()  # [N, H, vectors]
         self.turned = ancestors.beams > 1
         self.begin(ancestors)
+
+    def merge_of(self, attention: nn.Module, make: Make) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Return a function that maps the contexts of all heads, `[R, 1, heads * H]`, to the output `[R, 1, D]`."""
+        return output_product(attention, make)
 
     def begin(self, ancestors: Ancestors) -> None:
         """Start without tokens, for the rows of `ancestors`."""
@@ -285,6 +289,9 @@ class MeanOfValuesStep(SelfAttentionStep):
     """The mean of the values of all tokens so far: attention with queries and keys of zero."""
 
     projections: ClassVar[list[str]] = ["v_proj"]
+
+    def merge_of(self, attention: nn.Module, make: Make) -> None:
+        """Make no copy of the output projection: only the means are read."""
 
     def mean(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Map `[R, 1, D]` to the means `[R, 1, heads * H]`."""

@@ -8,7 +8,8 @@ from huggingface_hub import EvalResult, ModelCardData
 from .. import card_text
 from ..durable import write_whole
 from ..families import all_families
-from .model_card import filled_template, is_on_hub, iso, portable
+from ..hub import is_on_hub
+from .model_card import filled_template, iso, portable
 from .recipe import Recipe
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews' correlation"}

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from .. import card_text
 from ..data.arguments import DataArguments, fill_in, split_pair
 from ..durable import write_whole
 from ..errors import UserError
 from ..families import all_families
+from ..hub import is_on_hub
 from .recipe import Recipe, check_recipe, used_values
 from .yaml_values import to_yaml
 
@@ -176,16 +175,6 @@ def _datasets(data: DataArguments) -> list[str]:
         return []
     names = [data.for_pair(pair).name for pair in data.pairs] if data.pairs else [data.name]
     return [name for name in dict.fromkeys(names) if is_on_hub(name) and not data.resolve(name).exists()]
-
-
-def is_on_hub(name: str) -> bool:
-    """Return True if a name can be a repository on the Hub: neither the name nor its first part is a local path."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    namespace = name.rpartition("/")[0]
-    return not Path(name).exists() and not (namespace and Path(namespace).exists())
 
 
 def iso(language: str) -> str | None:

@@ -47,7 +47,8 @@ class Replay:
 def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     """Compute the batches of one process again: same weights, same random numbers, same precision, no update.
 
-    With `lora_dropout`, and in a step in which memory ran out twice, dropout draws other numbers than in the run.
+    Dropout draws other numbers than in the run in two cases: with `lora_dropout`, and if memory ran out in the step
+    after the step had already computed parts of another size.
 
     Raises:
         UserError: the folder holds no fault or no batches of that process, or its files do not fit together.

@@ -421,7 +421,8 @@ class TokenBatchTrainer(Trainer):
         best = Path(self.state.best_model_checkpoint)
         check_weights(best, self.saving.run_id)
         if self.lora.begun:
-            self.lora.load(best)
+            with fitting(str(best)):
+                self.lora.load(best)
         else:
             super()._load_best_model()
 

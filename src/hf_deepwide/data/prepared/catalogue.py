@@ -1,4 +1,4 @@
-"""The corpora of the papers, a row each: what it is, on what terms it may be used, and which recipe reads it."""
+"""The catalogue of the papers' corpora, one row each: description, licence, and the recipe that reads the corpus."""
 
 from . import origins
 from .corpus import Corpus

@@ -1,4 +1,4 @@
-"""The steps of cleaning that the papers name, each a small function.
+"""The cleaning steps that the papers name, each a small function.
 
 A row is the same sentence in several languages. A step changes a row, or leaves it out.
 """
@@ -16,11 +16,11 @@ Row = tuple[str, ...]
 Change = Callable[[Row], Row | None]  # None: the row is left out
 
 CONTROL = regex.compile(r"\p{C}")  # as in Moses' remove-non-printing-char.perl
-NULL = ("__NULL__", "_ _ NULL _ _")  # a sentence that a talk lacks in this language
+NULL = ("__NULL__", "_ _ NULL _ _")  # marks a sentence without a translation in this language
 
 
 class Step(NamedTuple):
-    """One step: what it does in words, and a function that makes it for the languages of the rows."""
+    """One step: its description, and a function that returns the step's `Change` for the languages of the rows."""
 
     description: str
     made_for: Callable[[Sequence[str]], Change]
@@ -32,7 +32,7 @@ def _keep(description: str, stays: Callable[[Row], bool]) -> Step:
 
 
 def _moses(kind: str, languages: Sequence[str], **options: bool) -> list[Any]:
-    """A class of sacremoses, made for each language."""
+    """Return one instance of a sacremoses class for each language."""
     sacremoses = need("sacremoses", "corpora", "Moses' tokenisation")
     return [getattr(sacremoses, kind)(language, **options) for language in languages]
 
@@ -68,14 +68,14 @@ WITHOUT_NULL = _keep(
 
 
 def between(least: int, most: int) -> Step:
-    """Keep rows that have so many words in each language."""
+    """Keep rows that have `least` to `most` words in each language."""
     return _keep(
         f"{least} to {most} words on each side", lambda row: all(least <= len(text.split()) <= most for text in row)
     )
 
 
 def ratio_at_most(most: float) -> Step:
-    """Keep rows whose longest side has at most so many times the words of the shortest."""
+    """Keep rows whose longest side has at most `most` times as many words as the shortest side."""
 
     def stays(row: Row) -> bool:
         words = [len(text.split()) for text in row]

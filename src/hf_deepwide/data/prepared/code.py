@@ -1,15 +1,16 @@
 """Corpora of code, made from their published files: Django and CoNaLa.
 
-The folder of a corpus has `train`, `valid` and `test` with the suffixes `.nl` (English) and `.py`, a pair a line.
+The folder of a corpus has the files `train`, `valid` and `test` with the suffixes `.nl` (English) and `.py`. Each
+line holds one side of one pair.
 
-What is changed, and nothing else:
+Only these things are changed:
 
-- English is cut into words and single signs, with a space between two of them, so that `self.name` has the words of
-  the code `self . name`.
-- Django's code is tokenised, a line an example. The spaces before the line say where the line stood in its file, and
-  are left out. The split is the usual one, in order: 16,000, 1,000 and 1,805 lines.
-- CoNaLa's code is cut into Python's tokens, by the module tokenize. A line break becomes DCNL, and each step of
-  indentation a DCSP, as in published corpora of code. The last 200 training pairs are the validation set.
+- English is split into words and single signs, with a space between them. So `self.name` in a sentence has the same
+  words as the code `self . name`.
+- Django's code is tokenised already, with one example a line. The spaces before a line, which show its indentation in
+  the original file, are removed. The split is the usual one, in order: 16,000, 1,000 and 1,805 lines.
+- CoNaLa's code is split into Python's tokens by the module tokenize. A line break becomes DCNL, and each level of
+  indentation becomes one DCSP, as in published corpora of code. The last 200 training pairs are the validation set.
 """
 
 import io
@@ -29,18 +30,18 @@ SIGNS = re.compile(r"\w+|[^\w\s]")
 DJANGO = {"train": 16_000, "valid": 1_000, "test": 1_805}
 CONALA_VALID = 200
 LAYOUT = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-BROKEN = (tokenize.TokenError, SyntaxError)  # SyntaxError: of indentation
+BROKEN = (tokenize.TokenError, SyntaxError)  # a SyntaxError reports wrong indentation
 
 
 def words(text: str) -> str:
-    """English, with a space between its words and signs."""
+    """Return English text with one space between its words and signs."""
     return " ".join(SIGNS.findall(text))
 
 
 def marked(code: str) -> str:
-    """Code as one line of tokens, with DCNL for a line break and DCSP for a step of indentation.
+    """Return code as one line of tokens, with DCNL for a line break and DCSP for a level of indentation.
 
-    What Python cannot tokenise is cut as English is.
+    Code that Python cannot tokenise is split in the same way as English.
     """
     try:
         found = list(tokenize.generate_tokens(io.StringIO(code).readline))
@@ -56,17 +57,17 @@ def marked(code: str) -> str:
         elif token.type not in LAYOUT:
             marks += ["DCSP"] * depth if begins else []
             marks.append(token.string.replace("\n", " DCNL "))
-            begins = begins and token.type == tokenize.COMMENT  # of a line that has nothing else
+            begins = begins and token.type == tokenize.COMMENT  # a comment alone on its line
     while marks and marks[-1] == "DCNL":
         marks.pop()
     return " ".join(marks)
 
 
 def django(source: Path) -> dict[str, list[Pair]]:
-    """The splits of Django.
+    """Return the pairs of each split of Django.
 
     Raises:
-        UserError: the files have other numbers of lines.
+        UserError: a file is missing, or does not have the published number of lines.
     """
     english, code = (list(read_lines(find_file(source / name))) for name in ("all.anno", "all.code"))
     if not len(english) == len(code) == sum(DJANGO.values()):
@@ -82,10 +83,11 @@ def django(source: Path) -> dict[str, list[Pair]]:
 
 
 def conala(source: Path) -> dict[str, list[Pair]]:
-    """The splits of CoNaLa.
+    """Return the pairs of each split of CoNaLa.
 
     Raises:
-        UserError: a line of code is no JSON string, or the files do not fit each other.
+        UserError: a file is missing, a line of code is no JSON string, the two files of a split differ in length, or
+            there are too few training pairs.
     """
     train, test = _conala_pairs(source, "train"), _conala_pairs(source, "test")
     if len(train) <= CONALA_VALID:
@@ -116,10 +118,10 @@ class CodeCorpus:
     """One corpus of code.
 
     Args:
-        name: how the command line calls it; also its folder.
+        name: its name on the command line, and the name of its folder.
         what: a description.
-        licence: on what terms it may be used.
-        splits: reads the published files in a folder, and gives the pairs of each split.
+        licence: the terms of use.
+        splits: a function that reads the published files in a folder and returns the pairs of each split.
         example: a recipe that reads the corpus.
     """
 
@@ -130,7 +132,7 @@ class CodeCorpus:
     example: str
 
     def prepare(self, source: Path, output: Path) -> dict[str, int]:
-        """Write the corpus into its folder in `output`, whole or not at all; returns the pairs of each split.
+        """Write the corpus into its folder in `output`, in full or not at all; return each split's number of pairs.
 
         Raises:
             UserError: the folder exists and is not empty, or a published file is missing or is not as expected.

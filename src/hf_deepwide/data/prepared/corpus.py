@@ -1,4 +1,4 @@
-"""What a corpus is: its parts, where each comes from, the steps that clean it, and what is published about it."""
+"""The description of a corpus: the origin of each split, its cleaning steps, and published facts to check it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ class Part:
     """A split of a data set on the Hub.
 
     Args:
-        name: the data set.
-        split: its split.
-        config: its config.
-        first: only so many rows of the split.
-        revision: its revision; None is the newest.
-        data_files: the files of the split, where the revision has no configs.
+        name: the data set's name.
+        split: the split's name.
+        config: the data set's config.
+        first: number of rows to read from the start of the split; None: all rows.
+        revision: the data set's revision; None: the newest.
+        data_files: the files of the split, if the revision has no configs.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Part:
 
 @dataclass(frozen=True)
 class SacreBleuSet:
-    """A test set that sacreBLEU fetches.
+    """A test set that sacreBLEU downloads.
 
     Args:
-        name: its name there, such as wmt12.
-        sides: of each language, a direction and its side in that direction, such as `de-en/src`.
+        name: its name in sacreBLEU, such as wmt12.
+        sides: for each language, a direction and the language's side in that direction, such as `de-en/src`.
     """
 
     name: str
@@ -54,14 +54,14 @@ class SacreBleuSet:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a split is made of, one place after the other, and the steps that clean it.
+    """The places whose rows make up a split, one after the other, and the steps that clean the rows.
 
     Args:
         places: parts of data sets on the Hub, and test sets; or names of files. `{lang}` in a name stands for the
-            language. A file without it is a table with a column for each language. `{side}` is `src` in the file of
-            the first language, and `ref` in the file of the second.
-        steps: what is done to each row.
-        held_out: every so many rows one goes to the split `valid` instead.
+            language. A file without `{lang}` is a table with a column for each language. `{side}` stands for `src` in
+            the file of the first language, and for `ref` in the file of the second.
+        steps: the cleaning steps, applied to each row.
+        held_out: n: every n-th row goes to the split `valid` instead; None: no row does.
     """
 
     places: tuple[Part | SacreBleuSet, ...] | tuple[str, ...]
@@ -77,23 +77,23 @@ class Corpus:
     """One corpus.
 
     Args:
-        name: how the command line calls it.
+        name: its name on the command line.
         what: a description.
-        licence: on what terms it may be used.
-        folder: where it goes, below the place that relative paths of recipes start at.
-        file: the name of a split's file in the folder, with `{pair}` and `{split}`. Text has a file for each `{lang}`;
-            `.jsonl` is a data set that `data.name` names.
-        groups: languages whose files are aligned with each other.
-        hub: origins of the splits on the Hub, for a group; None: the Hub does not have them.
-        files: origins of the splits in original files, for a group; None: only tables of the Hub are read.
-        example: a recipe, and the overrides by which it reads the corpus.
-        keys: the further overrides by which it reads no other groups than the given ones.
-        counts: rows of the splits, by `split`, or by `pair/split` where there are several groups.
-        digests: SHA-256 of published text, by file; white space at the ends of lines does not count.
-        merges: merges of subword-nmt in the papers; None where one vocabulary serves many languages.
-        codes: the file of the merges, beside the training files.
+        licence: the terms of use.
+        folder: its folder, relative to the place from which relative paths in recipes start.
+        file: the name of a split's file in the folder, with `{pair}` and `{split}`. A text corpus has a file for each
+            `{lang}`. A `.jsonl` file belongs to a data set, whose name goes into `data.name`.
+        groups: groups of languages; the files of a group are aligned with each other.
+        hub: a function that returns the origins of a group's splits on the Hub; None: the Hub does not have them.
+        files: the same for original files; None: only tables of the Hub are read.
+        example: a recipe, and the overrides with which it reads the corpus.
+        keys: a function that returns the further overrides with which the recipe reads only the given groups.
+        counts: published number of rows of each split, by `split`, or by `pair/split` if there are several groups.
+        digests: SHA-256 of the published text, by file name; white space at both ends of a line does not count.
+        merges: number of subword-nmt merges in the papers; None if one vocabulary serves many languages.
+        codes: name of the file of merges, which lies beside the training files.
         on_hub: languages that the Hub has; None: all.
-        columns: what the original data call a language, where that is not its code.
+        columns: a language's name in the original data, if it differs from the language's code.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Corpus:
 
     @property
     def form(self) -> Literal["text", "jsonl"]:
-        """Files of text, or a data set."""
+        """`"text"` for files of text, `"jsonl"` for a data set."""
         return "jsonl" if self.file.endswith(".jsonl") else "text"
 
 

@@ -1,7 +1,7 @@
-"""What was prepared: files with their rows, digests, origins and steps, in `manifest.json` beside them.
+"""The record of prepared files: their rows, digests, origins and steps, in `manifest.json` beside the files.
 
-An entry is written before its file gets its name. So a file without an entry is somebody else's, and a file that
-does not have the digest of its entry was changed.
+An entry is written before its file gets its final name. So a file without an entry was not made by this library. A
+file whose digest differs from its entry was changed.
 """
 
 import json
@@ -17,15 +17,15 @@ NAME, LARGEST = "manifest.json", 16_000_000
 
 
 class Entry(TypedDict):
-    """What is known of one file.
+    """The record of one file.
 
     Attributes:
-        rows: its lines.
+        rows: number of its lines.
         sha256: the digest of its bytes.
-        made_of: the places that it was read from.
-        steps: how it was cleaned, in words.
-        left_out: rows that steps left out.
-        commits: commits of the Hub that were read.
+        made_of: the places from which it was read.
+        steps: descriptions of the steps that cleaned it.
+        left_out: description of a step to the number of rows that the step left out.
+        commits: commits of the Hub from which it was read.
     """
 
     rows: int
@@ -40,15 +40,15 @@ class Manifest:
     """The manifest of a corpus in a folder.
 
     Attributes:
-        folder: where the files are.
-        entries: file, relative to the folder, to what is known of it.
+        folder: the folder of the files.
+        entries: path of a file, relative to the folder, to its entry.
     """
 
     def __init__(self, folder: Path, corpus: str, licence: str) -> None:
         """Read the manifest, if there is one.
 
         Raises:
-            UserError: it is broken, or of another corpus.
+            UserError: it is broken, belongs to another corpus, or has entries with other fields.
         """
         self.folder = folder
         self.corpus = corpus
@@ -68,10 +68,10 @@ class Manifest:
             raise UserError(f"{one_line(path)} is not of {corpus} as this version prepares it; {self._instead()}")
 
     def state(self, file: str, made_of: Iterable[str], steps: Iterable[str]) -> Literal["finished", "missing"]:
-        """Whether a file is there, made of the same places by the same steps, and unchanged.
+        """Return "finished" if a file exists, made of these places by these steps, and unchanged; else "missing".
 
         Raises:
-            UserError: it is there, but is somebody else's, was changed, or was made otherwise.
+            UserError: the file exists, but has no entry, was changed, or was made of other places or by other steps.
         """
         path, entry = self.folder / file, self.entries.get(file)
         there = path.is_symlink() or path.exists()
@@ -94,7 +94,7 @@ class Manifest:
         return "finished"
 
     def add(self, entries: dict[str, Entry]) -> None:
-        """Write the manifest with these entries, too."""
+        """Add entries, and write the manifest."""
         self.entries |= entries
         content = {
             "corpus": self.corpus,

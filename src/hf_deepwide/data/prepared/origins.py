@@ -1,6 +1,7 @@
-"""Where the splits of each corpus come from: tables of the Hub, test sets of sacreBLEU, or original files.
+"""The origins of each corpus's splits: tables of the Hub, test sets of sacreBLEU, or original files.
 
-Every function takes the languages of a group. `…_keys` return the overrides by which a recipe reads the groups.
+`…_hub` and `…_files` take the languages of a group, and return the origin of each split. `…_keys` take several groups,
+and return the overrides with which a recipe reads these groups.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,8 +21,8 @@ from .cleaning import (
 )
 from .corpus import Languages, Origin, Part, SacreBleuSet, pair_of
 
-CONVERTED = "refs/convert/parquet"  # where the Hub keeps tables of data sets that were scripts once
-# WMT'14 as fairseq's scripts clean it, which MAT's authors name; they leave most punctuation of test sets as it is.
+CONVERTED = "refs/convert/parquet"  # where the Hub keeps the tables of data sets that were loaded by scripts
+# The steps of fairseq's scripts for WMT'14, which MAT's authors name. The scripts keep most punctuation of test sets.
 WMT14_TRAIN = (NORMALIZED, DASHES_SPLIT, WITHOUT_EMPTY)
 WMT14_HELD_OUT = (STRAIGHT_APOSTROPHES, DASHES_SPLIT)
 TRAIN_ONLY = {"an", "dz", "hy", "mn", "yo"}  # languages of OPUS-100 without held-out pairs
@@ -34,7 +35,7 @@ OPUS100 = (
     "si", "sk", "sl", "sq", "sr", "sv", "ta", "te", "tg", "th", "tk", "tr", "tt", "ug", "uk",
     "ur", "uz", "vi", "wa", "xh", "yi", "yo", "zh", "zu",
 )  # fmt: skip
-TED8 = {  # code in the papers, to that of the corpus and the training pairs in thousands (Wang et al. 2020)
+TED8 = {  # code in the papers: (code in the corpus, thousands of training pairs), from Wang et al. 2020
     "aze": ("az", 5.94), "bel": ("be", 4.51), "glg": ("gl", 10.0), "slk": ("sk", 61.5),
     "tur": ("tr", 182), "rus": ("ru", 208), "por": ("pt-br", 185), "ces": ("cs", 103),
     "bos": ("bs", 5.64), "mar": ("mr", 9.84), "hin": ("hi", 18.79), "mkd": ("mk", 25.33),
@@ -43,7 +44,7 @@ TED8 = {  # code in the papers, to that of the corpus and the training pairs in 
 
 
 def _converted(name: str, folder: str, **splits: str) -> dict[str, Origin]:
-    """Splits of a data set whose tables the Hub keeps at another revision; ours are named after theirs."""
+    """Origins in a data set whose tables are at `CONVERTED`; `splits` maps our names of splits to those of the Hub."""
     return {
         ours: Origin((Part(name, theirs, revision=CONVERTED, data_files=f"{folder}/{theirs}/*.parquet"),))
         for ours, theirs in splits.items()
@@ -51,19 +52,19 @@ def _converted(name: str, folder: str, **splits: str) -> dict[str, Origin]:
 
 
 def _newstest(name: str, languages: Languages) -> SacreBleuSet:
-    """A test set of WMT before 2014, whose sides are sources both: the same text in all languages."""
+    """A test set of WMT before 2014: all languages have the same text, so that each side is read as a source."""
     other = languages[0]
     return SacreBleuSet(name, (f"{other}-en/src", f"en-{other}/src"))
 
 
 def iwslt14_hub(languages: Languages) -> dict[str, Origin]:
-    """Pairs that the script of fairseq has prepared."""
+    """The pairs of IWSLT 2014, as prepared by the script of fairseq."""
     name = "bbaaaa/iwslt14-de-en-preprocess"
     return _converted(name, "de-en", valid="validation", test="test", train="train")
 
 
 def iwslt14_files(languages: Languages) -> dict[str, Origin]:
-    """The release of IWSLT, cleaned as the script of fairseq cleans it."""
+    """The files released by IWSLT, with the cleaning steps of fairseq's script."""
     tests = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
     return {
         "test": Origin(
@@ -76,7 +77,7 @@ def iwslt14_files(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt14_hub(languages: Languages) -> dict[str, Origin]:
-    """The pairs of WMT 2014, and newstest2012 of sacreBLEU."""
+    """The German pairs of WMT 2014, and newstest2012 from sacreBLEU."""
     return {
         "validation": Origin((Part("wmt/wmt14", "validation", "de-en"),), WMT14_HELD_OUT),
         "newstest2012": Origin((_newstest("wmt12", languages),), WMT14_HELD_OUT),
@@ -97,7 +98,11 @@ def wmt14_files(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt14_french_hub(languages: Languages) -> dict[str, Origin]:
-    """Both papers validate on newstest2012 and newstest2013 together, and name no step but the tokenizer, if that."""
+    """The French pairs of WMT 2014.
+
+    Both papers validate on newstest2012 and newstest2013 together. They name no cleaning step except the tokenizer, or
+    not even this step.
+    """
     earlier = (_newstest("wmt12", languages), Part("wmt/wmt14", "validation", "fr-en"))
     return {
         "validation": Origin(earlier, (TOKENIZED,)),
@@ -118,7 +123,7 @@ def wmt14_french_files(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt15_hub(languages: Languages) -> dict[str, Origin]:
-    """The Czech pairs of WMT 2015; newstest2013 validates."""
+    """The Czech pairs of WMT 2015; newstest2013 is the validation set."""
     return {
         "validation": Origin((_newstest("wmt13", languages),), (TOKENIZED,)),
         "test": Origin((Part("wmt/wmt15", "test", "cs-en"),), (TOKENIZED,)),
@@ -137,7 +142,11 @@ def wmt15_files(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt19_french_hub(languages: Languages) -> dict[str, Origin]:
-    """From 2008 to 2013 the test sets of all languages were one text."""
+    """The French-German pairs of WMT 2019.
+
+    The test sets of 2008 to 2013 have the same text in all languages. So they give German-French pairs, which are the
+    validation set.
+    """
     years = tuple(SacreBleuSet(f"wmt{year:02}", ("de-en/src", "fr-en/src")) for year in range(8, 14))
     return {
         "valid": Origin(years),
@@ -147,7 +156,7 @@ def wmt19_french_hub(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt19_hub(languages: Languages) -> dict[str, Origin]:
-    """The German pairs of WMT 2019, and test sets of four years."""
+    """The German-English pairs of WMT 2019, and the test sets of four years."""
     tests = {"newstest2014": "wmt14/full", "newstest2018": "wmt18", "newstest2019": "wmt19"}
     return {
         "newstest2013": Origin((_newstest("wmt13", languages),)),
@@ -157,7 +166,10 @@ def wmt19_hub(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt17_hub(languages: Languages) -> dict[str, Origin]:
-    """All development sets of WMT 2017: the test sets of earlier years, which the Hub has as such."""
+    """The pairs of WMT 2017. All its development sets together are the validation set.
+
+    Most development sets are the test sets of earlier years, and are read from the data sets of those years.
+    """
     pair = pair_of(languages)
     earlier = {
         "de-en": [("wmt/wmt14", "test"), ("wmt/wmt15", "test"), ("wmt/wmt16", "test")],
@@ -190,26 +202,30 @@ def wmt17_files(languages: Languages) -> dict[str, Origin]:
 
 
 def wmt17_keys(groups: Sequence[Languages]) -> dict[str, str]:
-    """The paper shares the vocabulary of German and English only; here it is joint, and the embeddings are not."""
+    """The overrides for the first of the groups.
+
+    The paper shares a vocabulary only between German and English. Here each pair has a joint vocabulary, and the pairs
+    without German have separate embeddings instead.
+    """
     apart = ("model.share_encoder_decoder_embeddings", "model.tie_word_embeddings")
     own = {} if groups[0] == ("de", "en") else dict.fromkeys(apart, "false")
     return {"data.config": pair_of(groups[0]), "data.target_lang": groups[0][0]} | own
 
 
 def ted8_hub(languages: Languages) -> dict[str, Origin]:
-    """Talks on the Hub, without the sentences that a language lacks."""
+    """The talks on the Hub, without the sentences that are missing in a language."""
     splits = _converted("neulab/ted_multi", "plain_text", valid="validation", test="test", train="train")
     return {split: Origin(origin.places, (WITHOUT_NULL,)) for split, origin in splits.items()}
 
 
 def ted8_files(languages: Languages) -> dict[str, Origin]:
-    """The released tables, without the sentences that a language lacks."""
+    """The released tables, without the sentences that are missing in a language."""
     files = {"valid": "dev", "test": "test", "train": "train"}
     return {split: Origin((f"all_talks_{file}.tsv",), (WITHOUT_NULL,)) for split, file in files.items()}
 
 
 def ted8_keys(groups: Sequence[Languages]) -> dict[str, str]:
-    """The pairs, where they are not all."""
+    """The override that lists the pairs; empty if all pairs are read."""
     return {} if len(groups) == len(TED8) else {"data.pairs": _listed(map(pair_of, groups))}
 
 
@@ -231,7 +247,7 @@ def opus100_files(languages: Languages) -> dict[str, Origin]:
 
 
 def opus100_keys(groups: Sequence[Languages]) -> dict[str, str]:
-    """Both directions of each pair."""
+    """The overrides that list both directions of each pair; empty if all pairs are read."""
     if len(groups) == len(OPUS100):
         return {}
     others = [language for group in groups for language in group if language != "en"]
@@ -244,12 +260,12 @@ def opus100_keys(groups: Sequence[Languages]) -> dict[str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """A list, as an override has it."""
+    """Return a list in the form that an override takes."""
     return f"[{', '.join(names)}]"
 
 
 def multi30k_hub(languages: Languages) -> dict[str, Origin]:
-    """English and German; the test set is that of 2016."""
+    """The English and German splits on the Hub; their test set is that of 2016."""
     splits = {"val": "validation", "test_2016_flickr": "test", "train": "train"}
     return {ours: Origin((Part("bentrevett/multi30k", theirs),)) for ours, theirs in splits.items()}
 
@@ -266,6 +282,6 @@ def multi30k_tokenised_files(languages: Languages) -> dict[str, Origin]:
 
 
 def multi30k_keys(groups: Sequence[Languages]) -> dict[str, str]:
-    """The target language, where it is not German."""
+    """The override of the target language; empty if German is among the languages."""
     (languages,) = groups
     return {} if "de" in languages else {"data.target_lang": languages[1]}

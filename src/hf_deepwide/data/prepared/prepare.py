@@ -1,6 +1,6 @@
-"""Prepare a corpus: read each split, clean it, check it, and write it whole or not at all.
+"""Prepare a corpus: read each split, clean it, check it, and write it in full or not at all.
 
-Rows are streamed, so that memory does not grow with the corpus. What is finished is not made again.
+Rows are streamed, so that memory does not grow with the corpus. Finished files are not made again.
 """
 
 import gzip
@@ -44,22 +44,24 @@ from .writing import Writer, content_digest, data_set_card
 logger = logging.getLogger(__name__)
 
 ENGLISH = ("en", "eng")
-NEARLY = 0.01  # of counts where steps leave rows out: papers round, and sacremoses cuts a few words in its own way
+# The accepted relative difference from a published count, if steps leave rows out: papers round their counts, and
+# sacremoses splits a few words in another way than Moses.
+NEARLY = 0.01
 VALID = "valid"
-MOST = 1_000_000  # merges
-FEW = 8  # language pairs that are named one by one
+MOST = 1_000_000  # the largest accepted number of merges
+FEW = 8  # up to this number, language pairs are listed by name
 
 
 @dataclass(frozen=True)
 class Task:
-    """The files that one pass over a split makes.
+    """The files that one pass over a split writes.
 
     Args:
-        languages: the languages of its rows.
+        languages: the languages of the rows.
         split: the split that is read.
-        origin: where its rows come from, and how they are cleaned.
-        sources: the files of each place, where these are files.
-        files: split to its files, relative to the folder of the corpus.
+        origin: the places and cleaning steps of the rows.
+        sources: the original files of each place; empty if the places are not files.
+        files: a written split to its files, relative to the corpus's folder.
     """
 
     languages: Languages
@@ -70,34 +72,34 @@ class Task:
 
     @property
     def made_of(self) -> list[str]:
-        """The places that are read, for people."""
+        """The places that are read, as text for messages and the manifest."""
         return [str(place) for place in self.origin.places]
 
     @property
     def steps(self) -> list[str]:
-        """The steps of cleaning, in words."""
+        """Descriptions of the cleaning steps."""
         description = [step.description for step in self.origin.steps]
         held = self.origin.held_out
         return [*description, f"of every {held} rows that are left the last goes to {VALID}"] if held else description
 
     @property
     def all_files(self) -> list[str]:
-        """The files of all splits."""
+        """The files of all splits that are written."""
         return list(chain.from_iterable(self.files.values()))
 
 
 class Preparation:
-    """What is to be done for a corpus; `run` does it.
+    """The work to prepare a corpus; `run` does the work.
 
     Attributes:
-        corpus: its row of the catalogue.
-        folder: where its files go.
-        source: a folder with original files, or with copies of data sets of the Hub; None: the Hub.
-        groups: languages that are prepared together.
-        tasks: all that belongs to it, in the order of making.
-        finished: files that are there already.
-        merges: how many merges of subword-nmt are learnt; None: none are.
-        unchecked: whether other counts and digests than the published ones are accepted.
+        corpus: the corpus's row of the catalogue.
+        folder: the folder of the prepared files.
+        source: a folder with original files, or with copies of data sets of the Hub; None: read from the Hub.
+        groups: groups of languages that are prepared together.
+        tasks: all tasks, in the order in which they run.
+        finished: files that are finished already.
+        merges: number of subword-nmt merges to learn; None: learn none.
+        unchecked: whether counts and digests that differ from the published ones are accepted.
     """
 
     def __init__(
@@ -109,13 +111,13 @@ class Preparation:
         merges: int | Literal[True] | None = None,
         unchecked: bool = False,
     ) -> None:
-        """Look at what was asked for, and at what is there; nothing is fetched or written.
+        """Check the arguments and the existing files; nothing is downloaded or written.
 
-        If `merges` is True, as many are learnt as in the papers.
+        If `merges` is True, the number of merges is that of the papers.
 
         Raises:
             UserError: the corpus has no such language or no merges, an original file is missing, or a file that would
-                be written is there already and was not made by this command in the same way.
+                be written exists already and was not made by this command in the same way.
         """
         if source is not None and not source.is_dir():
             raise UserError(f"--source {one_line(source)}: there is no such folder")
@@ -139,7 +141,7 @@ class Preparation:
         self._look()
 
     def _look(self) -> None:
-        """Find what is there."""
+        """Read the manifest, and find the finished files."""
         self.manifest = Manifest(self.folder, self.corpus.name, self.corpus.licence)
         if self.corpus.form == "jsonl" and not self.manifest.entries:
             self.manifest.state(CARD, (), ())
@@ -160,9 +162,9 @@ class Preparation:
         return list(dict.fromkeys(name.replace("{lang}", language) for language in languages))
 
     def describe(self) -> str:
-        """What will be read, from where, on what terms, and what becomes of it."""
+        """Return a text for the user: the licence, the places to read, the cleaning steps, and the output folder."""
         corpus = self.corpus
-        pairs: dict[str, list[str]] = {}  # what is told of a task, to the language pairs that are treated alike
+        pairs: dict[str, list[str]] = {}  # description of a task: the language pairs that share it
         for task in self.tasks:
             made_of = ", ".join(task.made_of).replace(f"({pair_of(task.languages)}, ", "(")
             description = "; ".join([f"{task.split}: {made_of}", *task.steps])
@@ -185,7 +187,7 @@ class Preparation:
 
     @property
     def example(self) -> str | None:
-        """A recipe, and the overrides by which it reads what was prepared; None without a validation set."""
+        """A recipe, and the overrides with which it reads the prepared files; None without a validation set."""
         if all(task.split == "train" and task.origin.held_out is None for task in self.tasks):
             return None
         keys = dict(self.corpus.keys(self.groups))
@@ -194,20 +196,21 @@ class Preparation:
         return " ".join([self.corpus.example, *(f"--{key} {shlex.quote(value)}" for key, value in keys.items())])
 
     def run(self) -> None:
-        """Make what is not finished.
+        """Check the finished files, and make the others.
 
         Raises:
-            UserError: something cannot be read, or is not what was published; or another process prepares it.
+            UserError: a source cannot be read, the rows differ from the published ones, or another process is
+                preparing the corpus.
         """
         codes = [self._codes(group) for group in self.groups] if self.merges is not None else []
         wanted = [*codes, *(file for task in self.tasks for file in task.all_files)]
         if self.finished.issuperset(wanted) and self._new_card() is None:
-            self._run()  # it verifies, and writes nothing: the folder may be somebody else's
+            self._run()  # only checks: the folder may be another user's
             return
         with _empty_folders_removed(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder, "--output"):
-                self._look()  # again: another process may have made some of it
+                self._look()  # look again: another process may have made some files
                 self._run()
                 self._write_card()
 
@@ -226,7 +229,7 @@ class Preparation:
                 self._learn(group)
 
     def _new_card(self) -> str | None:
-        """The card of the data set, if it has to be written; None where it is there, or somebody has changed it."""
+        """The text of the data set's card, if it must be written; None if it exists already, or a user changed it."""
         if self.corpus.form != "jsonl":
             return None
         path, made = self.folder / CARD, self.manifest.entries.get(CARD)
@@ -286,7 +289,7 @@ class Preparation:
             logger.info("  %s left out: %s", f"{count:,}", description)
 
     def _check_kept(self, entries: dict[str, Entry]) -> None:
-        """Refuse to replace a finished file by other text: more files are aligned with it."""
+        """Refuse to replace a finished file by other text, because other files are aligned with it."""
         for file, entry in entries.items():
             if file in self.finished and entry["sha256"] != self.manifest.entries[file]["sha256"]:
                 raise UserError(
@@ -295,7 +298,7 @@ class Preparation:
                 )
 
     def _forget_codes(self, task: Task, entries: dict[str, Entry]) -> None:
-        """Remove merges that were learnt on other text than that of the new training files."""
+        """Delete the file of merges, if it was learnt on other text than that of the new training files."""
         codes, known = self._codes(task.languages), self.manifest.entries
         learnt_on = entries.keys() & {*self._names(task.languages, "train")}
         if codes not in known or all(
@@ -303,14 +306,14 @@ class Preparation:
         ):
             return
         path = self.folder / codes
-        if path.is_file() and sha256_of(path) == known[codes]["sha256"]:  # a file that was changed stays
+        if path.is_file() and sha256_of(path) == known[codes]["sha256"]:  # a file that a user changed stays
             path.unlink()
             logger.info("%s: removed, as its training files have changed", codes)
         del known[codes]
         self.finished.discard(codes)
 
     def _rows(self, task: Task, commits: set[str]) -> Iterator[Row]:
-        """The rows of all places of a task, with a bar."""
+        """Yield the rows of all places of a task, with a progress bar; add the commits that are read to `commits`."""
         name = f"{pair_of(task.languages)}, {task.split}"
         with tqdm(desc=name, unit=" rows", leave=False, delay=1, disable=not shows_bars()) as bar:
             for files in task.sources:
@@ -333,7 +336,11 @@ class Preparation:
                     yield row
 
     def _open(self, part: Part, task: Task) -> Dataset:
-        """A split of a data set; where a folder has no such copy, the message also names the files as released."""
+        """Open a split of a data set.
+
+        Raises:
+            UserError: it cannot be loaded. If `source` lacks the copy, the message also names an original file.
+        """
         try:
             return open_part(part, self.source)
         except UserError as error:
@@ -347,9 +354,9 @@ class Preparation:
             ) from error
 
     def _check(self, task: Task, split: str, rows: int, contents: dict[str, str], finished: bool = False) -> None:
-        """Refuse rows that are not as many as published, and text that is not the published one.
+        """Refuse a number of rows or a text that differs from the published one.
 
-        What was finished before may have been made with `--unchecked`.
+        A file that was finished before may have been made with `--unchecked`.
         """
         where = f"{self.corpus.name}, {pair_of(task.languages)}, {split}"
         if not rows:
@@ -374,7 +381,7 @@ class Preparation:
                 )
 
     def _learn(self, languages: Languages) -> None:
-        """Learn joint merges on the training files of a group."""
+        """Learn joint merges on the training files of a group, and write them, unless they are finished."""
         file, (train, steps) = self._codes(languages), self._learning(languages)
         if file in self.finished:
             logger.info("%s: finished before", file)
@@ -390,21 +397,21 @@ class Preparation:
         logger.info("%s: %s merges", file, f"{len(merges):,}")
 
     def _learning(self, languages: Languages) -> tuple[list[str], list[str]]:
-        """The files that merges are learnt from, and how."""
+        """The files from which merges are learnt, and the steps for the manifest."""
         return self._names(languages, "train"), [f"{self.merges} merges"]
 
     def _codes(self, languages: Languages) -> str:
         return (Path(self._names(languages, "train")[0]).parent / self.corpus.codes).as_posix()
 
     def _texts(self, file: str) -> Iterator[str]:
-        """The sentences of a prepared file."""
+        """Yield the sentences of a prepared file."""
         lines = read_lines(self.folder / file)
         return lines if self.corpus.form == "text" else chain.from_iterable(map(_translations, lines))
 
 
 @contextmanager
 def _empty_folders_removed(folder: Path) -> Iterator[None]:
-    """A block that makes a folder: after an error, those that it has made and left empty are removed."""
+    """Run a block that makes a folder. After an error, remove the empty folders that did not exist before."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         yield
@@ -419,7 +426,7 @@ def _translations(line: str) -> Iterable[str]:
 
 
 def cleaned(rows: Iterable[Row], steps: Sequence[Step], languages: Languages, left_out: Counter[str]) -> Iterator[Row]:
-    """Yield the rows that pass all steps; `left_out` counts the others by step."""
+    """Yield the rows that pass all steps; count in `left_out`, by step, the rows that a step left out."""
     changes = [(step.description, step.made_for(languages)) for step in steps]
     for row in rows:
         for description, change in changes:
@@ -433,10 +440,13 @@ def cleaned(rows: Iterable[Row], steps: Sequence[Step], languages: Languages, le
 
 
 def chosen_groups(corpus: Corpus, languages: Sequence[str] | None, *, on_hub: bool) -> list[Languages]:
-    """The groups of languages to prepare: pairs with a language that was asked for, or these languages of a group.
+    """Return the groups of languages to prepare.
+
+    The wanted languages are the given ones (None: all) and English. A pair is prepared if both its languages are
+    wanted. Of a larger group the wanted languages are prepared, if there are at least two.
 
     Raises:
-        UserError: the corpus, or the Hub, does not have a language.
+        UserError: the corpus, or the Hub, does not have a language; or no group is left.
     """
     known = list(dict.fromkeys(language for group in corpus.groups for language in group))
     here = [language for language in known if not on_hub or corpus.on_hub is None or language in corpus.on_hub]
@@ -461,7 +471,7 @@ def chosen_groups(corpus: Corpus, languages: Sequence[str] | None, *, on_hub: bo
 
 
 def checked_merges(corpus: Corpus, merges: int | Literal[True] | None) -> int | None:
-    """The number of merges to learn; of True, the papers' number.
+    """Return the number of merges to learn; True stands for the papers' number.
 
     Raises:
         UserError: the papers have none for the corpus, or the number is out of range.

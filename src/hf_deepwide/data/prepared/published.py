@@ -1,6 +1,6 @@
-"""What is published about the corpora: counts of rows, and digests of text (SHA-256).
+"""Published facts about the corpora: counts of rows, and digests of text (SHA-256).
 
-Counts are those of the papers, or of the card of the data set. White space at the ends of lines does not count in a
+Counts are from the papers, or from the card of the data set. White space at both ends of a line does not count in a
 digest.
 """
 
@@ -24,7 +24,7 @@ MULTI30K_DIGESTS = {  # of multi30k/dataset, task 1
     "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
     "val.fr": "05f2ed05aa5bf06567b3d7ad3121f6346ebd909265383dc79dbe08ef707b7bc2",
 }
-# Of version 7bee46bc, with single spaces: the text of github.com/LividWo/Revisit-MMT.
+# The text of version 7bee46bc with single spaces, which is the text of github.com/LividWo/Revisit-MMT.
 MULTI30K_TOKENISED_DIGESTS = {
     "test_2016_flickr.de": "c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4",
     "test_2016_flickr.en": "5b7f32627cf99eced828311b955dae9800bb52bc8b91cf8b6526829e605b29d2",

@@ -16,19 +16,20 @@ from .corpus import Languages, Part, SacreBleuSet
 
 _SEGMENT = re.compile(r"<seg id=[^>]*>\s*(.*?)\s*</seg>")
 _SEGMENT_BEGIN = re.compile(r"<seg\b")
-_ABOUT = ("<url>", "<talkid>", "<keywords>")  # lines about a talk, which are not translated
+_ABOUT = ("<url>", "<talkid>", "<keywords>")  # mark lines about a talk, which are not translated
 _MARKS = re.compile("</?(?:title|description)>")
-TABLES = ("dataset_dict.json", "*.parquet", "*.jsonl")  # what copies of data sets are made of
+TABLES = ("dataset_dict.json", "*.parquet", "*.jsonl")  # the files of which a copy of a data set consists
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def open_part(part: Part, copies: Path | None) -> Dataset:
     """Load a split from the Hub, or from a folder with copies of the data sets.
 
-    A copy lies at the name of the data set, or is the folder itself: a clone, or what `save_to_disk` wrote.
+    A copy is a clone of the data set, or the output of `save_to_disk`. It lies in the subfolder with the data set's
+    name, or is the folder itself.
 
     Raises:
-        UserError: it cannot be loaded, or is empty.
+        UserError: the split cannot be loaded, or is empty.
     """
     place, hint = "the Hub" if copies is None else one_line(copies), ""
     if copies is None:
@@ -43,7 +44,10 @@ def open_part(part: Part, copies: Path | None) -> Dataset:
 
 
 def holds_copy(source: Path) -> bool:
-    """Whether a folder is, or holds, a copy of a data set of the Hub: tables, which no corpus was released as."""
+    """Return True if a folder is, or contains, a copy of a data set of the Hub.
+
+    Such copies are tables in formats (`TABLES`) in which no corpus was released.
+    """
     return any(next(source.rglob(kind), None) is not None for kind in TABLES)
 
 
@@ -63,16 +67,16 @@ def _load(part: Part, copies: Path | None) -> Dataset:
 
 
 def commit_of(dataset: Dataset) -> str | None:
-    """The commit of the Hub that a data set was fetched at, where its cache tells."""
+    """The commit of the Hub from which a data set was downloaded; None if no path of its cache files contains it."""
     folders = (folder for file in dataset.cache_files for folder in Path(file["filename"]).parts)
     return next(filter(COMMIT.fullmatch, folders), None)
 
 
 def rows_of(dataset: Dataset, part: Part, languages: Languages, columns: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the texts of each row in the order of the languages; a language that a row lacks is empty.
+    """Yield the texts of each row in the order of the languages; a missing translation is an empty text.
 
     Raises:
-        UserError: a row has no field of this name, or its value is no text.
+        UserError: a row has no field for a language, or a value that is not text.
     """
     for number, row in enumerate(dataset, start=1):
         talk = row.get("translations")
@@ -87,14 +91,17 @@ def rows_of(dataset: Dataset, part: Part, languages: Languages, columns: Mapping
                     f"{part}, row {number}: no text in {missing[0]}; there is {one_line(', '.join(fields))}"
                 )
             texts = [fields[language] or "" for language in languages]
+        for language, text in zip(languages, texts, strict=True):
+            if not isinstance(text, str):
+                raise UserError(f"{part}, row {number}: {language} is {quote(text)}; accepted: text")
         yield tuple(" ".join(text.splitlines()) if "\n" in text or "\r" in text else text for text in texts)
 
 
 def rows_of_test_set(test_set: SacreBleuSet) -> Iterator[Row]:
-    """Yield the texts of each row of a test set, which sacreBLEU fetches once and keeps.
+    """Yield the texts of each row of a test set, which sacreBLEU downloads once and keeps.
 
     Raises:
-        UserError: it cannot be fetched, or its sides are not aligned.
+        UserError: the test set cannot be downloaded, or its sides are not aligned.
     """
     files = []
     for direction, side in (place.split("/") for place in test_set.sides):
@@ -111,7 +118,7 @@ def rows_of_test_set(test_set: SacreBleuSet) -> Iterator[Row]:
 
 
 def names_of(place: str, languages: Languages) -> list[str]:
-    """The names of a place's files: `{lang}` is a language, and `{side}` is `src` for the first one, else `ref`."""
+    """The names of a place's files. `{lang}` is a language; `{side}` is `src` for the first language, else `ref`."""
     sides = ("src", *("ref",) * (len(languages) - 1))
     names = (
         place.replace("{side}", side).replace("{lang}", language)
@@ -124,7 +131,7 @@ def find_files(source: Path, place: str, languages: Languages) -> list[Path]:
     """The files of a place: one for each language, or one table.
 
     Raises:
-        UserError: a file is missing, or there are several.
+        UserError: a file is missing, or several files have its name.
     """
     names = names_of(place, languages)
     files = [find_file(source, name) for name in names]
@@ -138,10 +145,10 @@ def find_files(source: Path, place: str, languages: Languages) -> list[Path]:
 
 
 def find_file(source: Path, name: str) -> Path | None:
-    """A file of this name, or its `.gz` twin, in a folder or somewhere below it.
+    """Find a file of this name, or the same name with `.gz`, in a folder or anywhere below it; None if there is none.
 
     Raises:
-        UserError: there are several.
+        UserError: several files below the folder have this name.
     """
     for candidate in (source / name, source / f"{name}.gz"):
         if candidate.is_file():
@@ -181,7 +188,7 @@ def rows_of_files(files: Sequence[Path], languages: Languages, columns: Mapping[
 
 
 def _sentences(file: Path) -> Iterator[str]:
-    """The sentences of a file; training files of WIT3, and test sets of IWSLT and WMT, lose their mark-up."""
+    """Yield the sentences of a file. Mark-up is removed from training files of WIT3 and test sets of IWSLT and WMT."""
     name = file.name.removesuffix(".gz")
     if name.endswith((".xml", ".sgm")):
         for number, line in enumerate(read_lines(file), start=1):

@@ -11,14 +11,14 @@ from .corpus import Languages
 
 
 class Writer:
-    """Writes the rows of a split, and digests what it writes.
+    """A writer of a split's rows, which also computes the digests of the written files.
 
     Attributes:
-        rows: how many there were.
+        rows: number of rows written so far.
     """
 
     def __init__(self, folder: Path, names: Iterable[str], languages: Languages) -> None:
-        """Open a file for each language; or one file, whose lines hold all languages as JSON."""
+        """Open one file for each language, or one file whose lines hold all languages as JSON."""
         self.names = list(names)
         self.languages = languages
         self.rows = 0
@@ -28,7 +28,7 @@ class Writer:
         self._contents = [hashlib.sha256() for _ in self.names]
 
     def __enter__(self) -> "Writer":
-        """Begin."""
+        """Return the writer itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -36,7 +36,7 @@ class Writer:
         self._open.close()
 
     def add(self, row: Row) -> None:
-        """Write a row."""
+        """Write a row to the files, and update the digests."""
         texts = row
         if self.names[0].endswith(".jsonl"):
             keyed = dict(zip(self.languages, row, strict=True))
@@ -55,12 +55,12 @@ class Writer:
 
     @property
     def contents(self) -> dict[str, str]:
-        """File to the SHA-256 of its lines without white space at their ends."""
+        """File to the SHA-256 of its lines without white space at their two ends."""
         return {name: digest.hexdigest() for name, digest in zip(self.names, self._contents, strict=True)}
 
 
 def content_digest(file: Path) -> str:
-    """What `Writer.contents` has of a file that is there."""
+    """Return the digest of an existing file, computed as in `Writer.contents`."""
     content = hashlib.sha256()
     with file.open("rb") as lines:
         for line in lines:
@@ -69,7 +69,7 @@ def content_digest(file: Path) -> str:
 
 
 def data_set_card(licence: str, files: Iterable[str]) -> str:
-    """The `README.md` by which `load_dataset` finds configs and splits in `config/split.jsonl`."""
+    """Return the text of the `README.md` that lets `load_dataset` find configs and splits in `config/split.jsonl`."""
     configs: dict[str, list[str]] = {}
     for file in sorted(files):
         config, _, _ = file.partition("/")
