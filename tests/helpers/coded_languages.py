@@ -1,4 +1,4 @@
-"""Tokenizers with language codes of their own (NLLB, mBART, M2M100), their models, and recipes that fine-tune them."""
+"""Tokenizers with built-in language codes (NLLB, mBART, M2M100), their models, and recipes for fine-tuning."""
 
 import json
 
@@ -41,7 +41,7 @@ def m2m(folder):
     return M2M100Tokenizer(write_vocabulary(folder / "vocab.json", [*SPECIAL, *words]), model)
 
 
-# name: (tokenizer, model, config, source and target code, whether targets begin with their code)
+# name: (tokenizer, model, config, source code, target code, whether a target begins with its language code)
 KINDS = {
     "nllb": (nllb, M2M100ForConditionalGeneration, M2M100Config, "deu_Latn", "eng_Latn", True),
     "m2m100": (m2m, M2M100ForConditionalGeneration, M2M100Config, "de", "fr", True),
@@ -61,7 +61,7 @@ def token_id(tokenizer, code):
 
 
 def make_base(kind, folder, spare=0, **fields):
-    """A random model with its tokenizer, in a folder; `spare` rows of embeddings have no token."""
+    """Save a random model and its tokenizer to a folder, and return both. `spare`: embedding rows without a token."""
     folder.mkdir(exist_ok=True)
     tokenizer = KINDS[kind][0](folder)
     size = max([*tokenizer.get_vocab().values(), *language_ids(tokenizer).values()]) + 1 + spare

@@ -15,7 +15,7 @@ SIZES = {
     "encoder_ffn_dim": 32,
     "decoder_ffn_dim": 32,
     "max_position_embeddings": 48,
-    "init_std": 0.6,  # large weights: every source has its own translation
+    "init_std": 0.6,  # large weights, so that every source has its own translation
 }
 
 
@@ -29,7 +29,7 @@ def build(family, **fields):
 
 
 def save(folder, family, **fields):
-    """The same in a folder."""
+    """Save the model and the tokenizer of `build` to a folder, and return the folder."""
     model, tokenizer = build(family, **fields)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

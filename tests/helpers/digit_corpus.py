@@ -1,4 +1,4 @@
-"""A parallel corpus that is made in no time: digits, and their German names."""
+"""A parallel corpus that takes no time to make: digits, and their German names."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ NAMES = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "ac
 
 
 def write_digits(folder: Path) -> Path:
-    """Write the splits of `SIZES`, as `train.en` and `train.de`."""
+    """Write the splits of `SIZES` to files such as `train.en` and `train.de`, and return the folder."""
     number = 0
     for split, size in SIZES.items():
         lines = [f"{number + line:04d}" for line in range(size)]

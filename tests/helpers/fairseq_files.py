@@ -1,4 +1,4 @@
-"""Checkpoints as fairseq writes them: a namespace of arguments, weights by its names, and the history of training."""
+"""Checkpoints as fairseq writes them: a namespace of arguments, weights under fairseq's names, training history."""
 
 from argparse import Namespace
 from collections import OrderedDict
@@ -6,17 +6,17 @@ from collections import OrderedDict
 import torch
 
 WIDTH, FFN, HEADS, LAYERS, SYMBOLS, TARGET_SYMBOLS = 8, 12, 2, 2, 13, 11
-NAIVE = {  # how `naive_fairseq` is to read them
+NAIVE = {  # the arguments of `naive_fairseq` for these weights
     "layers": LAYERS, "heads": HEADS, "pre_norm": False, "learned": False, "layernorm_embedding": False,
     "scale": True, "activation": "relu", "z": None,
 }  # fmt: skip
 
 
 def random_weights(seed=0, fused=False, learned=0, embedding_norm=False, pre_norm=False, shares="all"):
-    """Random weights of a plain Transformer, in float64, by fairseq's names.
+    """Random weights of a plain Transformer, in float64, under fairseq's names.
 
-    `shares`: "all" embeddings, the decoder's two ("decoder"), or "none". In the last two, source and target have
-    vocabularies of their own. `learned` is the number of learned positions.
+    `shares`: which embeddings are shared: "all", the decoder's input and output ("decoder"), or "none". With "decoder"
+    and "none", source and target have separate vocabularies. `learned` is the number of learned positions.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -67,7 +67,7 @@ def random_weights(seed=0, fused=False, learned=0, embedding_norm=False, pre_nor
 
 
 def namespace(**more):
-    """Arguments of a plain Transformer, as the older versions keep them."""
+    """Arguments of a plain Transformer, as older versions of fairseq store them."""
     fields = {
         "arch": "transformer", "task": "translation", "source_lang": "de", "target_lang": "en", "dropout": 0.0,
         "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "activation_fn": "relu",
@@ -79,7 +79,7 @@ def namespace(**more):
 
 
 def save(path, args, weights, **more):
-    """Write a checkpoint with everything that stands beside weights, too."""
+    """Write a checkpoint, including all that fairseq stores beside the weights."""
     state = {
         "args": args,
         "model": weights,

@@ -1,4 +1,4 @@
-"""Fine-tuning by Transformers' own Trainer, as somebody does who has never heard of this package."""
+"""Fine-tuning with Transformers' own Trainer, in code that does not use this package."""
 
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -10,7 +10,7 @@ from transformers import (
 
 
 def fine_tune(source, target):
-    """Train a checkpoint for one step and save it, and a checkpoint of that step, to a folder."""
+    """Train the model in `source` for one step. Save it, and the Trainer's checkpoint of that step, to `target`."""
     model = AutoModelForSeq2SeqLM.from_pretrained(source, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=True)
     ids = tokenizer(["two dogs run", "a man in a red coat"])["input_ids"]

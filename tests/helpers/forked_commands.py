@@ -1,10 +1,10 @@
-"""Commands without their start, most of which imports PyTorch and Transformers: a server forks a child for each.
+"""Commands that start at once: a server imports PyTorch and Transformers once, and forks a child for each command.
 
     forked_commands.py serve SOCKET MODULE …       the server, which imports modules; it prints a line when it is ready
     forked_commands.py SOCKET hf-deepwide WORD …   a client: `hf-deepwide WORD …`
     forked_commands.py SOCKET -c CODE WORD …       a client: `python -c CODE WORD …`
 
-A child has the folder, the environment, the streams and the words of its client, which ends with the child's status.
+A child has its client's folder, environment, streams and arguments. The client exits with the child's status.
 """
 
 import gc
@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import subprocess
 
-LARGEST = 1 << 17  # bytes of a call: its words and its environment
+LARGEST = 1 << 17  # most bytes of a call: its arguments and its environment
 
 
 @contextmanager
 def serving(*modules: str, environment: dict[str, str]) -> Iterator[str]:
-    """The address of a server, which runs meanwhile."""
-    import subprocess  # a client starts without them
+    """Run a server during the block, and yield its address."""
+    import subprocess  # imported here, because a client starts faster without them
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:  # of a short name: the address of a socket has 107 characters
+    with tempfile.TemporaryDirectory() as folder:  # a short path: a socket's address has at most 107 characters
         address = f"{folder}/socket"
         command = [sys.executable, __file__, "serve", address, *modules]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
@@ -41,25 +41,25 @@ def serving(*modules: str, environment: dict[str, str]) -> Iterator[str]:
 
 
 def client(address: str) -> list[str]:
-    """The words that begin a command of a server's."""
-    return [sys.executable, "-S", "-E", __file__, address]  # without site packages, it starts at once
+    """The first words of a command that the server at `address` runs."""
+    return [sys.executable, "-S", "-E", __file__, address]  # without site packages, a client starts at once
 
 
 def call(
     address: str, words: list[str], folder: str, environment: dict[str, str], streams: Sequence[int] = (0, 1, 2)
 ) -> int:
-    """Have the server run a command; returns its exit status."""
+    """Have the server run a command, and return the command's exit status."""
     job = {"words": words, "folder": folder, "environment": environment}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address)
         socket.send_fds(server, [json.dumps(job).encode()], streams)
-        return int(server.recv(8) or b"1")  # nothing: the child was killed
+        return int(server.recv(8) or b"1")  # an empty answer: the child was killed
 
 
 def run(
     address: str, code: str, *words: object, folder: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> "subprocess.CompletedProcess[str]":
-    """Have the server run `python -c CODE WORD …`; its exit status, and what it printed."""
+    """Have the server run `python -c CODE WORD …`, and return the exit status and the output."""
     import subprocess
     import tempfile
 
@@ -73,11 +73,11 @@ def run(
 
 
 def serve(address: str, modules: list[str]) -> None:
-    """Answer calls, each in a child of its own."""
+    """Answer each call in a new child process."""
     for module in modules:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended are gone
-    gc.freeze()  # a child need not look at what is imported, nor copy it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: children that end need no `wait`
+    gc.freeze()  # a child's garbage collector skips the imported objects, so their memory is not copied
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()
@@ -90,7 +90,7 @@ def serve(address: str, modules: list[str]) -> None:
 
 
 def answer(client: socket.socket) -> int:
-    """Run the command of a client, in a child of the server."""
+    """Run a client's command, in a child of the server, and return its exit status."""
     message, streams, _, _ = socket.recv_fds(client, LARGEST, 3)
     job = json.loads(message)
     for number, stream in enumerate(streams):
@@ -129,7 +129,7 @@ def answer(client: socket.socket) -> int:
 
 
 def use_remote_code_in(folder: str | None) -> None:
-    """Let Transformers keep remote code in a folder: it reads the environment only when it is imported."""
+    """Make Transformers keep remote code in a folder: it reads the environment variable only at its import."""
     if folder is not None:
         importlib.import_module("transformers.dynamic_module_utils").HF_MODULES_CACHE = folder
 

@@ -1,7 +1,7 @@
-"""Stacks of width 3 whose sub-layers are fixed matrices, for numbers that were worked out outside the package.
+"""Stacks of width 3 whose sub-layers are fixed matrices, for results that were computed outside the package.
 
-The two encoder layers hold F1, F2 and F3, F4, each decoder layer F1, F2 (attention to the source) and F3, all of them
-F_k(x) = W_k x. LayerNorms are as they start: without an effect of their own.
+The first encoder layer has the sub-layers F1 and F2, the second F3 and F4. Each decoder layer has F1, F2 (attention to
+the source) and F3. F_k(x) = W_k x. LayerNorms keep their initial scale 1 and shift 0.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ INPUT = (1.0, 2.0, -0.5)
 
 
 class Matrix(nn.Module):
-    """W x in the place of a sub-layer; of an attention, no weights beside it."""
+    """A sub-layer that computes W x. In place of an attention, it returns None for the attention weights."""
 
     def __init__(self, rows: list[list[float]], *, is_attention: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Matrix(nn.Module):
 
 
 def hand_made(**fields: Any) -> VanillaTransformerModel:
-    """A model in float64 of two encoder and two decoder layers whose sub-layers are W."""
+    """A model in float64, with two encoder and two decoder layers whose sub-layers are the matrices W."""
     sizes = {"vocab_size": 5, "d_model": 3, "encoder_ffn_dim": 3, "decoder_ffn_dim": 3, "max_position_embeddings": 4}
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "position_embedding_type": "learned"}
     config = VanillaTransformerConfig(**sizes, **heads, **{"encoder_layers": 2, "decoder_layers": 2, **fields})
@@ -55,12 +55,12 @@ def position(values: Any = INPUT) -> torch.Tensor:
 
 
 def encode(model: VanillaTransformerModel) -> list[float]:
-    """What the encoder's layers make of `INPUT`, before the final norm."""
+    """Return the output of the encoder's layers for `INPUT`, before the final norm."""
     with torch.no_grad():
         return model.encoder.run_layers(position(), None).flatten().tolist()
 
 
 def decode(model: VanillaTransformerModel) -> list[float]:
-    """What the first decoder layer makes of `INPUT`."""
+    """Return the output of the first decoder layer for `INPUT`."""
     with torch.no_grad():
         return model.decoder.layers[0](position(), None, position()).flatten().tolist()

@@ -1,9 +1,9 @@
-"""Runs of the training script that something happens to at a named moment: a signal, or a disk that is full.
+"""Runs of the training script that are interrupted at a named moment, by a signal or a full disk.
 
 Shared by the tests and by `benchmarks/resume_matrix.py`.
 
-Started as a program this is a server that has imported everything and forks a child for each process of a run, so
-that a run costs seconds; `Runs` is its client. A child patches a function such that its n-th call sends the signal.
+Started as a program, this module is a server. It imports everything once and forks a child for each process of a run,
+so that a run takes seconds. `Runs` is its client. A child patches a function, so that the n-th call sends the signal.
 """
 
 import gc
@@ -31,10 +31,11 @@ from tiny_run import ENVIRONMENT, SCRIPT, leave_figures_blank, tiny_values
 from hf_deepwide.data.phrases import build_phrases
 from hf_deepwide.training.preemption import SIGNALS
 
-GRACE = 120  # seconds that a launcher gives the other processes once one has ended; torchrun's default is 30
+GRACE = 120  # seconds that a launcher gives the other processes after one failed; torchrun's default is 30
 
-# Where: module, function, and when: before the call (with a path of this name), or after the call, or when the file or
-# folder that it writes or deletes (the last path among its arguments, and what in it) is there in half.
+# moment: (module, function, when, file name). "before" and "after" are relative to the call. In a "before" row with a
+# file name, only calls for a path of that name count. "half": the file that the call wrote (its last path argument, or
+# the named file in that folder) is cut to half its size. A "half" `rmtree` deletes the named file, and nothing else.
 MOMENTS = {
     "in a step": ("transformers.trainer", "Trainer.training_step", "before", ""),
     "in evaluation": ("transformers.trainer_callback", "CallbackHandler.on_prediction_step", "after", ""),
@@ -57,13 +58,13 @@ MOMENTS = {
 }
 
 
-FULL = 0  # in place of a signal's number: from now on no file may grow beyond LARGEST, as on a full disk
-LARGEST = 60_000  # bytes; the log is smaller, the weights are not
+FULL = 0  # in place of a signal's number: from now on, no file can grow beyond LARGEST, as on a full disk
+LARGEST = 60_000  # bytes; more than the log, less than the weights
 
 
 @dataclass
 class Blow:
-    """A signal at the `count`-th time of a moment, in one process; the others are told as a launcher would."""
+    """A signal to one process, at a moment's `count`-th time. When the process fails, the others get SIGTERM."""
 
     moment: str
     count: int = 1
@@ -73,7 +74,7 @@ class Blow:
 
 
 class Runs(AbstractContextManager):
-    """Runs the training script in children of a server."""
+    """A client of the server: it runs the training script in the server's children."""
 
     def __enter__(self) -> "Runs":
         """Start the server."""
@@ -90,10 +91,11 @@ class Runs(AbstractContextManager):
     def run(
         self, recipe: Path, *, processes: int = 1, blow: Blow | None = None, after: float | None = None
     ) -> tuple[list[int], str]:
-        """Run to the end, or to the blow, or for seconds after the folder was opened.
+        """Run a recipe to its end, or to `blow`, or kill it `after` seconds after its folder has a `recipe.yaml`.
 
         Returns:
-            The exit status of each process (negative: the signal that killed it), and what all wrote, in order.
+            The exit status of each process (negative: the signal that killed it), and the output of all processes in
+            the order of writing.
         """
         job = {"recipe": str(recipe), "processes": processes, "blow": blow and asdict(blow), "after": after}
         print(json.dumps(job), file=self.server.stdin, flush=True)
@@ -102,12 +104,12 @@ class Runs(AbstractContextManager):
 
 
 def serve() -> None:
-    """Answer jobs, one a line."""
+    """Read jobs from the standard input, one per line, perform them, and print their results."""
     for module in ("hf_deepwide.runs.run", *(where for where, *_ in MOMENTS.values())):
         importlib.import_module(module)
     sys.path.insert(0, str(SCRIPT.parent))
     leave_figures_blank(pytest.MonkeyPatch())
-    gc.freeze()  # a child need not look at what is imported, nor copy it
+    gc.freeze()  # a child's garbage collector skips the imported objects, so their memory is not copied
     for line in sys.stdin:
         print(json.dumps(_perform(json.loads(line))), flush=True)
 
@@ -154,7 +156,7 @@ def _signal(children: dict[int, int], number: int) -> None:
 
 def _child(job: dict[str, Any], rank: int, port: int, log: Path) -> int:
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes its background commands ignore SIGINT
     with log.open("ab", buffering=0) as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
@@ -186,7 +188,7 @@ def _child(job: dict[str, Any], rank: int, port: int, log: Path) -> int:
 
 
 def arm(blow: Blow) -> None:
-    """Patch what the moment is of."""
+    """Patch the function of the blow's moment, so that its `count`-th call strikes."""
     module, name, when, part = MOMENTS[blow.moment]
     *path, attribute = name.split(".")
     owner = importlib.import_module(module)
@@ -222,11 +224,11 @@ def arm(blow: Blow) -> None:
 
 
 def strike(blow: Blow) -> None:
-    """Send the signal to this process, or its group."""
+    """Send the signal to this process or its group, or limit the size of files (`FULL`)."""
     if blow.number == FULL:
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, resource.RLIM_INFINITY))
     elif blow.to_group:
-        # From outside: workers know a signal of their parent from others.
+        # Sent by another process, because a worker ends at a signal from its parent, and ignores other senders.
         sent = f"import os; os.killpg({os.getpgrp()}, {blow.number})"
         subprocess.run([sys.executable, "-c", sent], start_new_session=True, check=True)
     else:
@@ -242,9 +244,10 @@ def write_case(
     processes: int = 1,
     **training: Any,
 ) -> tuple[Path, Path]:
-    """A recipe `folder/name.yaml` for a run in `folder/name`; 20 steps, of which every fourth is evaluated and saved.
+    """Write a recipe `folder/name.yaml` for a run in `folder/name`, and return both paths.
 
-    The corpus is written beside it, where it is not there yet.
+    The run has 20 steps, and evaluates and saves every 4 steps. The corpus is written beside the recipe, if it is not
+    there yet.
     """
     if not (folder / "train.tsv").is_file():
         splits = build_phrases("de", "en", train_size=150)
@@ -264,7 +267,7 @@ def write_case(
 
 
 def difference(run: Path, reference: Path) -> list[str]:
-    """What of two finished runs is not the same, bit for bit: files of checkpoints, history, model, translations."""
+    """List what differs, bit for bit, between two finished runs: checkpoint files, history, model, translations."""
     names = sorted(path.name for path in reference.glob("checkpoint-*"))
     ours = sorted(path.name for path in run.glob("checkpoint-*"))
     if names != ours:

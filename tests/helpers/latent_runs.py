@@ -1,4 +1,4 @@
-"""Trainers of latent-depth models whose sums can be compared with plain loops."""
+"""Trainers of latent-depth models whose results can be compared with plain loops."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ SGD = {
 
 
 def constant_noise(monkeypatch=None):
-    """Draws are the same in every forward pass: what remains are sums over sentences, which may be cut anywhere."""
+    """Use the same noise in every forward pass: losses are then sums over sentences, for any split into batches."""
 
     def noise(logits):
         return torch.linspace(-1, 1.5, logits.numel(), dtype=logits.dtype).view(logits.shape)
@@ -37,7 +37,7 @@ def constant_noise(monkeypatch=None):
 
 
 def build_trainer(corpus, folder, family="latent_depth", model=LATENT, **training):
-    """In float64, so that only wrong sums differ."""
+    """A trainer in float64, so that results differ only if a sum is wrong."""
     recipe = tiny_recipe(folder, family=family, model=model, **{**SGD, **training})
     args = recipe.training_arguments()
     return TranslationTrainer(
@@ -46,7 +46,7 @@ def build_trainer(corpus, folder, family="latent_depth", model=LATENT, **trainin
 
 
 def first_batches(trainer, count):
-    """The batches that training begins with, collated."""
+    """Return the first `count` training batches, collated, and one collated batch of all their rows."""
     batches = list(trainer.get_train_dataloader().batch_sampler)[:count]
     rows = [[trainer.train_dataset[i] for i in batch] for batch in batches]
     return [trainer.data_collator(batch) for batch in rows], trainer.data_collator([row for r in rows for row in r])

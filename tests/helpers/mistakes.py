@@ -1,7 +1,7 @@
-"""A workspace with a corpus, recipes and checkpoints, and scripts that are called wrongly in it.
+"""A workspace with a corpus, recipes and checkpoints, in which tests call scripts wrongly.
 
-A script runs in this process, as `python script arguments…` would; it must end within seconds, with status 2 and one
-short line `error: …`, and must leave every file of the workspace as it was.
+A script runs in this process, as `python script arguments…` would. It must end within `SECONDS`, with status 2 and one
+short line `error: …`. It must not change or delete any file that was in the workspace.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from hf_deepwide.data.tokenizer import TokenizerArguments, train_tokenizer
 from hf_deepwide.families import FAMILIES
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-SECONDS, SHORT = 60, 450  # most that a wrong call may take, on a busy machine, and say
+SECONDS, SHORT = 60, 450  # most seconds of a wrong call, on a busy machine; most characters of its error line
 SIZES = {
     "d_model": 8,
     "encoder_layers": 1,
@@ -87,7 +87,7 @@ def make_workspace(folder: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Name and digest of every file in a folder."""
+    """Map the name of every file in a folder to the file's digest."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -97,7 +97,7 @@ def files(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Fail if the block waits or computes for longer."""
+    """Fail if the block takes more than `seconds`."""
 
     def end(*_: object) -> None:
         raise AssertionError(f"no end after {seconds} seconds")
@@ -112,7 +112,7 @@ def within(seconds: int) -> Iterator[None]:
 
 
 class Workspace:
-    """A copy of the workspace to be spoilt, which is the working directory."""
+    """A copy of the workspace that a test may spoil. It is the working directory."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture) -> None:
         self.folder = folder
@@ -125,7 +125,7 @@ class Workspace:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
     def cut(self, name: str, count: int = 60) -> None:
-        """Take the last bytes from a file."""
+        """Cut the last `count` bytes off a file."""
         self.put(name, (self.folder / name).read_bytes()[:-count])
 
     def remove(self, *names: str) -> None:
@@ -135,13 +135,13 @@ class Workspace:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def pipe(self, name: str) -> None:
-        """Put a named pipe, from which nothing will ever come, in the place of a file."""
+        """Replace a file by a named pipe that nothing is ever written to."""
         path = self.folder / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)
 
     def link(self, name: str, target: str) -> None:
-        """Put a link in the place of a file."""
+        """Replace a file by a symbolic link."""
         path = self.folder / name
         path.unlink(missing_ok=True)
         path.symlink_to(target)
@@ -152,7 +152,7 @@ class Workspace:
         self.put(f"{model}/config.json", json.dumps({**config, **fields}))
 
     def error_of(self, script: str, *arguments: str) -> str:
-        """The one line that a script ends with; see the module for what else is checked."""
+        """Run a script and return the last line of its error output; the module's docstring lists the other checks."""
         before = files(self.folder)
         self.capsys.readouterr()
         called = patch.object(sys, "argv", [script, *arguments])
@@ -165,7 +165,7 @@ class Workspace:
         assert "Traceback" not in written
         last = written.splitlines()[-1]
         assert len(last) <= SHORT
-        if not re.match(r"[\w.-]+( \w+)*: error: ", last):  # argparse's own, which come below the usage
+        if not re.match(r"[\w.-]+( \w+)*: error: ", last):  # argparse prints its own errors below the usage
             assert last.startswith("error: ")
             assert written.count("error: ") == 1
         return last
@@ -174,7 +174,7 @@ class Workspace:
 def spoilt(
     spoil: Callable[[Workspace], object] | None, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> Workspace:
-    """A copy of a workspace with something wrong in it; it becomes the working directory."""
+    """Copy a workspace, make the copy the working directory, and let `spoil` break something in it."""
     copy = tmp_path / "workspace"
     shutil.copytree(folder, copy)
     os.chdir(copy)
@@ -185,7 +185,7 @@ def spoilt(
 
 
 class Payload:
-    """Pickled, it makes a file when it is loaded."""
+    """An object whose pickle creates the file `FIRED` when it is loaded."""
 
     def __reduce__(self):
         return open, ("FIRED", "w")

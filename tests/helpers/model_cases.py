@@ -29,7 +29,7 @@ SIZES = {
 }
 
 
-# Ways to join layers that are younger than the families: what each family is tested for, they are tested for, too.
+# Layer joints and layer forms that were added after the families. They go through the same tests as each family.
 JOINTS: dict[str, dict[str, Any]] = {
     "deepnorm-denseformer": {"residual": "deepnorm", "layer_aggregation": "denseformer"},
     "b2t": {"residual": "b2t"},
@@ -49,11 +49,11 @@ JOINTS: dict[str, dict[str, Any]] = {
 }
 
 
-NEAR_ONE_OR_ZERO = ("static_alpha", "language_scale", "language_bias")  # matrices that are scrambled as vectors are
+NEAR_ONE_OR_ZERO = ("static_alpha", "language_scale", "language_bias")  # matrices that `scramble` treats as vectors
 
 
 class Case(NamedTuple):
-    """A family and the fields in which this model differs from `SIZES`."""
+    """A family, and the config fields of this model that are added to `SIZES` or replace them."""
 
     family: str
     fields: dict[str, Any] = {}
@@ -271,7 +271,7 @@ CASES = {
     ),
 }
 
-# The cases whose decoder has a twin that reads single tokens.
+# The cases whose decoder has a twin that reads one token at a time.
 WITH_TWIN = [case for case in CASES if "luna" not in case and "evolved" not in case]
 
 
@@ -282,14 +282,14 @@ def config_of(case: str, **changes: Any) -> Any:
 
 
 def new_vanilla(**fields: Any) -> PreTrainedModel:
-    """A vanilla model as it starts training, of these fields and `SIZES`."""
+    """A vanilla model with `SIZES`, these fields and its initial weights, as before training."""
     torch.manual_seed(0)
     made = FAMILIES["vanilla_transformer"]
     return made.lm(made.config(**{**SIZES, **fields}))
 
 
 def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """Random weights, large enough that every part matters; biases and norms too, which start at 0 and 1."""
+    """Make all parameters random, and large enough that every part matters, also biases and the scales of norms."""
     generator = torch.Generator().manual_seed(seed)
     config = getattr(model, "config", None)  # a sub-layer may have none
     bound = 1 if getattr(config, "layer_norms", True) else 0.7  # without norms the sums grow from layer to layer
@@ -297,10 +297,10 @@ def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in sorted(parameters.items()):
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1 or name.endswith(NEAR_ONE_OR_ZERO):  # many random ones: ill-conditioned
+            if parameter.dim() == 1 or name.endswith(NEAR_ONE_OR_ZERO):  # all noise: ill-conditioned
                 parameter.add_(0.2 * noise)
             else:
-                sharp = 1.8 if "pack." in name else 3  # Luna nests two attentions
+                sharp = 1.8 if "pack." in name else 3  # smaller, because Luna nests two attentions
                 spread = sharp if "q_proj" in name or "k_proj" in name else 1.5  # sharp attention
                 sublayer, _, projection = name.removesuffix(".weight").rpartition(".")
                 if f"{sublayer}.kappa.simplex_weight" in parameters and projection in ("out_proj", "fc1", "fc2"):
@@ -310,7 +310,7 @@ def scramble(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
 
 
 def build(case: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """The translation model of a case, scrambled, in eval mode; it generates to the length limit."""
+    """The translation model of a case, scrambled, in eval mode. It always generates up to the length limit."""
     torch.manual_seed(seed)
     config = config_of(case, **changes)
     model = scramble(FAMILIES[CASES[case].family].lm(config), seed).eval()
@@ -319,7 +319,7 @@ def build(case: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
 
 
 def tokens(lengths: tuple[int, ...], seed: int = 1, vocabulary: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded token ids `[len(lengths), max(lengths)]` and their mask; every sentence ends with `</s>`."""
+    """Right-padded token ids and their mask, each `[len(lengths), max(lengths)]`. Every sentence ends with `</s>`."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(4, vocabulary, (len(lengths), max(lengths)), generator=generator)
     mask = torch.zeros_like(ids)
@@ -339,25 +339,25 @@ def source(lengths: tuple[int, ...] = (7, 4, 5), seed: int = 1) -> dict[str, tor
 def pair(
     source_lengths: tuple[int, ...] = (7, 4, 5), target_lengths: tuple[int, ...] = (3, 6, 4), seed: int = 1
 ) -> dict[str, torch.Tensor]:
-    """A source batch and its labels, -100 where there is none."""
+    """A source batch and its labels, which are -100 at padding."""
     labels, mask = tokens(target_lengths, seed + 100)
     return {**source(source_lengths, seed), "labels": labels.masked_fill(mask == 0, -100)}
 
 
 def needs_transformers(version: str, what: str) -> None:
-    """Skip a test of what the Transformers that is installed, an older one that we accept, cannot do for any model."""
+    """Skip a test of a feature (`what`) that no model has in the installed Transformers, an old but accepted one."""
     if Version(transformers.__version__) < Version(version):
         pytest.skip(f"{what} needs Transformers {version}")
 
 
 def needs_fitting_peft() -> None:
-    """Skip a test of what PEFT before 0.22 cannot do with Transformers 5.24, which gives the cache another name."""
+    """Skip a test where Transformers is 5.24 or newer, which renamed the cache, and PEFT is older than 0.22."""
     if Version(transformers.__version__) >= Version("5.24") and Version(metadata.version("peft")) < Version("0.22"):
         pytest.skip("Transformers 5.24 needs PEFT 0.22")
 
 
 def leaves(model):
-    """Copies of the parameters as autograd leaves, under their names in the headless model; tied ones are one leaf."""
+    """Copy the parameters as autograd leaves, by their names in the headless model. Tied parameters share one leaf."""
     copies = {}
     named = list(model.named_parameters(remove_duplicate=False))
     for _, parameter in named:
@@ -366,7 +366,7 @@ def leaves(model):
 
 
 def sentences(batch, start=2):
-    """The pairs of a batch without padding: source ids, decoder input ids."""
+    """Yield the source ids and the decoder input ids of each pair in a batch, without padding."""
     for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
         target = labels[labels != -100].tolist()
         yield ids[mask == 1].tolist(), [start, *target[:-1]]

@@ -1,4 +1,4 @@
-"""What several models are tested for in one way: equations, gradients, checkpointing, a few steps, refusals."""
+"""Checks that the tests of several models share: equations, gradients, checkpointing, a few steps, refusals."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from model_cases import build, pair, source
 from transformers import PreTrainedModel
 
-WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # of gradient checkpointing
+WAYS = ({"use_reentrant": False}, {"use_reentrant": True})  # the options of gradient checkpointing
 
 
 def check_equations(
@@ -18,14 +18,14 @@ def check_equations(
     expected: Iterable[torch.Tensor],
     tolerance: float = 1e-9,
 ) -> None:
-    """Compare logits `[B, T, V]`, and the gradients of a random sum of them, with those of naive equations.
+    """Compare logits `[B, T, V]`, and the gradients of a random weighted sum of them, with naive equations.
 
     Args:
         model: the model that computed the logits, in float64.
-        logits: what it computed.
-        weights: copies of its parameters (`model_cases.leaves`).
-        expected: `[t, V]` for each sentence, computed from `weights`.
-        tolerance: absolute and relative; of gradients ten times as much.
+        logits: the model's logits.
+        weights: copies of the model's parameters (`model_cases.leaves`).
+        expected: the naive logits `[t, V]` of each sentence, computed from `weights`.
+        tolerance: absolute and relative tolerance of logits; that of gradients is ten times as large.
     """
     loss = expected_loss = 0
     for row, theirs in enumerate(expected):
@@ -45,10 +45,10 @@ def check_equations(
 
 
 def check_checkpointing(make: Callable[[], PreTrainedModel], *options: dict[str, Any] | None, **inputs: Any) -> None:
-    """With gradient checkpointing, by each of `options`, the loss and the gradients in training stay the same.
+    """Check that gradient checkpointing, with each of `options`, changes neither loss nor gradients in training.
 
-    The backward pass runs layers again with the same random numbers: dropout, and which branches or layers are left
-    out. `inputs` are those of the model beside a pair of texts.
+    The backward pass runs layers again. Dropout and the choice of dropped branches or layers must then use the same
+    random numbers. `inputs`: inputs of the model besides source and labels.
     """
 
     def trained(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
@@ -66,7 +66,7 @@ def check_checkpointing(make: Callable[[], PreTrainedModel], *options: dict[str,
 
 
 def check_learning(model: PreTrainedModel, after_backward: Callable[[], None] = lambda: None) -> None:
-    """Thirty steps on one batch lower the loss well."""
+    """Check that thirty steps on one batch lower the loss to less than 60%."""
     model, batch, losses = model.train(), pair(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(30):
@@ -80,7 +80,7 @@ def check_learning(model: PreTrainedModel, after_backward: Callable[[], None] = 
 
 
 def check_padding_before_targets(case: str) -> None:
-    """Target tokens behind padding are as without the padding, if a mask leaves the padding out."""
+    """Check that left padding of the target changes the logits without a mask, but not if a mask excludes it."""
     model = build(case, position_embedding_type="learned")
     model.model.decoder.embeddings.positions.weight.data.zero_()
     batch, ids = source((5,)), torch.tensor([[2, 7, 9]])
@@ -94,14 +94,14 @@ def check_padding_before_targets(case: str) -> None:
 
 
 def check_refused(config_class: type, fields: dict[str, Any], words: list[str]) -> None:
-    """The config refuses these fields, in a message with all of these words."""
+    """Check that the config refuses these fields, with a message that contains all of these words."""
     with pytest.raises(ValueError, match=r".") as error:
         config_class(**fields)
     assert [word for word in words if word not in str(error.value)] == []
 
 
 def check_masks_are_needed(case: str, words: str) -> None:
-    """Attention that gets no mask of positions is refused in words."""
+    """Check that an attention implementation without position masks (flex) is refused, with a message."""
     model = build(case)
     model.set_attn_implementation("flex_attention")
     with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match=words):

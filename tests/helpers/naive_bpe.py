@@ -1,4 +1,4 @@
-"""Byte-pair encoding as Sennrich et al. 2016 write it (algorithm 1), slowly, for tests to compare with."""
+"""A slow byte-pair encoding, as in Sennrich et al. 2016 (algorithm 1), for tests to compare with."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ WORDS = ["low", "lower", "lowest", "newer", "newest", "wider", "new", "widen", "
 
 
 def learn(words: list[str], number: int) -> list[tuple[str, str]]:
-    """Sennrich et al. 2016, algorithm 1: the most frequent pair is merged, again and again."""
+    """Merge the most frequent pair `number` times (Sennrich et al. 2016, algorithm 1), and return the merged pairs."""
     pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges = []
     for _ in range(number):
@@ -28,7 +28,7 @@ def merge(word: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def segment(word: str, merges: list[tuple[str, str]]) -> list[str]:
-    """The merges in the order in which they were learnt."""
+    """Split a word into pieces: apply the merges in the order in which they were learnt."""
     pieces = [*word[:-1], word[-1] + "</w>"]
     for pair in merges:
         pieces = merge(pieces, pair)

@@ -11,12 +11,12 @@ WIDTHS = [3, 7, 15, 31]
 def dynamic_convolution(w: Weights, name: str, config: Any, xs: torch.Tensor) -> torch.Tensor:
     """W_O (sum_j k_tj g_(t+j-l) of each head) + b_O with the kernel k_t = softmax(W_Q g_t), `[T, D]`.
 
-    `name` is `<stack>.layers.<layer>.self_attn`. What lies outside of the sentence is 0.
+    `name` is `<stack>.layers.<layer>.self_attn`. Outside the sentence, g is 0.
     """
     stack, _, layer, _ = name.split(".")
     heads, widths = getattr(config, f"{stack}_attention_heads"), getattr(config, f"{stack}_kernel_sizes") or WIDTHS
     width = widths[-1] if int(layer) >= len(widths) else widths[int(layer)]
-    first = 1 - width if stack == "decoder" else -(width // 2)  # the window's first place, seen from the token
+    first = 1 - width if stack == "decoder" else -(width // 2)  # the window's first place, relative to the token
     gated = [gate(w, name, x) for x in xs]
     rows = []
     for t, g in enumerate(gated):
@@ -35,7 +35,7 @@ def dynamic_convolution(w: Weights, name: str, config: Any, xs: torch.Tensor) ->
 
 
 def gate(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    """a * sigmoid(b) of the halves of W_I x + b_I (GLU), `[D]`."""
+    """GLU: a * sigmoid(b), where a and b are the halves of W_I x + b_I, `[D]`."""
     both = w[f"{name}.in_proj.weight"] @ x + w.get(f"{name}.in_proj.bias", 0)
     a, b = both[: len(x)], both[len(x) :]
     return a / (1 + torch.exp(-b))

@@ -21,7 +21,7 @@ def norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Ten
 
 
 def owner(config: Any, stack: str, layer: int, lstm: str, sharing: str) -> str:
-    """Whose the weights are: the layer's, its stack's, or, of what both stacks have, the encoder's."""
+    """The module that owns the weights: the layer, its stack, or the encoder for weights that both stacks share."""
     if sharing == "none":
         return f"{stack}.layers.{layer}.{lstm}"
     return f"{stack}.{lstm}" if sharing == "stack" or lstm == "encoder_attn_lstm" else f"encoder.{lstm}"
@@ -37,7 +37,7 @@ def gate(w: Weights, name: str, which: int, c: torch.Tensor) -> torch.Tensor:
 
 
 def hidden_state(w: Weights, name: str, kind: str, function: str, c: torch.Tensor) -> torch.Tensor:
-    """h by Eq. 5 ("single") or Eq. 6 ("glu"), `[D]`, dropped out."""
+    """h by Eq. 5 ("single") or Eq. 6 ("glu"), after dropout, `[D]`."""
     name = name + ".hidden"
     z = w[name + ".fc1.weight"] @ c + w.get(name + ".fc1.bias", 0)
     z = norm(z, w[name + ".layer_norm.weight"], w[name + ".layer_norm.bias"])
@@ -58,9 +58,9 @@ def step_in_depth(
     outputs: torch.Tensor,
     cells: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output_l and Cell_l `[T, D]` of a layer, given its x `[T, D]` or `[T, 2D]` and those of the layer before.
+    """Output_l and Cell_l of a layer, each `[T, D]`, from its x and the previous layer's output and cell.
 
-    `lstm` is the name of the cell in its layer.
+    x is `[T, D]` or `[T, 2D]`. `lstm` is the name of the cell in its layer.
     """
     gates = owner(config, stack, layer, lstm, config.share_gates)
     hidden = owner(config, stack, layer, lstm, config.share_hidden)

@@ -1,12 +1,12 @@
-"""Where dropout stands in the naive transcriptions: `drop` is the identity until a test puts a fixed mask there."""
+"""The dropout of the naive transcriptions: `drop` is the identity until a test sets a fixed mask, `MASK`."""
 
 from collections.abc import Callable
 
 import torch
 
-MASK: Callable[[str, int], torch.Tensor] | None = None  # kind and width to what each feature is multiplied by
+MASK: Callable[[str, int], torch.Tensor] | None = None  # from kind and width to a factor for each feature
 
 
 def drop(x: torch.Tensor, kind: str = "dropout") -> torch.Tensor:
-    """Dropout of vectors `[..., D]`; `kind` is the field of the config that holds its rate."""
+    """Apply dropout to vectors `[..., D]`; `kind` is the config field with the dropout rate."""
     return x if MASK is None else x * MASK(kind, x.shape[-1])

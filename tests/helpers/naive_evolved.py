@@ -1,6 +1,6 @@
 """The cells of the Evolved Transformer written out (So et al. 2019), for `naive_transformer`: one position at a time.
 
-What `naive_transformer` has, attention, feed-forward and LayerNorm, is handed in by its caller.
+The caller passes attention, feed-forward network and LayerNorm, which are in `naive_transformer`.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from naive_dropout import drop
 
 Weights = dict[str, torch.Tensor]
 Step = Callable[[torch.Tensor], torch.Tensor]
-Norm = Callable[[str, torch.Tensor], torch.Tensor]  # of all positions; the norm's name in the cell
+Norm = Callable[[str, torch.Tensor], torch.Tensor]  # arguments: the norm's name in the cell, and all positions
 
 
 def linear(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -19,13 +19,13 @@ def linear(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def window(xs: torch.Tensor, t: int, width: int, is_causal: bool) -> list[torch.Tensor]:
-    """The positions that a filter at `t` reads; zeros outside of the sentence."""
+    """The vectors that a filter at `t` reads; zeros outside the sentence."""
     first = t - width + 1 if is_causal else t - width // 2
     return [xs[s] if 0 <= s < len(xs) else torch.zeros_like(xs[0]) for s in range(first, first + width)]
 
 
 def convolution(w: Weights, name: str, xs: torch.Tensor, width: int) -> list[torch.Tensor]:
-    """A centred convolution: a matrix for each place."""
+    """A centred convolution, with a matrix for each place in the window."""
     matrices = w[f"{name}.weight"]  # [out, in, width]
     return [
         sum(matrices[:, :, k] @ x for k, x in enumerate(window(xs, t, width, False))) + w[f"{name}.bias"]
@@ -34,7 +34,7 @@ def convolution(w: Weights, name: str, xs: torch.Tensor, width: int) -> list[tor
 
 
 def separable(w: Weights, name: str, xs: torch.Tensor, width: int, is_causal: bool) -> list[torch.Tensor]:
-    """A number for each place and feature, and then a projection."""
+    """A separable convolution: a number for each place and feature, and then a projection."""
     filters = w[f"{name}.depthwise.weight"]  # [features, 1, width]
     rows = []
     for t in range(len(xs)):
@@ -44,7 +44,7 @@ def separable(w: Weights, name: str, xs: torch.Tensor, width: int, is_causal: bo
 
 
 def filled(x: torch.Tensor, width: int) -> torch.Tensor:
-    """x, and zeros up to the width."""
+    """x, padded with zeros to the width."""
     return torch.cat([x, x.new_zeros(width - len(x))])
 
 

@@ -1,7 +1,7 @@
-"""A Transformer of fairseq written out over its own names of weights, one sentence at a time, in float64.
+"""A fairseq Transformer written out, with fairseq's names of weights, one sentence at a time, in float64.
 
-Transcribed from what fairseq's `TransformerEncoder`, `TransformerDecoder` and their layers compute in evaluation.
-Nothing here is shared with the package. `z` weighs the sub-layers of each layer, as in `examples/latent_depth`.
+Transcribed from fairseq's `TransformerEncoder`, `TransformerDecoder` and their layers in evaluation mode. No code here
+is shared with the package. `z` is the weight of each layer's sub-layers, as in `examples/latent_depth`.
 """
 
 import math
@@ -24,7 +24,7 @@ def norm(w, name, x):
 
 
 def projections(w, name):
-    """Queries, keys and values: three matrices, or one above the other in one."""
+    """Weights and biases of queries, keys and values, stored as three matrices or stacked in one."""
     if f"{name}.in_proj_weight" in w:
         size = len(w[f"{name}.in_proj_weight"]) // 3
         parts = [slice(i * size, (i + 1) * size) for i in range(3)]
@@ -47,7 +47,7 @@ def attend(w, name, heads, x, memory, causal):
 
 
 def position(w, args, stack, t, width):
-    """Positions are counted from the padding id, which is 1: the first token is at 2."""
+    """The vector of position t. fairseq counts from after the padding id, which is 1: the first token is at 2."""
     if args.learned:
         return w[f"{stack}.embed_positions.weight"][t + 2]
     half = width // 2
@@ -92,7 +92,7 @@ def run(w, args, stack, x, memory=None):
 
 
 def logits(w, args: SimpleNamespace, source, previous):
-    """Scores `[time, V]` of one sentence; `source` ends with 2 and `previous` begins with it."""
+    """Logits `[time, V]` of one sentence; `source` ends with the id 2, and `previous` begins with 2."""
     memory = run(w, args, "encoder", embed(w, args, "encoder", source))
     x = run(w, args, "decoder", embed(w, args, "decoder", previous), memory)
     head = w["decoder.embed_out" if "decoder.embed_out" in w else "decoder.output_projection.weight"]

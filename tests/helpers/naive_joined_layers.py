@@ -1,6 +1,6 @@
 """Attention residuals, hyper-connections and mHC written out, one position at a time; see `naive_transformer`.
 
-A state takes the place of the hidden states `[T, D]` between sub-layers. `read` makes of it what the final norm reads.
+Between sub-layers, a state replaces the hidden states `[T, D]`. `read` computes the input of the final norm from it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ JOINED = ("attention", "hyper", "mhc")
 
 
 class Outputs(NamedTuple):
-    """The embeddings and the outputs of all sub-layers so far, each `[T, D]`, and what the next sub-layer reads."""
+    """The embeddings and the outputs of all sub-layers so far, and the input of the next sub-layer, each `[T, D]`."""
 
     values: list[torch.Tensor]
     mixture: torch.Tensor
@@ -29,19 +29,19 @@ class Streams(NamedTuple):
 
 
 def read(state: Any) -> torch.Tensor:
-    """What the final norm reads, `[T, D]`."""
+    """The input of the final norm, `[T, D]`."""
     if isinstance(state, Outputs):
         return state.mixture
     return torch.stack([sum(rows) / len(rows) for rows in state.rows]) if isinstance(state, Streams) else state
 
 
 def join(w: Weights, name: str, config: Any, state: Any, norm: Norm, f: Sublayer) -> Outputs | Streams:
-    """The state behind a sub-layer; its weights are called `name`, and the first sub-layer takes the embeddings."""
+    """The state after sub-layer `f`. The join's weights are under `name`. The first state is the embeddings."""
     return (attend if config.residual == "attention" else stream)(w, name, config, state, norm, f)
 
 
 def sources_of(values: list[torch.Tensor], sublayers: int | None) -> list[torch.Tensor]:
-    """v_0 and the other outputs, or in blocks of so many sub-layers v_0 and each block's sum."""
+    """v_0 and the other outputs. With blocks of `sublayers` sub-layers: v_0 and the sum of each block's outputs."""
     if sublayers is None:
         return values
     outputs = values[1:]
@@ -53,7 +53,7 @@ def rms(v: torch.Tensor) -> torch.Tensor:
 
 
 def attend(w: Weights, name: str, config: Any, state: Any, norm: Norm, f: Sublayer) -> Outputs:
-    """v_l = F(LN(h_l)), and h_{l+1} = K sum_i p_i v_i of K sources, with the query `name` (Eq. 2-4, times K)."""
+    """v_l = F(LN(h_l)), and h_{l+1} = K sum_i p_i v_i over K sources, with `name`'s query (Eq. 2-4, times K)."""
     if not isinstance(state, Outputs):
         state = Outputs([state], state)
     output = drop(f(torch.stack([norm(h) for h in state.mixture])))

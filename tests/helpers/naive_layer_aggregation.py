@@ -1,6 +1,6 @@
 """Layer aggregation written out, one position, capsule and feature at a time, for `naive_transformer`.
 
-`outputs` are the results so far: the embeddings, and behind each layer its output, each `[T, D]`.
+`outputs` are the embeddings and the outputs of all layers so far, each `[T, D]`.
 """
 
 import math
@@ -37,7 +37,7 @@ def aggregate(w: Weights, name: str, *terms: torch.Tensor) -> torch.Tensor:
 
 
 def iterative(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) -> torch.Tensor:
-    """z_l = AGG(y_l, z_{l-1}) with z_1 = y_1; before the end, the layer's own output."""
+    """z_l = AGG(y_l, z_{l-1}) with z_1 = y_1. Before the last layer, the output of the layer itself."""
     if len(outputs) - 1 < getattr(config, f"{stack}_layers"):
         return outputs[-1]
     z = outputs[1]
@@ -47,7 +47,7 @@ def iterative(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) 
 
 
 def hierarchical(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) -> torch.Tensor:
-    """z_1 = AGG(y_1, y_2), z_i = AGG(y_{2i-1}, y_{2i}, z_{i-1}); a last layer that is left over: AGG(y_L, z)."""
+    """z_1 = AGG(y_1, y_2), z_i = AGG(y_{2i-1}, y_{2i}, z_{i-1}). A last layer without a partner: AGG(y_L, z)."""
     layers, done = getattr(config, f"{stack}_layers"), len(outputs) - 1
     z = None
     for i in range(1, done // 2 + 1):
@@ -62,7 +62,7 @@ def hierarchical(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor
 
 
 def em_routing(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) -> torch.Tensor:
-    """The outputs of the capsules for which the layers vote, side by side (Dou et al. 2019), `[T, D]`."""
+    """The outputs of the capsules that the layers vote for, concatenated (Dou et al. 2019), `[T, D]`."""
     layers = getattr(config, f"{stack}_layers")
     if len(outputs) - 1 < layers:
         return outputs[-1]

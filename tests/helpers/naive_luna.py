@@ -19,12 +19,12 @@ def linear(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def value_name(w: Weights, name: str) -> str:
-    """The projection of the values, which with tied ones is that of the keys."""
+    """The name of the value projection: with tied projections, the name of the key projection."""
     return f"{name}.v_proj" if f"{name}.v_proj.weight" in w else f"{name}.k_proj"
 
 
 def softmax_attention(w: Weights, name: str, heads: int, query: torch.Tensor, source: Vectors) -> torch.Tensor:
-    """Multi-head attention of one vector to a source, before any output projection, `[D]`."""
+    """Multi-head attention of one vector to a source, before the output projection, `[D]`."""
     width = len(query) // heads
     found = []
     for head in range(heads):
@@ -44,7 +44,7 @@ def activation(kind: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def causal_attention(w: Weights, name: str, config: Any, xs: Vectors, packed: Vectors) -> Vectors:
-    """The running sums of the paper's f(X, Y, Z)_t = x_t (1/t) sum_j y_j^T z_j, in each head."""
+    """Causal attention by running sums: the paper's f(X, Y, Z)_t = x_t (1/t) sum_j y_j^T z_j, in each head."""
     heads = config.decoder_attention_heads
     width = config.d_model // heads
     outputs: list[list[torch.Tensor]] = [[] for _ in xs]
@@ -66,7 +66,7 @@ def causal_attention(w: Weights, name: str, config: Any, xs: Vectors, packed: Ve
 
 
 def luna_logits(w: Weights, config: Any, xs: Vectors, ys: Vectors, layer_norm: Norm, network: Network) -> torch.Tensor:
-    """Logits `[T, V]` of the embeddings of a source `[S, D]` and of a target `[T, D]`."""
+    """Logits `[T, V]`, from the embeddings of a source (S vectors `[D]`) and of a target (T vectors `[D]`)."""
     pre = config.normalize_before
 
     def before(vectors: Vectors, norm: str) -> Vectors:
@@ -119,7 +119,7 @@ def luna_logits(w: Weights, config: Any, xs: Vectors, ys: Vectors, layer_norm: N
         context = [softmax_attention(w, f"{layer}.encoder_attn.pack", heads, p, xs) for p in queries]
         outputs = unpack(f"{layer}.encoder_attn", heads, inputs, context)
         ys = behind(ys, outputs, f"{layer}.encoder_attn_layer_norm")
-        if number < config.decoder_layers - 1:  # nobody reads the last
+        if number < config.decoder_layers - 1:  # the last layer's P is not read
             packed = behind(packed, context, f"{layer}.packed_layer_norm")
         ys = feed_forward(ys, layer)
     ys = before(ys, "decoder.layer_norm")

@@ -1,8 +1,8 @@
 """The papers' equations written out, one sentence, branch, head and position at a time, for tests to compare with.
 
-Nothing here is shared with the package: parameters come from a state dict, random numbers from the caller. Where
-training drops branches, `uniform(sublayer)` gives the U of Eq. 5: N numbers for a sub-layer of N branches, or N rows
-of M numbers where heads are dropped one by one (Eq. 9); None drops nothing.
+No code here is shared with the package: parameters come from a state dict, random numbers from the caller. Where
+training drops branches, `uniform(sublayer)` returns the U of Eq. 5: N numbers for a sub-layer with N branches, or N
+rows of M numbers if single heads are dropped (Eq. 9). If `uniform` is None, nothing is dropped.
 """
 
 import functools
@@ -25,14 +25,14 @@ Weights = dict[str, torch.Tensor]
 
 
 def layer_norm(x: torch.Tensor, w: Weights, name: str, eps: float = 1e-5) -> torch.Tensor:
-    """One vector `[D]`: (x - mean) / sqrt(variance + eps), scaled and shifted."""
+    """LayerNorm of one vector `[D]`: (x - mean) / sqrt(variance + eps), scaled and shifted."""
     mean = sum(x) / len(x)
     variance = sum((x - mean) ** 2) / len(x)
     return (x - mean) / torch.sqrt(variance + eps) * w[name + ".weight"] + w[name + ".bias"]
 
 
 def block(w: Weights, name: str, branch: int, branches: int, along: int) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Branch `branch`'s share of a stored projection: its rows (along 0) or columns (along 1), and its bias."""
+    """The part of a stored projection that belongs to `branch`: rows (along 0) or columns (along 1), and its bias."""
     weight, bias = w[name + ".weight"], w.get(name + ".bias")
     size = weight.shape[along] // branches
     part = slice(branch * size, (branch + 1) * size)
@@ -54,7 +54,7 @@ def keep(uniform: Uniform, sublayer: str, rho: float, branch: int, head: int | N
 
 
 def merge_factor(branches: int, how: str) -> float:
-    """1/N of Eq. 4; the released code's second mean makes it 1/N^2."""
+    """1/N of Eq. 4, or 1/N^2 with the second mean of the released code."""
     return {"mean": 1 / branches, "double_mean": 1 / branches / branches}[how]
 
 
@@ -70,7 +70,7 @@ def branch_attention(
     visible: Callable[[int, int], bool],
     keep_head: Callable[[int], float] = lambda head: 1.0,
 ) -> torch.Tensor:
-    """attn_M of branch `branch` at query `x` `[D]` of position `t` (Eq. 1, 2, 9, 10), `[D]`."""
+    """attn_M of branch `branch` for the query `x` `[D]` at position `t` (Eq. 1, 2, 9, 10), `[D]`."""
     width = len(x) // heads
     wq, bq = block(w, name + ".q_proj", branch, branches, 0)
     wk, bk = block(w, name + ".k_proj", branch, branches, 0)
@@ -89,9 +89,9 @@ def branch_attention(
 
 
 def relative_key(w: Weights, name: str, branch: int, branches: int, distance: int) -> torch.Tensor | float:
-    """a of a key that stands `distance` behind its query (Shaw et al. 2018, Eq. 4), `[H]`; 0 without such vectors.
+    """a of a key that is `distance` places after its query (Shaw et al. 2018, Eq. 4), `[H]`; 0 without such vectors.
 
-    An encoder's branch lists those of -k to k, a decoder's those of 0, -1 to -k.
+    An encoder's branch has vectors for the distances -k to k, in this order. A decoder's has them for 0, -1 to -k.
     """
     table = w.get(f"{name}.relative_keys.weight")
     if table is None:
@@ -125,7 +125,7 @@ def attention(
 ) -> torch.Tensor:
     """(1/N) sum_i beta_i attn_M(Q, K, V; theta_i) of one sentence (Eq. 1, 2, 4, 5, 9, 10), `[T, D]`.
 
-    Or in the place of self-attention a dynamic convolution.
+    With dynamic convolution as `layer_form`, a convolution replaces self-attention.
     """
     if getattr(config, "layer_form", "transformer") == "dynamic_convolution" and name.endswith(".self_attn"):
         return dynamic_convolution(w, name, config, queries)
@@ -143,7 +143,7 @@ def attention(
             else:
                 weight, keep_head = keep(uniform, name, rho, i), lambda head: 1.0
             output = branch_attention(w, name, heads, i, branches, t, x, memory, visible, keep_head)
-            if keep_chunk is not None:  # the released code's: behind the output projection
+            if keep_chunk is not None:  # as in the released code: after the output projection
                 width = len(x) // heads
                 output = torch.cat([output[j * width : (j + 1) * width] * keep_chunk(j) for j in range(heads)])
             total = total + weight * output
@@ -167,7 +167,7 @@ def feed_forward(w: Weights, name: str, config: Any, xs: torch.Tensor, uniform: 
 
 
 def unjoined_feed_forward(w: Weights, name: str, config: Any, x: torch.Tensor, uniform: Uniform) -> torch.Tensor:
-    """Merge the branches before the activation and again behind it, with other U's each time (released code)."""
+    """Merge the branches before the activation and again after fc2, each time with other U's (released code)."""
     n, rho = config.ffn_branches, config.drop_branch
     share = merge_factor(n, config.branch_merge)
     inner = outer = 0
@@ -185,7 +185,7 @@ def sinusoid(position: int, dim: int, kind: str) -> torch.Tensor:
     """The vector of the 0-based `position`, `[D]`.
 
     fairseq (conventions.md): index position + 2; sines of 10000^(-k/(D/2 - 1)), then cosines. Marian: Vaswani et al.,
-    section 3.5, sin and cos of position / 10000^(2k/D), here with all sines before all cosines.
+    section 3.5, sin and cos of position / 10000^(2k/D), but with all sines before all cosines.
     """
     half = dim // 2
     if kind == "sinusoidal":
@@ -196,7 +196,7 @@ def sinusoid(position: int, dim: int, kind: str) -> torch.Tensor:
 
 
 def embed(w: Weights, stack: str, config: Any, ids: list[int]) -> torch.Tensor:
-    """sqrt(D) * token + position of one sentence without its padding, `[T, D]`."""
+    """sqrt(D) * token + position, for one sentence without padding, `[T, D]`."""
     rows = []
     for position, token in enumerate(ids):
         row = w[f"{stack}.embed_tokens.weight"][token]
@@ -214,7 +214,7 @@ def embed(w: Weights, stack: str, config: Any, ids: list[int]) -> torch.Tensor:
 
 
 def deepnorm_alpha(stack: str, n: int, m: int) -> float:
-    """The weight of a sub-layer's input with n encoder and m decoder layers (DeepNorm, Figure 2)."""
+    """DeepNorm's weight of a sub-layer's input, in a model with n encoder and m decoder layers (Figure 2)."""
     return 0.81 * math.pow(math.pow(n, 4) * m, 0.0625) if stack == "encoder" else math.sqrt(math.sqrt(3 * m))
 
 
@@ -226,11 +226,11 @@ def residual(
     f: Callable[[torch.Tensor], torch.Tensor],
     bottom: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x + f(LN(x)), or LN(x + f(x)); of a layer with a `residual_weight` a, x + a f(x) (ReZero).
+    """x + f(LN(x)) (pre-norm) or LN(x + f(x)) (post-norm), with dropout on the output of f.
 
-    LN(alpha x + f(x)) is DeepNorm, and LN(bottom + x + f(x)) of a layer's last sub-layer, whose first sub-layer has
-    the input `bottom`, is B2T. Dropout is on what f gives. Where the layer has a `z`, x + z f(LN(x)) (latent depth,
-    Eq. 2 as the released code applies it).
+    ReZero: x + a f(x), with the layer's `residual_weight` a. DeepNorm: LN(alpha x + f(x)). B2T, in a layer's last
+    sub-layer: LN(bottom + x + f(x)), where `bottom` is the input of the layer. Latent depth, if the layer has a `z`:
+    x + z f(LN(x)) (Eq. 2 as the released code applies it).
     """
     layer = norm.rpartition(".")[0]
     pre, kind = config.normalize_before, getattr(config, "residual", "add")
@@ -258,7 +258,7 @@ def residual(
 
 
 def pre_norm(w: Weights, config: Any, norm: str, xs: torch.Tensor) -> torch.Tensor:
-    """LN(x) at each position; x itself in a model without norms (latent depth)."""
+    """LN(x) at each position, or x itself in a model without norms (latent depth)."""
     return torch.stack([layer_norm(x, w, norm) for x in xs]) if getattr(config, "layer_norms", True) else xs
 
 
@@ -270,7 +270,7 @@ def self_dependency(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def transparent(w: Weights, config: Any, outputs: list[torch.Tensor], layer: int) -> torch.Tensor:
-    """z_j = sum_k s_kj y_k with s = softmax over k of W (Bapna et al. 2018), and the encoder's norm behind it."""
+    """z_j = sum_k s_kj y_k with s = softmax over k of W (Bapna et al. 2018); if pre-norm, then the encoder's norm."""
     scores = [torch.exp(drop(row)[layer]) for row in w["encoder.combination.mixture_logits"]]
     mixed = sum(score * y for score, y in zip(scores, outputs, strict=True)) / sum(scores)
     return torch.stack([layer_norm(x, w, "encoder.layer_norm") for x in mixed]) if config.normalize_before else mixed
@@ -289,8 +289,8 @@ def selections(w: Weights, config: Any, posterior: int = 0) -> Weights:
 def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) -> torch.Tensor:
     """The input of the next layer, given all outputs y_0 ... y_l: y_l, or DLCL's combination (Wang et al., Eq. 8, 9).
 
-    y_0 is not normalised, nor, post-norm, what stands alone. Or DenseFormer's average of every k-th output, counted
-    back from the last; after layers that its period does not divide, y_l.
+    Pre-norm, DLCL normalises each output except y_0. Post-norm, it normalises the sum, unless y_0 stands alone.
+    DenseFormer averages every k-th output, counted back from the last. If its period does not divide l, it gives y_l.
     """
     how = getattr(config, "layer_aggregation", None)
     if how in (None, "transparent"):
@@ -321,9 +321,9 @@ def combine(w: Weights, stack: str, config: Any, outputs: list[torch.Tensor]) ->
 
 
 def multipath_sum(w: Weights, name: str, config: Any, x: torch.Tensor, paths: list[torch.Tensor]) -> torch.Tensor:
-    """beta X + sum_k alpha_k PathNorm_k(F_k) at one position (Multi-Path, Eq. 4-7), `[D]`; the sum is dropped out.
+    """beta X + sum_k alpha_k PathNorm_k(F_k) at one position (Multi-Path, Eq. 4-7), `[D]`, with dropout on the sum.
 
-    New features are made as the paper says it: every combination of n - 1 of the n paths is averaged.
+    The new features are those of the paper: the mean of each combination of n - 1 of the n paths.
     """
     n = config.encoder_paths
     features = dict(enumerate(paths))
@@ -346,7 +346,7 @@ def multipath_sum(w: Weights, name: str, config: Any, x: torch.Tensor, paths: li
 
 
 def multipath_encoder_layer(w: Weights, name: str, config: Any, xs: torch.Tensor) -> torch.Tensor:
-    """Y = beta X + sum_k alpha_k PathNorm_k(Func_k(LN(X))), Func attention and then FFN; or post-norm."""
+    """Y = beta X + sum_k alpha_k PathNorm_k(Func_k(LN(X))) with attention as Func, then with FFN; or post-norm."""
     n, heads = config.encoder_paths, config.encoder_attention_heads
 
     def attentions(ys: torch.Tensor, t: int) -> list[torch.Tensor]:
@@ -459,7 +459,7 @@ def decoder_layer(
 def evolved_cell(
     w: Weights, name: str, config: Any, xs: torch.Tensor, memory: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A cell of the encoder, or, with a memory, of the decoder (So et al. 2019)."""
+    """An encoder cell, or with `memory` a decoder cell (So et al. 2019)."""
 
     def norm(part: str, ys: torch.Tensor) -> torch.Tensor:
         return torch.stack([layer_norm(y, w, f"{name}.{part}") for y in ys])
@@ -490,7 +490,7 @@ def evolved_cell(
 def merged_decoder_layer(
     w: Weights, name: str, config: Any, xs: torch.Tensor, memory: torch.Tensor, uniform: Uniform = None
 ) -> torch.Tensor:
-    """Attention to the source and the mean of the values so far, both before W_O (Zhang et al. 2019), then FFN."""
+    """Attention to the source plus the mean of the values so far, both before W_O (Zhang et al. 2019), then FFN."""
     heads = config.decoder_attention_heads
     xs = residual(
         w,
@@ -548,7 +548,7 @@ def branched_attention(
 
 
 def on_simplex(x: torch.Tensor) -> torch.Tensor:
-    """max(x - t, 0) with the t that makes its sum 1, found by halving; to its gradient it is x."""
+    """max(x - t, 0), with the t that makes the sum 1, found by bisection. Its gradient is that of x itself."""
     numbers = x.tolist()
     low, high = min(numbers) - 1, max(numbers)
     for _ in range(100):
@@ -558,7 +558,7 @@ def on_simplex(x: torch.Tensor) -> torch.Tensor:
 
 
 def normalised(w: Weights, name: str, xs: torch.Tensor) -> torch.Tensor:
-    """LayerNorm of each position, where the model has one of that name (depth-wise LSTM)."""
+    """LayerNorm of each position (depth-wise LSTM), or `xs` itself if the model has no norm of that name."""
     return torch.stack([layer_norm(x, w, name, 1e-6) for x in xs]) if name + ".weight" in w else xs
 
 
@@ -602,14 +602,14 @@ def depthwise_lstm_decoder(
 def depthwise_lstm_logits(
     w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None
 ) -> torch.Tensor:
-    """Logits `[T, V]`: Output_0 and Cell_0 of each stack are its embeddings, Output_N what is read."""
+    """Logits `[T, V]`. Output_0 and Cell_0 of each stack are its embeddings, and Output_N is its result."""
     xs = depthwise_lstm_encoder(w, config, embed(w, "encoder", config, source), uniform)
     ys = depthwise_lstm_decoder(w, config, embed(w, "decoder", config, target), xs, uniform)
     return torch.stack([w["lm_head.weight"] @ y + w.get("lm_head.bias", 0) for y in ys])
 
 
 def of_language(w: Weights, config: Any, language: int) -> Weights:
-    """The scales and biases of a language's norms under the names of plain norms (Zhang et al. 2020, LALN)."""
+    """`w`, with one language's scales and biases of norms under the names of plain norms (Zhang et al. 2020, LALN)."""
     names = {".language_scale": ".weight", ".language_bias": ".bias"}
     norms = {}
     for key, table in w.items():
@@ -620,7 +620,7 @@ def of_language(w: Weights, config: Any, language: int) -> Weights:
 
 
 def transform(w: Weights, xs: torch.Tensor, language: int) -> torch.Tensor:
-    """x W_l of each position behind the encoder (Zhang et al. 2020, LALT), `[T, D]`."""
+    """x W_l at each position, after the encoder (Zhang et al. 2020, LALT), `[T, D]`."""
     matrices = w.get("encoder.language_transform.language_matrices")
     if matrices is None:
         return xs
@@ -630,9 +630,9 @@ def transform(w: Weights, xs: torch.Tensor, language: int) -> torch.Tensor:
 def logits(
     w: Weights, config: Any, source: list[int], target: list[int], uniform: Uniform = None, language: int = 0
 ) -> torch.Tensor:
-    """Logits `[T, V]` of one pair of sentences without padding; names in `w` are those of the headless model.
+    """Logits `[T, V]` of one pair of sentences without padding; `w` has the parameter names of the headless model.
 
-    What `w` itself says of a layer's z holds before `selections`.
+    If `w` contains a layer's z, that z replaces the one from `selections`.
     """
     if config.model_type == "depthwise_lstm":
         return depthwise_lstm_logits(w, config, source, target, uniform)

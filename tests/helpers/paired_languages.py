@@ -22,7 +22,7 @@ SIZES = {
     "encoder_ffn_dim": 32,
     "decoder_ffn_dim": 32,
     "max_position_embeddings": 48,
-    "init_std": 0.6,  # large weights: every tag makes its own translation
+    "init_std": 0.6,  # large weights, so that every tag leads to its own translation
 }
 SEARCH = EvaluationArguments(num_beams=2, max_length_factor=0, max_length_offset=LENGTH)
 

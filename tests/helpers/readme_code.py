@@ -1,4 +1,4 @@
-"""The Python code of a README, run as its readers run it."""
+"""The Python code of a README, run as a reader would run it."""
 
 import re
 from typing import Any
@@ -7,19 +7,19 @@ import pytest
 
 
 def python_block(readme: str) -> str:
-    """Its first block of Python."""
+    """The first Python block of a README."""
     return re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
 
 
 def run_code(code: str) -> dict[str, Any]:
-    """The names that it leaves."""
+    """Run code, and return its global names with their values."""
     found: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), found)
     return found
 
 
 def printed_by(code: str, capsys: pytest.CaptureFixture) -> str:
-    """What it prints."""
+    """Run code, and return what it prints."""
     capsys.readouterr()
     run_code(code)
     return capsys.readouterr().out.strip()

@@ -1,4 +1,4 @@
-"""Small folders that look as the papers' corpora do where they are released, and a Hub that holds a few rows."""
+"""Small folders with the layout of the papers' released corpora, and a stand-in for the Hub with a few rows."""
 
 import gzip
 from collections.abc import Iterable
@@ -22,24 +22,24 @@ WORDS = {
 
 
 def sentences(lang: str, count: int, first: int = 0) -> list[str]:
-    """Sentences that differ by a number, with a comma and a full stop to cut off."""
+    """Sentences that differ by a number, with punctuation that a tokenizer must split off."""
     return [f"Das {WORDS[lang]}, Nr. {number} ({lang})!" for number in range(first, first + count)]
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
-    """A file of lines; compressed if its name says so."""
+    """Write lines to a file, compressed if its name ends with `.gz`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = "".join(f"{line}\n" for line in lines).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
 def segments(texts: Iterable[str]) -> list[str]:
-    """The lines of a test set of WMT."""
+    """The lines of a WMT test set in SGML, with these sentences."""
     return ["<srcset>", *(f'<seg id="{number}">{text}</seg>' for number, text in enumerate(texts, 1)), "</srcset>"]
 
 
 def release_iwslt14(folder: Path) -> None:
-    """WIT3's archive: talks with tags in the training files, segments in the tests."""
+    """Write WIT3's archive: training files have tags between the talks, test files have segments."""
     for lang in ("de", "en"):
         lines = ["<url>http://x</url>", "<keywords>a, b</keywords>", "<talkid>1</talkid>", "<title>Titel</title>"]
         lines += [" " + text for text in sentences(lang, 60)]
@@ -52,7 +52,7 @@ def release_iwslt14(folder: Path) -> None:
 
 
 def release_wmt14(folder: Path) -> None:
-    """The files of WMT 2014, in the folders that its archives have."""
+    """Write the files of WMT 2014, in the folders of its archives."""
     for lang in ("de", "en"):
         write(
             folder / "training" / f"europarl-v7.de-en.{lang}.gz", [*sentences(lang, 20), "" if lang == "de" else "x"]
@@ -68,7 +68,7 @@ def release_wmt14(folder: Path) -> None:
 
 
 def release_wmt14_french(folder: Path) -> None:
-    """The files of WMT 2014, of English and French."""
+    """Write the files of WMT 2014 for English and French."""
     for lang in ("fr", "en"):
         for first, part in enumerate(("europarl-v7", "commoncrawl", "undoc.2000", "news-commentary-v9")):
             write(folder / "training" / f"{part}.fr-en.{lang}", sentences(lang, 10, 10 * first))
@@ -79,7 +79,7 @@ def release_wmt14_french(folder: Path) -> None:
 
 
 def release_wmt15(folder: Path) -> None:
-    """The files of WMT 2015, of Czech and English."""
+    """Write the files of WMT 2015 for Czech and English."""
     for lang, side in (("cs", "src"), ("en", "ref")):
         for first, part in enumerate(("europarl-v7", "commoncrawl", "news-commentary-v10")):
             write(folder / f"{part}.cs-en.{lang}", sentences(lang, 10, 10 * first))
@@ -88,7 +88,7 @@ def release_wmt15(folder: Path) -> None:
 
 
 def release_wmt17(folder: Path) -> None:
-    """The preprocessed release of WMT 2017, for Latvian."""
+    """Write the preprocessed release of WMT 2017 for Latvian."""
     for lang in ("lv", "en"):
         write(folder / "lv-en" / f"corpus.tc.{lang}.gz", sentences(lang, 30))
         write(folder / "lv-en" / f"newsdev2017.tc.{lang}", sentences(lang, 3, 300))
@@ -96,7 +96,7 @@ def release_wmt17(folder: Path) -> None:
 
 
 def release_ted8(folder: Path) -> None:
-    """The tables of TED talks: a column a language, and marks where a talk was not translated."""
+    """Write the tables of TED talks: one column per language, and `__NULL__` where a translation is missing."""
     header = ["talk_name", "en", "az", "be", "pt-br", "pt"]
     for split, count in (("train", 30), ("dev", 4), ("test", 4)):
         rows = [header]
@@ -109,22 +109,22 @@ def release_ted8(folder: Path) -> None:
 
 
 def release_opus100(folder: Path) -> None:
-    """OPUS-100's folders, for Afrikaans."""
+    """Write OPUS-100's folders for Afrikaans."""
     for split, count in (("train", 30), ("dev", 3), ("test", 3)):
         for lang in ("af", "en"):
             write(folder / "supervised" / "af-en" / f"opus.af-en-{split}.{lang}", sentences(lang, count))
 
 
 def release_multi30k(folder: Path) -> None:
-    """Task 1 of multi30k/dataset."""
+    """Write task 1 of multi30k/dataset."""
     for split, count in (("train", 30), ("val", 3), ("test_2016_flickr", 3)):
         for lang in ("en", "de", "fr", "cs"):
-            lines = [f"{text} " for text in sentences(lang, count)]  # white space at the end stays
+            lines = [f"{text} " for text in sentences(lang, count)]  # corpora keep white space at the end of a line
             write(folder / "data" / "task1" / "raw" / f"{split}.{lang}.gz", lines)
 
 
 def release_multi30k_tokenised(folder: Path) -> None:
-    """The same captions as its authors tokenised them."""
+    """Write Multi30k's captions as its authors tokenised them."""
     for split in ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco"):
         for lang in ("en", "de"):
             lines = [f"das  {WORDS[lang]} , nr. {number} !" for number in range(30 if split == "train" else 3)]
@@ -145,19 +145,19 @@ RELEASES = {
 
 
 class SmallArchive:
-    """What sacreBLEU downloads of one of its test sets: three segments in each raw file."""
+    """A stand-in for sacreBLEU's download of one test set: three segments in each raw file."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.dataset, self.folder, self.downloads = DATASETS[name], folder / name, 0
 
     def put(self, monkeypatch: Any) -> None:
-        """Let sacreBLEU keep the test set in the folder, and find it in place of the internet."""
+        """Make sacreBLEU keep the test set in the folder, and call `download` instead of the internet."""
         monkeypatch.setattr(self.dataset, "_outdir", str(self.folder))
         monkeypatch.setattr(self.dataset, "_rawdir", str(self.folder / "raw"))
         monkeypatch.setattr(self.dataset, "maybe_download", self.download)
 
     def download(self) -> None:
-        """In place of the download."""
+        """Write the raw files, in place of sacreBLEU's download."""
         self.downloads += 1
         for file in {file for files in self.dataset.langpairs.values() for file in files}:
             texts = [f"{Path(file).name} {number}" for number in range(3)]
@@ -165,11 +165,11 @@ class SmallArchive:
 
 
 class SmallHub:
-    """What `load_dataset` finds: rows by name, config and split; of tables of scripts, by their files.
+    """A stand-in for the Hub: its rows depend on the data set's name, config and split.
 
     Attributes:
-        asked: what was asked for, in order.
-        rows: how many training pairs a data set has.
+        asked: the requests so far, in order: name, config, split, revision and data files.
+        rows: number of training pairs of a data set.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class SmallHub:
         self.rows = 40
 
     def load(self, name: str, config: str | None = None, *, split: str, revision=None, data_files=None) -> Dataset:
-        """In place of `load_dataset`."""
+        """Record a request and return its rows, in place of `load_dataset`."""
         self.asked.append(f"{name} {config} {split} {revision} {(data_files or {}).get(split)}")
         count = self.rows if split == "train" else 4
         if name.startswith("wmt/") or name == "Helsinki-NLP/opus-100":

@@ -1,7 +1,7 @@
-"""What one of two processes computes for the tests of scale: all in one go, as most of the time goes into starting.
+"""The work of each of two processes in the tests of scale, in one launch, because starting takes most of the time.
 
-`accelerate launch … tests/helpers/scale_worker.py main FOLDER` writes what it comes to into the folder; the
-functions are also called by the tests, in one process. In float64, so that only wrong sums and wrong draws differ.
+`accelerate launch … tests/helpers/scale_worker.py main FOLDER` writes its results into the folder. The tests also call
+the functions, in one process. `make_trainer` uses float64, so that results differ only by wrong sums or wrong draws.
 """
 
 import gc
@@ -45,7 +45,7 @@ FAMILIES = {
     "latent_depth": LATENT,
     "depthwise_lstm": {"share_gates": "stack", "encoder_layers": 2},
     "marian": {},
-    # of the vanilla family, with parameters of their own outside attention and feed-forward networks
+    # vanilla models that have further parameters, outside attention and feed-forward networks
     **{name: JOINTS[name] for name in ("deepnorm-denseformer", "rk2", "attention", "hyper", "mhc")},
 }
 DROPPING = {
@@ -59,7 +59,7 @@ TRAINING = {
     "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "max_tokens": 1024, "max_steps": 6,
     "save_strategy": "steps", "save_steps": 100, "logging_steps": 3,
 }  # fmt: skip
-SENTENCES = 41  # of the validation set: an odd number, and prime
+SENTENCES = 41  # size of the validation set: an odd number, and prime
 STREAMED = 149  # pairs in the file that is streamed: an odd number
 
 
@@ -73,12 +73,12 @@ def make_trainer(corpus: SimpleNamespace, folder: Path, family: str, model: dict
 
 
 def without_dropping(family: str) -> dict[str, Any]:
-    """The model of a family, and nothing in it drawn at random."""
+    """The model section of a family, without dropout and without dropped branches."""
     return {**FAMILIES[family], "dropout": 0.0, **({"drop_branch": 0.0} if family == "mat" else {})}
 
 
 def train_without_dropping(corpus: SimpleNamespace, folder: Path, family: str, **training: Any):
-    """Six steps, more than an epoch, with smoothed labels, all terms of the loss, Adam and clipping; the trainer."""
+    """Train six steps (over an epoch) with label smoothing, all loss terms, Adam and clipping. Return the trainer."""
     training |= {"max_grad_norm": 0.5, "gradient_norms": True}
     if family == "latent_depth":
         training["inner_steps"] = 2
@@ -90,13 +90,13 @@ def train_without_dropping(corpus: SimpleNamespace, folder: Path, family: str, *
 
 
 def weights_of(trainer: TranslationTrainer) -> dict[str, torch.Tensor]:
-    """All weights, on every process."""
+    """Return all weights, on every process."""
     weights = trainer.accelerator.get_state_dict(trainer.model)
     return {name: tensor.clone() for name, tensor in weights.items()}
 
 
 def keep(trainer: TranslationTrainer, name: Path) -> None:
-    """Write a trainer's weights, log and count of tokens, on the first process."""
+    """Write a trainer's weights, log and number of target tokens, on the first process."""
     weights = weights_of(trainer)
     if trainer.is_world_process_zero():
         save_file(weights, f"{name}.safetensors")
@@ -107,13 +107,14 @@ def keep(trainer: TranslationTrainer, name: Path) -> None:
 def train_with_faults(
     corpus: SimpleNamespace, folder: Path, spoilt: dict[int, str], **training: Any
 ) -> tuple[TranslationTrainer, str]:
-    """Six steps of four batches; some of this process are spoilt, and only of this one.
+    """Train six steps of four batches. Some batches are spoilt, and only those of this process.
 
     Args:
-        spoilt: number of the batch, from 1, and what is wrong: "gradient" or, its gradient being finite, "loss".
+        spoilt: the fault of each spoilt batch, by its number from 1. "gradient": loss and gradient are nan. "loss":
+            the loss is infinite, the gradient finite.
 
     Returns:
-        The trainer, and why it stopped.
+        The trainer, and the message of the error that stopped it ("" if none did).
     """
     options = {"max_steps": 6, "logging_steps": 6, "max_grad_norm": 0.5, "max_tokens": 512, **training}
     trainer = make_trainer(corpus, folder, "mat", without_dropping("mat"), **options)
@@ -132,14 +133,14 @@ def train_with_faults(
 
 
 def limit_memory(trainer: TranslationTrainer, tokens: int, where: str, error: Exception | None = None) -> list[int]:
-    """Let memory run out for batches of more than so many source tokens.
+    """Make training run out of memory in batches of more than `tokens` source tokens.
 
     Args:
-        where: before the model computes, "input"; in the last layer of the encoder, "forward", when dropout has drawn
+        where: "input": before the model computes. In the encoder's last layer: "forward", when dropout has drawn
             numbers, or "backward", when the gradients of the decoder have been added.
 
     Returns:
-        A list that the step of each failure is put into.
+        A list to which each failure appends its step.
     """
     failures: list[int] = []
 
@@ -171,9 +172,10 @@ def limit_memory(trainer: TranslationTrainer, tokens: int, where: str, error: Ex
 
 
 def keep_faults(corpus: SimpleNamespace, out: Path, name: str) -> dict[str, Any]:
-    """Batches of the second process spoilt in steps 2 and 4, which are left out; then stopping at the first of them.
+    """Train with a spoilt batch of the second process in steps 2 and 4: first skip the steps, then stop at step 2.
 
-    Writes each process's own weights after it (of sharded ones the whole); returns what it was told.
+    Each process writes its own weights after each training (sharded weights as a whole). Returns the error messages,
+    and of the first training the log and the number of optimizer steps made.
     """
     rank = int(os.environ["RANK"])
     spoilt = {3: "gradient", 7: "loss"} if rank == 1 else {}
@@ -194,7 +196,7 @@ def keep_faults(corpus: SimpleNamespace, out: Path, name: str) -> dict[str, Any]
 
 
 def train_short_of_memory(corpus: SimpleNamespace, folder: Path, family: str, where: str) -> list[int]:
-    """Train without dropping where memory runs out in the second process alone; the steps where it did."""
+    """Train without dropping. Memory runs out in the second process only. Return the steps where it ran out."""
     rank = int(os.environ["RANK"])
     trainer = make_trainer(corpus, folder, family, without_dropping(family), max_grad_norm=0.5)
     failures = limit_memory(trainer, 512, where) if rank else []
@@ -204,10 +206,10 @@ def train_short_of_memory(corpus: SimpleNamespace, folder: Path, family: str, wh
 
 
 def stream_twice(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
-    """Train on a file that is streamed, with dropout; then once more from the checkpoint in the middle.
+    """Train on a streamed file, with dropout. Then resume from the checkpoint of step 13, and train to the end again.
 
     Returns:
-        `once`, `again`: sources and targets of each batch of this process. `weights`: whether the ends are the same.
+        `once`, `again`: this process's batches in both trainings. `weights`: whether both end with the same weights.
     """
     data = DataArguments(
         format="tsv", root=str(folder), train="train.tsv", source_lang="de", target_lang="en", streaming=True,
@@ -235,7 +237,7 @@ def stream_twice(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
 
 
 def record_batches(trainer: TranslationTrainer) -> list[list[str]]:
-    """A list that the sentence pairs of each batch are put into."""
+    """Return a list to which the trainer appends the sentence pairs of each batch."""
     batches: list[list[str]] = []
     step, decode = trainer.training_step, trainer.processing_class.batch_decode
 
@@ -251,7 +253,7 @@ def record_batches(trainer: TranslationTrainer) -> list[list[str]]:
 def train_with_dropping(
     corpus: SimpleNamespace, folder: Path, family: str, **training: Any
 ) -> tuple[dict[str, torch.Tensor], list]:
-    """Four steps; the weights, and what was drawn in the first one: bits of masks, noise, layers, branches."""
+    """Train four steps. Return the weights and the first twelve random draws: parts of dropout masks, and noise."""
     drawn: list = []
     noise, forward = layer_selection.gumbel_difference, Dropout.forward
 
@@ -276,7 +278,7 @@ def train_with_dropping(
 
 
 def evaluate(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
-    """Validation by loss and by BLEU, of an odd number of sentences and of one; and who translated what."""
+    """Validate an odd number of sentences by loss and BLEU, translate one, and record this process's sources."""
     texts = load_parallel(tiny_recipe(folder).data, "validation").select(range(SENTENCES))
     recipe = tiny_recipe(folder, family="mat", **{**TRAINING, "predict_with_generate": True})
     args = recipe.training_arguments()
@@ -305,11 +307,11 @@ def evaluate(corpus: SimpleNamespace, folder: Path) -> dict[str, Any]:
 
 
 def shard_on_cpus() -> None:
-    """Make accelerate shard on CPUs, which PyTorch can but accelerate leaves to GPUs."""
+    """Make accelerate shard on CPUs. PyTorch can do it, but accelerate only shards on GPUs."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     PartialState._prepare_backend = lambda self, *_: ("gloo", DistributedType.MULTI_GPU)
-    os.environ.pop("ACCELERATE_USE_CPU", None)  # of the launcher; accelerate shards nothing where it is set
+    os.environ.pop("ACCELERATE_USE_CPU", None)  # the launcher sets it; accelerate shards nothing if it is set
     os.environ.update(
         ACCELERATE_TORCH_DEVICE="cpu",
         ACCELERATE_USE_FSDP="true",
@@ -322,7 +324,7 @@ def shard_on_cpus() -> None:
 
 
 def put_aside(run: Path, last: str) -> None:
-    """Move the last checkpoint of a run and its results into another folder: the run is unfinished."""
+    """Move a run's last checkpoint, results and final model into another folder, so that the run is unfinished."""
     if PartialState().is_main_process:
         aside = run.with_name(f"{run.name}-before")
         aside.mkdir()
@@ -332,7 +334,7 @@ def put_aside(run: Path, last: str) -> None:
 
 
 def run_sharded_twice(run: Path) -> None:
-    """A whole run with sharded weights; then once more from its first checkpoint, the rest of it being put aside."""
+    """Do a whole run with sharded weights. Put its end aside, and finish it again from the first checkpoint."""
     options = {**TRAINING, "max_steps": 8, "save_steps": 4, "average_last": 2, "gradient_norms": True}
     options |= {"eval_strategy": "steps", "eval_steps": 4, "predict_with_generate": True}
     recipe = tiny_recipe(run, family="latent_depth", model={**LATENT, "dropout": 0.1}, **options)
@@ -348,10 +350,10 @@ KINDS = ("pairs", "masked")
 
 
 def run_of(kind: str, folder: Path, **training: Any) -> dict[str, Any]:
-    """A whole run without anything that each process draws for itself; its losses and counts.
+    """Do a whole run without random draws that differ between processes. Return its losses and counts.
 
-    `pairs`: two language pairs, of which the smaller one is seen more often, with BPE-dropout. `masked`: a masked
-    language model of two languages.
+    `pairs`: two language pairs, with temperature sampling and BPE-dropout. `masked`: a masked language model of two
+    languages.
     """
     training = {**TRAINING, "max_steps": 6, "eval_strategy": "steps", "eval_steps": 6, "save_steps": 3, **training}
     if kind == "pairs":
@@ -385,10 +387,10 @@ def run_of(kind: str, folder: Path, **training: Any) -> dict[str, Any]:
 
 
 def main(out: Path) -> None:
-    """Everything, in an order that does not matter, but for sharding, after which there is no way back."""
-    hold_out_few(pytest.MonkeyPatch())  # as the tests do, which train on the same corpus
+    """Do all the work. The order does not matter, except that sharding comes last, because it cannot be undone."""
+    hold_out_few(pytest.MonkeyPatch())  # as in the tests, which train on the same corpus
     leave_figures_blank(pytest.MonkeyPatch())
-    gc.freeze()  # every trainer collects garbage, and would look at all that is imported
+    gc.freeze()  # every trainer collects garbage; without this, each collection visits all imported objects
     corpus = tiny_corpus()
     rank = int(os.environ["RANK"])
     draws: dict[str, list] = {}
@@ -430,14 +432,14 @@ def main(out: Path) -> None:
 
 
 def refusal(action: Callable[[], Any]) -> str:
-    """The message with which something is refused."""
+    """Run `action`, which must raise `UserError`, and return the error message."""
     with pytest.raises(UserError) as error:
         action()
     return str(error.value)
 
 
 def go_on_alone(folder: Path) -> None:
-    """Finish the run that two processes began sharded, with one process, sharded as well."""
+    """Finish with one process, sharded, the sharded run that two processes began."""
     hold_out_few(pytest.MonkeyPatch())
     leave_figures_blank(pytest.MonkeyPatch())
     torch.distributed.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""SentencePiece models of some lines, and vocabularies as tokenizers of Transformers read them."""
+"""SentencePiece models trained on a few lines, and vocabulary files for tokenizers of Transformers."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ import sentencepiece
 
 
 def train_pieces(folder: Path, lines: Iterable[str], vocab_size: int, name: str = "m") -> tuple[str, list[str]]:
-    """A model's file `folder/name.model`, and its pieces without the special ones."""
+    """Train a model; return the path of its file `folder/name.model`, and its pieces without the special ones."""
     (folder / "text").write_text("\n".join(lines), encoding="utf-8")
     prefix = str(folder / name)
     sentencepiece.SentencePieceTrainer.train(
@@ -19,6 +19,6 @@ def train_pieces(folder: Path, lines: Iterable[str], vocab_size: int, name: str 
 
 
 def write_vocabulary(path: Path, words: Iterable[str]) -> str:
-    """The file, with the number of each word."""
+    """Write a JSON file that maps each word to its index, and return the file's path."""
     path.write_text(json.dumps({word: number for number, word in enumerate(words)}), encoding="utf-8")
     return str(path)

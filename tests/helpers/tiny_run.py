@@ -26,7 +26,7 @@ from hf_deepwide.training.translation import TranslationTrainer
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_translation.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-WITH_HELPERS = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(PATHS)}  # of processes that import these helpers
+WITH_HELPERS = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(PATHS)}  # for processes that import these helpers
 LAUNCH = "from accelerate.commands.launch import main; main()"  # code that launches processes
 
 MODEL = {
@@ -41,7 +41,7 @@ MODEL = {
     "max_position_embeddings": 128,
 }
 
-# What a run reports, for its card.
+# The results of a run that its model card reports.
 RESULTS = {
     "parameters": 7,
     "train": {"steps": 1, "epochs": 1.0, "target_tokens": 9, "minutes": 0.1, "tokens_per_second": 5.0,
@@ -53,7 +53,7 @@ RESULTS = {
 
 
 def tiny_values(output_dir: Path, family: str = "mat", model: dict | None = None, **training) -> dict:
-    """The sections of a tiny recipe; 20 steps, in epochs of 6."""
+    """The sections of a tiny recipe: 20 steps, in epochs of 6 steps."""
     by_steps = {
         f"{kind}_{name}": value
         for kind in ("eval", "save")
@@ -82,13 +82,13 @@ def tiny_values(output_dir: Path, family: str = "mat", model: dict | None = None
 
 
 def tiny_recipe(output_dir: Path, **options) -> Recipe:
-    """`tiny_values` as a recipe."""
+    """The recipe with the values of `tiny_values`."""
     values = tiny_values(output_dir, **options)
     return check_recipe(values, "tiny", "tiny.yaml")
 
 
 def write_recipe(folder: Path, values: dict) -> Path:
-    """A recipe file."""
+    """Write a recipe file, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -96,7 +96,7 @@ def write_recipe(folder: Path, values: dict) -> Path:
 
 
 def tiny_corpus() -> SimpleNamespace:
-    """Twice as many pairs of the phrases corpus as the recipe asks for, encoded, and their tokenizer."""
+    """Twice as many pairs of the phrases corpus as the tiny recipe uses, encoded, and their tokenizer."""
     recipe = tiny_recipe(Path("unused"))
     recipe.data.train_size = 300
     texts = load_parallel(recipe.data, "train")
@@ -107,7 +107,10 @@ def tiny_corpus() -> SimpleNamespace:
 def tiny_trainer(
     corpus: SimpleNamespace, output_dir: Path, family: str = "mat", model: dict | None = None, **training
 ) -> TranslationTrainer:
-    """A trainer on it, in float32, which logs every step and neither saves nor, on 40 of the pairs, evaluates."""
+    """A trainer on `corpus`, in float32, which logs every step.
+
+    It saves only after the last step. Training does not evaluate, but 40 of the pairs are the evaluation set.
+    """
     training = {
         "bf16": False, "eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "steps",
         "save_steps": 10_000, "max_tokens": 1024, "max_steps": 8, "logging_steps": 1, **training,
@@ -119,14 +122,14 @@ def tiny_trainer(
 
 
 def run_script_here(script: Path, *arguments: str) -> None:
-    """A script as `python script arguments…` would run it, in this process."""
+    """Run a script in this process, as `python script arguments…` would run it."""
     with patch.object(sys, "argv", [str(script), *arguments]):
         runpy.run_path(str(script), run_name="__main__")
 
 
 @contextmanager
 def counted_updates() -> Iterator[list[int]]:
-    """The numbers of the updates that trainers make within the block: a run that is resumed makes the last ones."""
+    """Yield a list of the optimizer steps made in the block, by number. A resumed run makes only its last steps."""
     made: list[int] = []
     plain = CallbackHandler.on_step_end
 
@@ -139,13 +142,13 @@ def counted_updates() -> Iterator[list[int]]:
 
 
 def hold_out_few(patch: pytest.MonkeyPatch) -> None:
-    """Hold out 60 phrases for validation and as many for the test, in place of 500."""
+    """Hold out 60 phrases for validation and 60 for the test, instead of 500 for each."""
     patch.setattr(phrases, "HELD_OUT", 60)
     phrases.build_phrases.cache_clear()
 
 
 def leave_figures_blank(patch: pytest.MonkeyPatch) -> None:
-    """Write files without content in place of figures; what is drawn into memory is drawn."""
+    """Write empty files in place of figures. Figures that go to memory are still drawn."""
     draw = Figure.savefig
 
     def savefig(figure: Figure, target: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Counts how often `generate` is called, and how often the fast decoder serves it."""
+"""Count how often `generate` is called, and how often the fast decoder serves the call."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from hf_deepwide.models.modeling_base import DeepWideForConditionalGeneration
 
 
 def watch_generation(monkeypatch):
-    """A counter of the calls of `generate`, and of the twins that were made for them."""
+    """Return a counter of the calls of `generate`, and of the decoder's twins that were made for the calls."""
     counts, generate, begin = Counter(), DeepWideForConditionalGeneration.generate, DecodingCache.begin
 
     def counted_generate(model, *args, **kwargs):

@@ -8,7 +8,7 @@ WORDS = [f"w{i}" for i in range(36)] + [".", "n't", "'s", ","]
 
 
 def tiny_tokenizer():
-    """One token a word; `</s>` at the end."""
+    """A tokenizer with one token per word, and `</s>` at the end."""
     vocabulary = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *WORDS])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
